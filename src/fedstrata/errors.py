@@ -1,0 +1,44 @@
+"""Errors that teach: what was wrong, what was given, what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedstrataError(ValueError):
+    """Something a user can mend. The command prints it as one line and exits with code 2."""
+
+
+class ConfigError(FedstrataError):
+    """A setting, a key or a call that cannot be meant."""
+
+
+class DataError(FedstrataError):
+    """Data that are missing, damaged or do not fit the model."""
+
+
+class LayoutError(FedstrataError):
+    """A selector or group that the model does not have."""
+
+
+class MethodError(FedstrataError):
+    """Pieces that cannot be chained, or a method that does not fit the model."""
+
+
+class StateError(FedstrataError):
+    """A run folder or checkpoint that is damaged or belongs to another run."""
+
+
+class WireError(FedstrataError):
+    """Bytes or a reply that must not touch the model."""
+
+
+def nearest(word: str, options: Iterable[str]) -> str:
+    """A suffix for a message: the nearest valid names, or nothing.
+
+    >>> nearest("metod", ["method", "model"])
+    " Did you mean 'method' or 'model'?"
+    """
+    hits = difflib.get_close_matches(word, list(options), n=2, cutoff=0.5)
+    return f" Did you mean {' or '.join(repr(hit) for hit in hits)}?" if hits else ""
