@@ -1,0 +1,59 @@
+"""Logistic (or linear) regression and the multi-layer perceptron."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedstrata.errors import ConfigError
+from fedstrata.models.blocks import Model, Norm, Norms, dropout
+from fedstrata.models.task import Task, numbers, outputs
+
+
+class Dense(nn.Module):
+    """Linear, norm, ReLU, dropout: [B, D] -> [B, H]."""
+
+    def __init__(self, inputs: int, width: int, norms: Norms, drop: nn.Module) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, width)
+        self.norm = norms.rows(width)
+        self.drop = drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(F.relu(self.norm(self.linear(x))))  # type: ignore[no-any-return]
+
+
+class Perceptron(Model):
+    """Flattens, passes hidden layers, ends in the head."""
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], classes: int, norms: Norms, drop: float) -> None:
+        super().__init__()
+        widths = (inputs, *hidden)
+        self.layers = nn.ModuleList(Dense(a, b, norms, dropout(drop, norms.model)) for a, b in zip(widths, hidden, strict=False))
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)  # [B, D]
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def logistic(task: Task) -> Model:
+    """One linear layer on the flattened sample; linear regression where the task is one."""
+    return Perceptron(numbers(task, "logistic"), (), outputs(task, "logistic"), Norms("logistic", "none"), 0.0)
+
+
+def mlp(task: Task, norm: Norm = "none", hidden: tuple[int, ...] = (128,), dropout: float = 0.0, groups: int = 8) -> Model:
+    """Hidden layers with ReLU on the flattened sample.
+
+    Args:
+        task: any but tokens.
+        norm: after each hidden layer.
+        hidden: widths; ``[100]`` is FedLAG's network for MNIST.
+        dropout: after each hidden layer.
+        groups: for ``norm = group``.
+    """
+    if not hidden or min(hidden) < 1:
+        raise ConfigError(f"mlp(hidden={list(hidden)}): every hidden layer needs at least 1 unit; without hidden layers the model is logistic.")
+    return Perceptron(numbers(task, "mlp"), hidden, outputs(task, "mlp"), Norms("mlp", norm, groups), dropout)

@@ -1,0 +1,180 @@
+"""Models by name: ``build("resnet18(stem=3)", task, norm, generator)``. Users may register their own."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedstrata.calls import Call, arguments, parse_call
+from fedstrata.errors import ConfigError, nearest
+from fedstrata.models import cnn, dense, resnet
+from fedstrata.models.blocks import Model, Norm
+from fedstrata.models.task import Task
+
+Factory = Callable[..., nn.Module]  # (task, [norm], settings...) -> module
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model of the registry, as ``fedstrata list models`` shows it.
+
+    Attributes:
+        name: what users write.
+        summary: one line.
+        source: paper or project whose network it is.
+        factory: ``(task, settings...)``; with a parameter called ``norm`` where the norm can be chosen.
+        ours: drawn on the meta device and filled from one generator; a user's factory draws as it likes, in a fork of torch's generator.
+    """
+
+    name: str
+    summary: str
+    source: str
+    factory: Factory
+    ours: bool = False
+
+    @property
+    def norm(self) -> str | None:
+        """The published default norm; None where the model has no choice of norm."""
+        parameter = inspect.signature(self.factory).parameters.get("norm")
+        return None if parameter is None else str(parameter.default)
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """Settings with their defaults, as written in call syntax."""
+        return {n: p.default for n, p in inspect.signature(self.factory).parameters.items() if n not in ("task", "norm")}
+
+    def parameters(self, task: Task, norm: Norm | None = None) -> int:
+        """Parameters at the default settings; no memory is taken for our own models."""
+        return count(self.name, task, norm)
+
+
+_ROWS: dict[str, Row] = {}
+
+
+def register(name: str, factory: Factory, *, summary: str = "", source: str = "registered by the user") -> None:
+    """Add a model under ``name``.
+
+    Args:
+        name: a Python name, not taken yet.
+        factory: called with ``task`` and the settings that a user writes (annotated, so that types are checked); a parameter ``norm`` gets the
+            configured norm. It returns any module: ``[B, *task.shape] -> [B, task.classes]``. Dropout must be :class:`fedstrata.net.Dropout`.
+        summary: one line for ``fedstrata list models``.
+        source: where the network comes from.
+    Raises:
+        ConfigError: the name is taken or cannot be written in call syntax, or the factory takes no task.
+    """
+    if not name.isidentifier():
+        raise ConfigError(f"a model's name is a Python name such as my_net; {name!r} is not.")
+    if name in _ROWS:
+        raise ConfigError(f"a model {name!r} is registered already. Choose another name.")
+    if "task" not in inspect.signature(factory).parameters:
+        raise ConfigError(f"the factory of model {name!r} needs a parameter called task (its shape, classes and vocabulary).")
+    _ROWS[name] = Row(name, summary or (inspect.getdoc(factory) or "").partition("\n")[0], source, factory)
+
+
+def rows() -> tuple[Row, ...]:
+    """All models, ours first, in the order of registration."""
+    return tuple(_ROWS.values())
+
+
+def find(name: str) -> Row:
+    """The row of a model.
+
+    Raises:
+        ConfigError: an unknown name; the nearest ones are offered.
+    """
+    if name not in _ROWS:
+        raise ConfigError(f"no model is called {name!r}.{nearest(name, _ROWS)} Models: {', '.join(_ROWS)}.")
+    return _ROWS[name]
+
+
+def build(spec: str, task: Task, norm: Norm | None, generator: torch.Generator) -> nn.Module:
+    """A fresh model, initialised from ``generator`` alone; torch's own generator is left as it was.
+
+    Args:
+        spec: call syntax: ``cnn``, ``resnet18(stem=3, groups=2)``.
+        task: shape, classes and vocabulary of the data.
+        norm: batch, group or none; None is the model's published default.
+        generator: the source of all random numbers.
+    Returns:
+        a module ``[B, *task.shape] -> [B, task.classes]`` in training mode, float32, on the CPU, with ``head_name``.
+    Raises:
+        ConfigError: an unknown model or setting, or one that cannot be meant.
+        DataError: data that do not fit the model.
+    """
+    row, given = _read(spec, norm)
+    if row.ours:
+        model = _bare(row, task, given)
+        model.to_empty(device="cpu")
+        model.start(generator)
+        return model
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = row.factory(task=task, **given)
+    return module
+
+
+def count(spec: str, task: Task, norm: Norm | None = None) -> int:
+    """Parameters of a model, tied ones once. Our own models are counted without taking memory."""
+    row, given = _read(spec, norm)
+    module = _bare(row, task, given) if row.ours else build(spec, task, norm, torch.Generator())
+    return sum(p.numel() for p in module.parameters())
+
+
+def _bare(row: Row, task: Task, given: Mapping[str, Any]) -> Model:
+    """One of our models on the meta device: no memory, no random numbers."""
+    with torch.device("meta"):
+        model = row.factory(task=task, **given)
+    assert isinstance(model, Model)
+    return model
+
+
+def _read(spec: str, norm: Norm | None) -> tuple[Row, dict[str, Any]]:
+    """The row and the checked arguments that a spec means."""
+    call = parse_call(spec)
+    row = find(call.name)
+    if "norm" in call.named:
+        raise ConfigError(f"model {call.name}: norm is a setting of its own. Write norm={call.named['norm']} beside model={call.name}.")
+    given = _arguments(call, row.factory)
+    if norm is None:
+        return row, given
+    if norm not in typing.get_args(Norm):
+        raise ConfigError(f"norm is {norm!r}; it is one of {', '.join(typing.get_args(Norm))}.{nearest(norm, typing.get_args(Norm))}")
+    if row.norm is not None:
+        given["norm"] = norm
+    elif norm != "none":
+        raise ConfigError(f"model {call.name} has no {norm} norm: its norm layers, if any, are part of it. Leave norm unset.")
+    return row, given
+
+
+def _arguments(call: Call, factory: Factory) -> dict[str, Any]:
+    """Arguments checked against the factory's signature, without task and norm, which are not the model call's business."""
+
+    def settings() -> None: ...
+
+    signature = inspect.signature(factory)
+    kept = [p for n, p in signature.parameters.items() if n not in ("task", "norm")]
+    settings.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    settings.__annotations__ = typing.get_type_hints(factory)
+    return arguments(call, settings, what="model")
+
+
+_OURS: tuple[tuple[str, Factory, str], ...] = (
+    ("logistic", dense.logistic, "classical"),
+    ("mlp", dense.mlp, "FedLAG (hidden=100), McMahan et al. 2017 (hidden=[200, 200])"),
+    ("cnn", cnn.cnn, "McMahan et al. 2017"),
+    ("small_cnn", cnn.small_cnn, "FedPhoenix"),
+    ("lenet", cnn.lenet, "FedSMU"),
+    ("cnn20", cnn.cnn20, "FedLAG"),
+    ("resnet8", resnet.resnet8, "FedPart"),
+    ("resnet18", resnet.resnet18, "He et al. 2016; FedPart, FedPhoenix, FedSMU, FedFN"),
+    ("resnet9", resnet.resnet9, "FedLAG; D. Page 2018"),
+)
+_ROWS.update({name: Row(name, (inspect.getdoc(factory) or "").partition("\n")[0], source, factory, ours=True) for name, factory, source in _OURS})

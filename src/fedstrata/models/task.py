@@ -1,0 +1,103 @@
+"""What a model must know of the data: the shape of one sample, the classes, the vocabulary. Models take their input width from here."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from fedstrata.errors import DataError
+
+
+class Task(Protocol):
+    """The part of a federation's task that models read."""
+
+    @property
+    def kind(self) -> Literal["classification", "regression"]:
+        """What the outputs mean."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One sample as the model sees it: (3, 32, 32), (64,), or (80,) for a row of tokens."""
+
+    @property
+    def classes(self) -> int:
+        """Outputs of the model; 1 for regression."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Above 0: samples are int64 tokens below this number."""
+
+
+def outputs(task: Task, model: str) -> int:
+    """The number of outputs, at least 1.
+
+    Raises:
+        DataError: the task has no classes.
+    """
+    if task.classes < 1:
+        raise DataError(
+            f"model {model} cannot have {task.classes} outputs: the task names {task.classes} classes. Give it at least 2 (1 for regression)."
+        )
+    return task.classes
+
+
+def numbers(task: Task, model: str) -> int:
+    """Numbers in one sample, whatever its axes, for models that flatten.
+
+    Raises:
+        DataError: tokens, or an axis of length 0.
+    """
+    if task.vocabulary > 0:
+        raise DataError(f"model {model} reads numbers, but the samples are tokens (vocabulary {task.vocabulary}). Use char_lstm or transformer.")
+    count = 1
+    for length in task.shape:
+        count *= length
+    if count < 1:
+        raise DataError(f"model {model}: one sample has shape {task.shape} and holds no number.")
+    return count
+
+
+def image(task: Task, model: str) -> tuple[int, int, int]:
+    """(channels, height, width) of an image task.
+
+    Raises:
+        DataError: tokens, or samples without exactly these three axes.
+    """
+    if task.vocabulary > 0:
+        raise DataError(f"model {model} reads images, but the samples are tokens (vocabulary {task.vocabulary}). Use char_lstm or transformer.")
+    if len(task.shape) == 2:
+        raise DataError(
+            f"model {model} reads images [channels, height, width], but one sample has shape {task.shape}. Add the channel axis: {(1, *task.shape)}."
+        )
+    if len(task.shape) != 3 or min(task.shape) < 1:
+        raise DataError(
+            f"model {model} reads images [channels, height, width], but one sample has shape {task.shape}. Use mlp or logistic, which flatten."
+        )
+    channels, height, width = task.shape
+    return channels, height, width
+
+
+def at_least(size: tuple[int, int], smallest: int, model: str, remedy: str) -> None:
+    """Refuse images that the model's pools would shrink to nothing.
+
+    Raises:
+        DataError: height or width below ``smallest``; the message gives both and the remedy.
+    """
+    if min(size) < smallest:
+        raise DataError(
+            f"model {model} needs images of at least {smallest} x {smallest} pixels, but these have {size[0]} x {size[1]}: its pools would leave nothing. {remedy}"
+        )
+
+
+def tokens(task: Task, model: str) -> tuple[int, int]:
+    """(vocabulary, length) of a text task.
+
+    Raises:
+        DataError: numbers instead of tokens, or samples that are not one row.
+    """
+    if task.vocabulary < 1:
+        raise DataError(
+            f"model {model} reads tokens, but the samples are numbers of shape {task.shape}. Use cnn or resnet8 for images, mlp for tables."
+        )
+    if len(task.shape) != 1 or task.shape[0] < 1:
+        raise DataError(f"model {model} reads one row of tokens a sample, (length,), but one sample has shape {task.shape}.")
+    return task.vocabulary, task.shape[0]
