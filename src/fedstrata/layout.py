@@ -46,13 +46,18 @@ class GroupSpec(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One tensor: a parameter, or a float statistic of a norm layer."""
+    """One tensor: a parameter, or a float statistic of a norm layer.
+
+    Attributes:
+        kind: of the module that owns it; ``layer`` is the kind of the whole layer (a linear map inside an attention layer has both).
+    """
 
     name: str
     shape: torch.Size
     kind: str
     role: Role
     group: str
+    layer: str
     statistic: bool = False
 
 
@@ -62,7 +67,7 @@ class Group:
 
     Attributes:
         name: as in the layout.
-        kind: of its leading tensor.
+        kind: conv, linear, norm, embedding, attention, feedforward, recurrent or other.
         role: body or head.
         depth: 0 is nearest to the input.
         names: its parameters, in layout order.
@@ -150,6 +155,8 @@ class Layout:
         if field == "depth":
             return self._depths(pattern, selector)
         hits = {e.name for e in self.entries.values() if fnmatch.fnmatchcase(getattr(e, field), pattern)}
+        if field == "kind" and pattern in ("attention", "feedforward"):  # layers that are made of other kinds of modules
+            hits |= {e.name for e in self.entries.values() if e.layer == pattern}
         if not hits:
             known = sorted({str(getattr(e, field)) for e in self.entries.values()})
             raise LayoutError(f"selector {selector!r}: {term!r} matches nothing.{nearest(pattern, known)} {self._offers()}")
@@ -180,7 +187,7 @@ def _collect(entries: Iterable[Entry]) -> dict[str, Group]:
     for entry in entries:
         members.setdefault(entry.group, []).append(entry)
     return {
-        name: Group(name, found[0].kind, found[0].role, depth, tuple(e.name for e in found), sum(e.shape.numel() for e in found))
+        name: Group(name, found[0].layer, found[0].role, depth, tuple(e.name for e in found), sum(e.shape.numel() for e in found))
         for depth, (name, found) in enumerate(members.items())
     }
 
@@ -245,16 +252,16 @@ def entries_of(module: nn.Module, head: str) -> list[Entry]:
         if len(mine) != 1:
             raise LayoutError(f"parameter {name!r} lies in {len(mine)} of the declared layer groups ({', '.join(g.name for g in mine)}); it must lie in exactly one.")
         kind = kind_of(modules[owner])
-        found.append(Entry(name, parameter.shape, kind if kind != "other" else mine[0].kind, _role(name, head), mine[0].name))
+        found.append(Entry(name, parameter.shape, kind if kind != "other" else mine[0].kind, _role(name, head), mine[0].name, mine[0].kind))
     order = {g.name: i for i, g in enumerate(groups)}
     found.sort(key=lambda e: order[e.group])  # stable: definition order within a group
     for prefix, leaf in modules.items():
         if isinstance(leaf, nn.modules.batchnorm._NormBase):
-            group = next((g.name for g in groups if any(prefix == p or prefix.startswith(p + ".") for p in g.prefixes)), prefix)
+            group, layer = next(((g.name, g.kind) for g in groups if any(prefix == p or prefix.startswith(p + ".") for p in g.prefixes)), (prefix, "norm"))
             for local, buffer in leaf.named_buffers(recurse=False):
                 if buffer.is_floating_point():
                     name = f"{prefix}.{local}" if prefix else local
-                    found.append(Entry(name, buffer.shape, "norm", _role(name, head), group, statistic=True))
+                    found.append(Entry(name, buffer.shape, "norm", _role(name, head), group, layer, statistic=True))
     return found
 
 

@@ -1,11 +1,24 @@
-"""Placeholder of the net room (the lead writes it); models need only Dropout."""
+"""A model as functions of its parameters.
+
+:class:`Net` is what pieces see: features, head and loss as pure functions of ``Params``. :class:`Bound` stands behind them: a module whose
+parameters are views of one flat vector, called directly where it is evaluated at that vector, so that a local step costs what a bare PyTorch
+step costs; any other parameters (a teacher, an anchor, a perturbed point) go through ``functional_call``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedstrata.errors import MethodError, nearest
+from fedstrata.layout import Entry, Layout, Role, entries_of
+from fedstrata.params import Params, Spec, Stillness
 
 
 class Dropout(nn.Module):
@@ -27,3 +40,231 @@ class Dropout(nn.Module):
             return x
         assert self.draw is not None, "the engine gives every Dropout its stream before training"
         return x * (self.draw(x.shape) >= self.p) / (1 - self.p)
+
+
+class Batch(NamedTuple):
+    """What a local step reads.
+
+    Attributes:
+        x: [B, *shape] inputs.
+        y: [B] labels.
+        weight: [B] 1 for real samples, 0 for padding, or None where all are real.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of per-sample values [B, ...] over the real samples; further axes are averaged too."""
+        if values.dim() > 1:
+            values = values.flatten(1).mean(1)
+        if self.weight is None:
+            return values.mean()
+        return (values * self.weight).sum() / self.weight.sum()
+
+
+Function = Callable[[Params, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Net:
+    """A model as pure functions.
+
+    Attributes:
+        features: (params, x [B, *shape]) -> [B, d], what enters the head.
+        head: (params, features [B, d]) -> [B, classes].
+        loss: (output [B, classes], y [B]) -> [B], per sample.
+        initial: parameter values at the start, in layout order.
+        entries: what each tensor is.
+    """
+
+    features: Function
+    head: Function
+    loss: Callable[[Tensor, Tensor], Tensor]
+    initial: Mapping[str, Tensor] = field(repr=False)
+    entries: tuple[Entry, ...] = field(repr=False)
+
+    def __call__(self, p: Params, x: Tensor) -> Tensor:
+        """Output [B, classes]."""
+        return self.head(p, self.features(p, x))
+
+    def with_parameter(self, name: str, value: Tensor, *, kind: str, role: Role) -> Net:
+        """A net with one more parameter, a layer of its own, that features or head may use."""
+        if name in self.initial:
+            raise MethodError(f"the model already has a parameter {name!r}; give the new one another name.")
+        trained = [e for e in self.entries if not e.statistic]
+        kept = [e for e in self.entries if e.statistic]
+        entry = Entry(name, value.shape, kind, role, name, kind)
+        return replace(self, initial={**self.initial, name: value}, entries=(*trained, entry, *kept))
+
+    def without_parameter(self, name: str) -> Net:
+        """A net that has no such parameter any more; features or head must not read it."""
+        if name not in self.initial:
+            raise MethodError(f"the model has no parameter {name!r}.{nearest(name, self.initial)}")
+        return replace(self, initial={n: t for n, t in self.initial.items() if n != name}, entries=tuple(e for e in self.entries if e.name != name))
+
+
+class Bound:
+    """A module bound to one flat vector of parameters and one of gradients.
+
+    The vector, the module's parameters and their gradients share storage: a backward pass fills ``grad``, and one in-place addition to ``flat``
+    is an optimiser step. A worker owns one; it is never shared between threads.
+
+    Args:
+        module: the model; it is copied.
+        head: name of its head, a submodule whose removal leaves the features.
+    """
+
+    def __init__(self, module: nn.Module, head: str) -> None:
+        self.body = copy.deepcopy(module)
+        self.head_name = head
+        self.entries = tuple(entries_of(self.body, head))
+        self.initial = {e.name: self.body.get_parameter(e.name).detach().clone() for e in self.entries if not e.statistic}
+        self.statistics0 = Params.of({e.name: self.body.get_buffer(e.name) for e in self.entries if e.statistic})
+        self.head = self.body.get_submodule(head)
+        _assign(self.body, head, nn.Identity())
+        self.dropouts = [m for m in self.body.modules() if isinstance(m, Dropout)]
+        self.norms = [m for m in self.body.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+        self._twins: dict[Stillness, tuple[nn.Module, nn.Module]] = {}
+
+    def net(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Net:
+        """The functions of this module."""
+        return Net(self.features, self.classify, loss, self.initial, self.entries)
+
+    def attach(self, net: Net) -> None:
+        """Lay the parameters of ``net`` (pieces may have added or dropped some) into one vector and make the module's own its views."""
+        self.layout = Layout(net.entries)
+        self.spec = self.layout.spec
+        first = next(iter(net.initial.values()))
+        self.flat = torch.cat([net.initial[n].detach().reshape(-1).to(first.dtype) for n in self.spec.names])
+        self.grad = torch.zeros_like(self.flat)
+        self.buffers = self.statistics0.clone()
+        self.parts = {n: _leaf(t, g) for (n, t), g in zip(Params(self.flat, self.spec).views.items(), Params(self.grad, self.spec).views.values(), strict=True)}
+        self.flat.requires_grad_()
+        self.flat.grad = self.grad  # terms written on the whole vector add into the same gradient
+        self.params = Params(self.flat, self.spec, buffers=self.buffers, views=dict(self.parts))
+        self._own = {n: n in self.parts for n in self.initial}
+        for name in self.initial:
+            module, local = self._place(name)
+            if name in self.parts:
+                _tie(self.body, self.head, module, local, self.parts[name])
+            else:
+                module._parameters[local].requires_grad_(False)  # type: ignore[union-attr]  # dropped by a piece; nothing reads it
+        for name, view in self.buffers.views.items():
+            module, local = self._place(name)
+            module._buffers[local] = view
+        self._body_names = [n for n in self.initial if not self._in_head(n) and n in self.parts]
+        self._head_names = [n for n in self.initial if self._in_head(n) and n in self.parts]
+
+    def _in_head(self, name: str) -> bool:
+        return name.startswith(self.head_name + ".")
+
+    def _place(self, name: str) -> tuple[nn.Module, str]:
+        inside = self._in_head(name)
+        path, _, local = (name[len(self.head_name) + 1 :] if inside else name).rpartition(".")
+        return (self.head if inside else self.body).get_submodule(path), local
+
+    def load(self, p: Params) -> None:
+        """Write these values (and their statistics) into the vector that the module reads."""
+        with torch.no_grad():
+            self.flat.copy_(p.flat)
+            if p.buffers is not None and len(self.buffers):
+                self.buffers.flat.copy_(p.buffers.flat)
+
+    def train_only(self, names: frozenset[str]) -> None:
+        """Let gradients stop at every parameter outside ``names``: frozen layers in front cost no backward work."""
+        for name, part in self.parts.items():
+            part.requires_grad_(name in names)
+
+    def mode(self, *, training: bool, batch_statistics: bool = False) -> None:
+        """Training or evaluation; ``batch_statistics`` keeps norms on the statistics of the batch without moving running ones."""
+        self.body.train(training)
+        self.head.train(training)
+        for norm in self.norms:
+            if batch_statistics and not training:
+                norm.train()
+                norm.momentum = 0.0
+            else:
+                norm.momentum = norm.__dict__.setdefault("_fedstrata_momentum", norm.momentum)
+
+    def draw_from(self, generator: torch.Generator | None) -> None:
+        """The stream that dropout masks come from."""
+        for drop in self.dropouts:
+            drop.draw = None if generator is None else (lambda shape: torch.rand(shape, generator=generator))
+
+    def features(self, p: Params, x: Tensor) -> Tensor:
+        """[B, d] features at these parameters."""
+        if p.flat is self.flat and not p.still:
+            return self.body(x)  # type: ignore[no-any-return]
+        return self._call(0, p, x)
+
+    def classify(self, p: Params, z: Tensor) -> Tensor:
+        """[B, classes] output of the head at these parameters."""
+        if p.flat is self.flat and not p.still:
+            return self.head(z)  # type: ignore[no-any-return]
+        return self._call(1, p, z)
+
+    def _call(self, which: int, p: Params, x: Tensor) -> Tensor:
+        module = self._twin(p.still)[which]
+        cut = len(self.head_name) + 1
+        tensors = {n[cut:]: p[n] for n in self._head_names} if which else {n: p[n] for n in self._body_names}
+        if not which and p.buffers is not None and p.still != "batch":
+            tensors |= {n: t if p.still == "eval" else t.clone() for n, t in p.buffers.views.items() if not self._in_head(n)}
+        return functional_call(module, tensors, (x,), tie_weights=True, strict=False)  # type: ignore[no-any-return]
+
+    def _twin(self, still: Stillness) -> tuple[nn.Module, nn.Module]:
+        if not still:
+            return self.body, self.head
+        if still not in self._twins:
+            body, head = copy.deepcopy(self.body).eval(), copy.deepcopy(self.head).eval()
+            for module in (body, head):
+                for norm in module.modules():
+                    if still == "batch" and isinstance(norm, nn.modules.batchnorm._NormBase):
+                        norm.train()
+                        norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
+                for parameter in module.parameters():
+                    parameter.requires_grad_(False)
+            self._twins[still] = body, head
+        return self._twins[still]
+
+
+def _leaf(values: Tensor, grad: Tensor) -> nn.Parameter:
+    part = nn.Parameter(values.detach())
+    part.grad = grad
+    return part
+
+
+def _assign(module: nn.Module, path: str, child: nn.Module) -> None:
+    parent, _, local = path.rpartition(".")
+    setattr(module.get_submodule(parent), local, child)
+
+
+def _tie(body: nn.Module, head: nn.Module, owner: nn.Module, local: str, part: nn.Parameter) -> None:
+    """Put the view in place of the module's parameter, everywhere the same parameter occurs (tied weights)."""
+    old = owner._parameters[local]
+    for root in (body, head):
+        for module in root.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is old:
+                    module._parameters[name] = part
+
+
+def gradient_at(loss: Callable[[Params, Batch], Tensor], p: Params, batch: Batch) -> Params:
+    """Gradient of ``loss`` at parameters that no module is bound to, as a new vector.
+
+    Pure autograd over views of one copy; terms on the whole vector and on single tensors both count.
+    """
+    flat = p.flat.detach().requires_grad_()
+    parts = {n: t.detach().requires_grad_() for n, t in Params(flat.detach(), p.spec).views.items()}
+    with torch.enable_grad():
+        value = loss(Params(flat, p.spec, buffers=p.buffers, still=p.still, views=parts), batch)
+        found = torch.autograd.grad(value, [flat, *parts.values()], allow_unused=True)
+    pieces = [torch.zeros_like(t) if g is None else g for t, g in zip(parts.values(), found[1:], strict=True)]
+    total = torch.cat([g.reshape(-1) for g in pieces])
+    return Params(total if found[0] is None else total + found[0], p.spec)
+
+
+def spec_of(tensors: Mapping[str, Tensor]) -> Spec:
+    """Names and shapes of these tensors."""
+    return Spec(tuple(tensors), tuple(t.shape for t in tensors.values()))

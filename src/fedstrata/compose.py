@@ -1,0 +1,126 @@
+"""Chains of pieces: parse, chain, check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedstrata.calls import bind, parse_calls
+from fedstrata.errors import ConfigError, MethodError, nearest
+from fedstrata.net import Net
+from fedstrata.piece import Piece, Setup
+
+SINGLE = {
+    "sample": "who takes part",
+    "weigh": "how clients are weighted",
+    "reduce": "how replies become one step",
+    "step": "the local optimiser",
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A chain of pieces; the empty chain is FedAvg.
+
+    Client verbs run left to right, ``merge`` right to left.
+    """
+
+    pieces: tuple[Piece, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_chain(self.pieces)
+
+    def __add__(self, other: Method | Piece) -> Method:
+        return Method((*self.pieces, *(other.pieces if isinstance(other, Method) else (other,))))
+
+    def __str__(self) -> str:
+        return " + ".join(str(p) for p in self.pieces) or "fedavg"
+
+    @cached_property
+    def named(self) -> Mapping[str, Piece]:
+        """Piece by its name; slots, rows, extras and mail are kept under it."""
+        return {name_of(p): p for p in self.pieces}
+
+    def owner(self, verb: str) -> Piece:
+        """The piece that owns a verb, or plain FedAvg."""
+        return next((p for p in self.pieces if p.overrides(verb)), PLAIN)
+
+    def has(self, verb: str) -> bool:
+        """Whether some piece overrides a verb."""
+        return any(p.overrides(verb) for p in self.pieces)
+
+    @property
+    def needs(self) -> str:
+        """"individuals" if some piece must see single replies, otherwise "sum"."""
+        return "individuals" if any(p.needs == "individuals" for p in self.pieces) else "sum"
+
+    def model(self, net: Net) -> Net:
+        """The model under all pieces."""
+        for piece in self.pieces:
+            net = piece.model(net)
+        return net
+
+    def check(self, setup: Setup) -> None:
+        """Refuse a run that some piece cannot mean."""
+        for piece in self.pieces:
+            piece.check(setup)
+
+
+PLAIN = Piece()
+
+
+def name_of(piece: Piece) -> str:
+    """The name under which a piece is registered: its class, in lower case."""
+    return type(piece).__name__.lower()
+
+
+def chain(*pieces: Piece | Method) -> Method:
+    """Compose pieces, left to right.
+
+    Raises:
+        MethodError: two pieces that own one verb, the same piece twice, or a wire piece that is not last.
+    """
+    method = Method()
+    for piece in pieces:
+        method = method + piece
+    return method
+
+
+def _check_chain(pieces: tuple[Piece, ...]) -> None:
+    names = [name_of(p) for p in pieces]
+    for name in names:
+        if names.count(name) > 1:
+            raise MethodError(f"{name} stands {names.count(name)} times in the chain; write it once, with the settings you mean.")
+    for verb, meaning in SINGLE.items():
+        owners = [name_of(p) for p in pieces if p.overrides(verb)]
+        if len(owners) > 1:
+            raise MethodError(f"{' and '.join(owners)} both decide {meaning} ({verb}); only one piece of a chain can. Leave one of them out.")
+    heads = [name_of(p) for p in pieces if p.head]
+    if len(heads) > 1:
+        raise MethodError(f"{' and '.join(heads)} both replace the model's head; only one piece of a chain can. Leave one of them out.")
+    for piece, follower in zip(pieces, pieces[1:], strict=False):
+        if piece.wire and (follower.wire or follower.overrides("upload")):
+            raise MethodError(f"{name_of(piece)} must come last: {name_of(follower)} would work on what it has already packed. Write it at the end, or leave one out.")
+
+
+def parse(text: str, table: Mapping[str, type[Piece]]) -> Method:
+    """A method from call syntax, ``"fedprox(mu=0.1) + fedavgm"``.
+
+    Args:
+        text: names joined by ``+``; ``fedavg`` is the empty chain.
+        table: registered pieces by name.
+    Raises:
+        ConfigError: an unknown name or setting, with the nearest valid one.
+        MethodError: see :func:`chain`.
+    """
+    pieces: list[Piece] = []
+    for call in parse_calls(text):
+        if call.name == "fedavg":
+            if call.named or call.positional:
+                raise ConfigError("fedavg has no settings of its own; local training is set by local.* and weights by weighting.")
+            continue
+        if call.name not in table:
+            raise ConfigError(f"no method is called {call.name!r}.{nearest(call.name, ['fedavg', *table])} `fedstrata list methods` shows all.")
+        pieces.append(bind(call, table[call.name], what="method"))
+    return Method(tuple(pieces))

@@ -1,0 +1,451 @@
+"""The vocabulary: what a federated method may say, as a difference from FedAvg.
+
+A :class:`Piece` is a frozen value with hyper-parameters and nothing else. It overrides a few verbs; every default is the identity or plain
+FedAvg. State goes in and comes out: a piece's *slot* lives on the server, its *row* with one client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.errors import ConfigError
+from fedstrata.layout import Layout, Names
+from fedstrata.net import Batch, Net
+from fedstrata.params import Params
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+State: TypeAlias = dict[str, "Params | Tensor"]
+Loss: TypeAlias = Callable[[Params, Batch], Tensor]
+Gradient: TypeAlias = Callable[[Params, Batch], Params]
+Split: TypeAlias = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training.
+
+    Attributes:
+        name: what ``v.phase`` shows.
+        train: parameters that move; None is the plan's ``train``.
+        epochs, steps: the length, one of them; both None is the run's own.
+        lr: factor on the run's local learning rate.
+    """
+
+    name: str = "local"
+    train: Names | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    lr: float = 1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which tensors play which part in a round. All are sets of tensor names (parameters and norm statistics), from ``layout.select``.
+
+    Attributes:
+        train: parameters that the client moves.
+        down: sent by the server. A tensor that is not sent is the client's own stored value, or, where it stored none, what every client has
+            known from the start (the initial model, a frozen head).
+        up: sent by the client, as differences from what it started with.
+        average: averaged into the server's model, within ``up``.
+        keep: stored by the client when it has trained.
+        phases: local training, in order.
+        places: for single places of the cohort, fields that differ (a straggler's phases, a small device's train set).
+    """
+
+    train: Names
+    down: Names
+    up: Names
+    average: Names
+    keep: Names = frozenset()
+    phases: tuple[Phase, ...] = (Phase(),)
+    places: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    def at(self, place: int) -> Plan:
+        """The plan of one place of the cohort."""
+        own = self.places.get(place)
+        return replace(self, **own, places={}) if own else self
+
+    def private(self, names: Names) -> Plan:
+        """These tensors stay with each client: stored there, neither sent nor averaged."""
+        return replace(self, down=self.down - names, up=self.up - names, average=self.average - names, keep=self.keep | names)
+
+    def without(self, names: Names) -> Plan:
+        """These tensors take no part at all: every client has them from the start and nobody moves them."""
+        return replace(self, train=self.train - names, down=self.down - names, up=self.up - names, average=self.average - names, keep=self.keep - names)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question to clients, answered before sampling and planning.
+
+    Attributes:
+        models: parameters to score; each asked client is sent all of them.
+        split: whose samples: the client's own "train", "validation" or "test".
+        what: mean "loss" or "accuracy".
+        clients: who is asked; None is everyone.
+    """
+
+    models: tuple[Params, ...]
+    split: Split = "validation"
+    what: Literal["loss", "accuracy"] = "loss"
+    clients: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What clients said.
+
+    Attributes:
+        clients: who answered, ascending.
+        scores: [clients, models] float64; NaN where a client has no sample on that split.
+    """
+
+    clients: tuple[int, ...]
+    scores: Tensor
+
+
+class Samples(Protocol):
+    """What a piece may know about the federation without touching data."""
+
+    def size(self, client: int) -> int:
+        """Training samples of a client."""
+
+    def counts(self, client: int) -> Tensor:
+        """[classes] int64: training labels of a client."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is fixed for a run.
+
+    Attributes:
+        layout: names, groups and roles.
+        net: the model's functions.
+        params: initial parameters, with initial statistics.
+        classes: outputs of the head.
+        clients: registered; cohort: taking part in a round; rounds: planned.
+        seed: of the run.
+        samples: sizes and label counts of clients.
+        epochs, steps, batch, lr, optimizer, momentum, weight_decay: local settings (one of epochs and steps is None).
+        weighting: how clients count in averages.
+        eligible: clients that may take part (all but those held out).
+    """
+
+    layout: Layout
+    net: Net
+    params: Params
+    classes: int
+    clients: int
+    cohort: int
+    rounds: int
+    seed: int
+    samples: Samples
+    epochs: int | None = 1
+    steps: int | None = None
+    batch: int = 32
+    lr: float = 0.1
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    weighting: Literal["samples", "uniform"] = "samples"
+    eligible: Sequence[int] = ()
+
+    def local_steps(self, samples: int, *, epochs: int | None = None, steps: int | None = None) -> int:
+        """Local steps of a client with that many samples; the run's length unless another is given. Partial batches count."""
+        steps = self.steps if epochs is None and steps is None else steps
+        return steps if steps is not None else (epochs or self.epochs or 0) * -(-samples // min(self.batch, max(samples, 1)))
+
+
+@dataclass
+class View:
+    """What client code may see. ``own`` and ``extras`` are those of the piece that is called.
+
+    Attributes:
+        net, layout: the model's functions and names.
+        setup: the run.
+        anchor: where this client starts: what was sent, with its own stored tensors in place; a constant.
+        extras: counted extras that the server sent for this piece.
+        own: this piece's row.
+        round: zero-based.
+        samples: training samples; counts: [classes] float, how many of each label.
+        steps: local steps over all phases.
+        lr: local learning rate of this round.
+        phase: the current one.
+        loss, gradient: the plain ones: mean loss over a batch, and its gradient at any parameters.
+        carry: what ``step`` carried, after training.
+        train_loss: mean training loss, after training.
+    """
+
+    net: Net
+    layout: Layout
+    setup: Setup
+    anchor: Params
+    extras: State
+    own: State
+    round: int
+    samples: int
+    counts: Tensor
+    steps: int
+    lr: float
+    phase: Phase
+    loss: Loss
+    gradient: Gradient
+    tools: Tools
+    piece: str = ""
+    carry: Any = None
+    train_loss: float = float("nan")
+
+    def noise(self, name: str, shape: Sequence[int], kind: Literal["uniform", "normal"] = "uniform") -> Tensor:
+        """Numbers of this client, round, piece and name: U[0, 1) or N(0, 1). The same call gives the same numbers."""
+        return self.tools.noise(f"{self.piece}.{name}", shape, kind)
+
+    def fit(self, start: Params, purpose: str, **options: Any) -> Params:
+        """Private training by the engine's own loop; see :class:`Tools`."""
+        return self.tools.fit(start, f"{self.piece}.{purpose}", **options)
+
+    def scan(self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, **options: Any) -> Any:
+        """Fold a function over batches of this client's own samples; see :class:`Tools`."""
+        return self.tools.scan(function, carry, f"{self.piece}.{purpose}", **options)
+
+
+class Tools(Protocol):
+    """What the engine does for a piece on a client."""
+
+    def noise(self, name: str, shape: Sequence[int], kind: str) -> Tensor:
+        """Derived random numbers."""
+
+    def fit(
+        self,
+        start: Params,
+        purpose: str,
+        *,
+        loss: Loss | None = None,
+        gradient: Callable[[Gradient], Gradient] | None = None,
+        train: Names | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+    ) -> Params:
+        """Train from ``start`` on this client's samples with the run's local optimiser.
+
+        Args:
+            start: where to begin; it is not changed.
+            purpose: names the data order, so that it differs from that of the main training.
+            loss: instead of the plain one.
+            gradient: middleware round the gradient.
+            train: parameters that move; None is all.
+            epochs, steps: the length; None is the run's.
+            lr: absolute; None is this round's.
+        """
+
+    def scan(self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, *, epochs: int = 1, share: float = 1.0) -> Any:
+        """``carry = function(carry, batch)`` over the client's batches; returns the last carry. ``share`` < 1 reads that part of the samples."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one client sent back.
+
+    Attributes:
+        place: in the cohort; client: its id.
+        delta: difference over the plan's ``up`` parameters, from what the client started with.
+        statistics: norm statistics over the plan's ``up``, as values.
+        mail: further counted tensors, by piece.
+        samples: training samples; steps: local steps taken.
+        loss: mean training loss.
+        passes: samples that went through local steps, by purpose; the ledger turns them into FLOPs.
+        row: the client's new row, all pieces together; it stays with the client.
+    """
+
+    place: int
+    client: int
+    delta: Params
+    statistics: Params
+    mail: Mapping[str, State]
+    samples: int
+    steps: int
+    loss: float
+    passes: Mapping[str, int] = field(default_factory=dict)
+    row: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """What server code may see in a round.
+
+    Attributes:
+        setup, params, plan, round: the run, the model before the round, the plan, the zero-based index.
+        replies: the accepted ones, in cohort order.
+        sent: what each of them was sent.
+        answers: to this piece's question.
+        rng: a derived generator of this piece and round.
+    """
+
+    setup: Setup
+    params: Params
+    plan: Plan
+    round: int
+    replies: Sequence[Reply]
+    sent: Sequence[Params]
+    answers: Answers | None
+    rng: Generator
+
+    @property
+    def layout(self) -> Layout:
+        """Names, groups, roles."""
+        return self.setup.layout
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A difference from FedAvg. Subclasses are frozen dataclasses of hyper-parameters that override a few verbs.
+
+    Class attributes:
+        needs: "sum" if the server step is a function of weighted sums, "individuals" if it must see single replies.
+        wire: the piece changes what an update looks like on the wire and must come last.
+        head: the piece replaces the model's head.
+        source: paper and section.
+    """
+
+    needs: ClassVar[Literal["sum", "individuals"]] = "sum"
+    wire: ClassVar[bool] = False
+    head: ClassVar[bool] = False
+    source: ClassVar[str] = ""
+
+    # ---- once -------------------------------------------------------------------------------------------------------------------------
+
+    def model(self, net: Net) -> Net:
+        """The model under this piece; it holds in training and in evaluation."""
+        return net
+
+    def check(self, setup: Setup) -> None:
+        """Refuse, with a MethodError, a run that this piece cannot mean."""
+
+    def init(self, setup: Setup) -> State:
+        """The server slot before round 0."""
+        return {}
+
+    def init_client(self, setup: Setup) -> State:
+        """The row of a client that has not taken part yet (a template: it is not stored)."""
+        return {}
+
+    # ---- server, each round -----------------------------------------------------------------------------------------------------------
+
+    def ask(self, slot: State, round: int, setup: Setup) -> Ask | None:  # noqa: A002  # the field's word
+        """A question to clients before sampling; asked once more after the last round."""
+        return None
+
+    def sample(self, eligible: Sequence[int], slot: State, answers: Answers | None, rng: Generator, cohort: int) -> Sequence[int]:
+        """Who takes part, by place; repeats are allowed. One owner. Default: ``cohort`` clients, uniform, without replacement."""
+        if cohort >= len(eligible):
+            return list(eligible)
+        return [eligible[i] for i in draw_without_replacement(rng, len(eligible), cohort)]
+
+    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+        """Which tensors are trained, sent, averaged and kept this round."""
+        return plan
+
+    def send(self, params: Params, slot: State, place: int, rng: Generator, setup: Setup) -> tuple[Params, State]:
+        """What the client at this place starts from, and counted extras."""
+        return params, {}
+
+    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
+        """Weights [C] (or [C, models]) float64. One owner. Default: shares of the samples, or uniform, as the run says."""
+        return uniform_weights(replies) if v.setup.weighting == "uniform" else sample_weights(replies)
+
+    def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerView) -> tuple[Params, State]:
+        """From replies to the step of the averaged parameters. One owner. Default: the weighted mean, in cohort order.
+
+        An update is relative to what that client was sent, so the difference of what was sent from the model counts too.
+        """
+        names = v.plan.average & v.layout.parameters
+        total: Tensor | None = None
+        for reply, sent, weight in zip(replies, v.sent, weights.tolist(), strict=True):
+            move = reply.delta.pick(names).flat
+            if sent is not v.params:
+                move = move + (sent.pick(reply.delta).pick(names).flat - v.params.pick(reply.delta).pick(names).flat)
+            total = move * weight if total is None else total.add_(move, alpha=weight)
+        assert total is not None, "a round without replies does not reduce"
+        return Params(total, v.layout.spec.only(names)), slot
+
+    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+        """From the reduced step to the server's move."""
+        return step, slot
+
+    # ---- client, pure tensors ---------------------------------------------------------------------------------------------------------
+
+    def receive(self, p: Params, own: State, v: View) -> tuple[Params, State]:
+        """The start point, and the row; private fits by ``v.fit`` and ``v.scan`` belong here."""
+        return p, own
+
+    def objective(self, loss: Loss, v: View) -> Loss:
+        """Middleware round the loss."""
+        return loss
+
+    def gradient(self, gradient: Gradient, v: View) -> Gradient:
+        """Middleware round the gradient."""
+        return gradient
+
+    step: ClassVar[Callable[..., tuple[Params, Any]] | None] = None
+    """``step(self, p, batch, gradient, carry, v) -> (p, carry)``: the local optimiser, with a state of its own. One owner; default: the run's."""
+
+    def upload(self, delta: Params, own: State, v: View) -> tuple[Params, State, State]:
+        """What is sent (lossy maths lives here), counted mail, and the new row."""
+        return delta, {}, own
+
+    def settle(self, own: State, new: Params, v: View) -> State:
+        """A participant's row after the merge of the same round."""
+        return own
+
+    def personalise(self, p: Params, own: State, v: View) -> Params:
+        """The model that this client uses itself, from the shared one with its own stored tensors in place."""
+        return p
+
+    # -----------------------------------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def overrides(cls, verb: str) -> bool:
+        """Whether this class has its own version of a verb."""
+        return getattr(cls, verb) is not getattr(Piece, verb)
+
+    def __str__(self) -> str:
+        name = type(self).__name__.lower()
+        shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"{name}({', '.join(shown)})" if shown else name
+
+
+def sample_weights(replies: Sequence[Reply]) -> Tensor:
+    """[C] float64: each reply's share of the samples."""
+    total = sum(r.samples for r in replies)
+    return torch.tensor([r.samples / total for r in replies], dtype=torch.float64)
+
+
+def uniform_weights(replies: Sequence[Reply]) -> Tensor:
+    """[C] float64: 1 / C."""
+    return torch.full((len(replies),), 1 / len(replies), dtype=torch.float64)
+
+
+def draw_without_replacement(rng: Generator, population: int, n: int) -> list[int]:
+    """``n`` distinct positions, uniform, in the order drawn; the cost follows ``n``, not the population (Floyd's method, then a shuffle)."""
+    chosen: set[int] = set()
+    for top in range(population - n, population):
+        pick = int(rng.integers(top + 1))
+        chosen.add(top if pick in chosen else pick)
+    order = np.array(sorted(chosen), dtype=np.int64)
+    rng.shuffle(order)
+    return [int(i) for i in order]
+
+
+def require(condition: bool, setting: str, value: object, meaning: str) -> None:  # noqa: FBT001  # reads as a sentence
+    """Refuse a hyper-parameter: ``require(mu >= 0, "fedprox.mu", mu, "a weight, at least 0")``."""
+    if not condition:
+        raise ConfigError(f"{setting} is {value}; it is {meaning}.")
