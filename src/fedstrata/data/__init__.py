@@ -1,0 +1,34 @@
+"""Federations: data sets, partition laws, splits and augmentation."""
+
+from __future__ import annotations
+
+from fedstrata.data.augment import Augment, parse_augment
+from fedstrata.data.checks import Duplicates, duplicates
+from fedstrata.data.federation import Federation
+from fedstrata.data.load import DataSpec, load
+from fedstrata.data.own import ClientTests
+from fedstrata.data.partition import Partition
+from fedstrata.data.registry import Row, datasets, partitions, register_dataset, register_law
+from fedstrata.data.samples import Samples
+from fedstrata.data.task import Groups, Source, Task
+
+__all__ = [
+    "Augment",
+    "ClientTests",
+    "DataSpec",
+    "Duplicates",
+    "Federation",
+    "Groups",
+    "Partition",
+    "Row",
+    "Samples",
+    "Source",
+    "Task",
+    "datasets",
+    "duplicates",
+    "load",
+    "parse_augment",
+    "partitions",
+    "register_dataset",
+    "register_law",
+]

@@ -1,0 +1,180 @@
+"""A federation: one data set plus an index. There are no client objects."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from fedstrata.data.augment import Augment
+from fedstrata.data.own import ClientTests, kept_out
+from fedstrata.data.partition import Partition
+from fedstrata.data.samples import Samples
+from fedstrata.data.task import Groups, Ints, Task
+from fedstrata.streams import stream
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Clients 0 .. ``clients`` - 1, each a set of positions in one training set.
+
+    Attributes:
+        name: identity of the data, without folders.
+        task: what a model has to do.
+        train: all training samples.
+        test: the server's test set; None where clients test on their own splits only.
+        partition: who holds what; listed or derived when asked.
+        own_test: each client's own split; None where only the server tests.
+        validation: share of each client's own samples that is kept for validation; at least one sample stays in training.
+        heldout: clients kept out of training, sorted.
+        augment: tensor augmentation for training batches, or None.
+        fingerprint: sha256 over the identity of data and partition; a resume refuses another one.
+        notes: what a user must be told.
+        seed: keys the splits.
+        official: the test set that ``own_test`` points into, whether or not the server tests on it.
+    """
+
+    name: str
+    task: Task
+    train: Samples
+    test: Samples | None
+    partition: Partition
+    own_test: ClientTests | None
+    validation: float
+    heldout: tuple[int, ...]
+    augment: Augment | None
+    fingerprint: str
+    notes: tuple[str, ...]
+    seed: int = 0
+    official: Samples | None = field(default=None, repr=False)
+
+    @property
+    def clients(self) -> int:
+        """Number of clients, held-out ones included."""
+        return len(self.partition)
+
+    def training(self, client: int) -> Tensor:
+        """[n] int64 positions in ``train`` that the client trains on, in the order drawn; own test and validation are taken out."""
+        return torch.from_numpy(self._split(client)[0])
+
+    def validating(self, client: int) -> Tensor:
+        """[m] int64 positions in ``train`` kept for validation; may be empty."""
+        return torch.from_numpy(self._split(client)[1])
+
+    def testing(self, client: int) -> tuple[Samples, Tensor] | None:
+        """The client's own test split as (samples, int64 positions), or None where clients have none."""
+        if self.own_test is None:
+            return None
+        which, positions = self.own_test.indices(client)
+        samples = self.official if which == "test" else self.train
+        assert samples is not None, "own tests that point into a test set come with one"
+        return samples, torch.from_numpy(positions.copy())
+
+    def counts(self, client: int) -> Tensor:
+        """[classes] int64, the client's training samples of each class; [1] for a regression."""
+        rows = self.training(client)
+        if self.task.kind == "regression":
+            return torch.tensor([len(rows)])
+        return torch.bincount(self.train.y[rows], minlength=self.task.classes)
+
+    def _split(self, client: int) -> tuple[Ints, Ints]:
+        held = self.partition.indices(client)
+        if self.own_test is not None and self.own_test.which == "train":
+            held = held[~np.isin(held, self.own_test.indices(client)[1])]
+        count = kept_out(self.validation, len(held)) if self.validation else 0
+        if not count:
+            return held.copy(), held[:0].copy()
+        late = np.zeros(len(held), dtype=np.bool_)
+        late[stream(self.seed, "validation", client).permutation(len(held))[:count]] = True
+        return held[~late], held[late]
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor | ArrayLike,
+        y: Tensor | ArrayLike,
+        *,
+        client: ArrayLike | None = None,
+        test: tuple[Tensor | ArrayLike, Tensor | ArrayLike] | tuple[Tensor | ArrayLike, Tensor | ArrayLike, ArrayLike] | None = None,
+        labels: tuple[str, ...] = (),
+        vocabulary: int = 0,
+        name: str = "arrays",
+        partition: str | None = None,
+        clients: int | None = None,
+        testing: str | None = None,
+        validation: float = 0.0,
+        heldout: float = 0.0,
+        augment: str | None = None,
+        seed: int = 0,
+    ) -> Federation:
+        """A federation from tensors or arrays.
+
+        Args:
+            x: [N, *shape]: floats; uint8 images [N, C, H, W], read as byte / 255; or integer tokens with ``vocabulary`` above 0.
+            y: [N] integers (classes) or floats (regression).
+            client: [N] who holds a sample, any names; makes ``natural`` the default partition.
+            test: (x, y) or (x, y, client).
+            labels: class names; default the numbers.
+            vocabulary: above 0, x holds tokens below this number.
+            name: identity for the fingerprint.
+            partition: a law in call syntax; default ``natural`` with ``client``, ``iid`` without.
+            clients: number of clients.
+            testing: server, client, both or own(share=...); default server where there is a test set, own otherwise.
+            validation: share of each client's own samples kept for validation.
+            heldout: share of clients kept out of training.
+            augment: moves in call syntax.
+            seed: of the partition and the splits.
+        Raises:
+            DataError: shapes, labels or features that cannot be meant.
+        """
+        from fedstrata.data.arrays import source_of  # noqa: PLC0415  # arrays and load build on this file
+        from fedstrata.data.load import DataSpec, assemble  # noqa: PLC0415
+
+        source = source_of(x, y, client=client, test=test, labels=labels, vocabulary=vocabulary, name=name)
+        how = testing or ("server" if test is not None else "own")
+        spec = DataSpec(
+            data=name,
+            augment=augment,
+            partition=partition,
+            clients=clients,
+            test=how,
+            validation=validation,
+            heldout=heldout,
+            seed=seed,
+        )
+        return assemble(source, spec)
+
+    def describe(self) -> str:
+        """Counts of every split, a line each."""
+        lines = [f"{self.name}: {self.task.kind}, sample shape {self.task.shape}, {self.task.classes} outputs"]
+        lines.append(f"training pool {len(self.train)} samples; clients {self.clients} by {self.partition.law}; held out {len(self.heldout)}")
+        lines.append(f"server test {0 if self.test is None else len(self.test)} samples; clients' own tests: {_own(self)}")
+        if self.partition.lazy:
+            lines.append(f"samples a client: {self.partition.size(0)}, derived when a client is asked for")
+        elif self.clients <= 10_000:
+            splits = [self._split(i) for i in range(self.clients)]
+            train, late = (sum(len(s[k]) for s in splits) for k in (0, 1))
+            lines.append(f"clients hold {train} training and {late} validation samples")
+        return "\n".join([*lines, *self.notes])
+
+
+def _own(federation: Federation) -> str:
+    if federation.own_test is None:
+        return "none"
+    return "from the test set" if federation.own_test.which == "test" else "from their own samples"
+
+
+def fingerprint(task: Task, name: str, labels: list[Tensor], groups: Mapping[str, Groups], settings: tuple[object, ...]) -> str:
+    """sha256 over the identity of a federation: names, sizes, label bytes, groups and settings. Nothing in it depends on a folder or a process."""
+    digest = hashlib.sha256(repr((name, task, settings, [len(y) for y in labels])).encode())
+    for y in labels:
+        digest.update(y.contiguous().numpy().astype(y.numpy().dtype.newbyteorder("<"), copy=False).tobytes())
+    for key, group in sorted(groups.items()):
+        digest.update(repr((key, group.names)).encode())
+        digest.update(group.train.astype("<i8").tobytes())
+    return digest.hexdigest()
