@@ -1,5 +1,6 @@
 """Models by name, and checks of a user's own."""
 
+from fedstrata.models.check import check, swap_dropout
 from fedstrata.models.registry import Row, build, count, find, register, rows
 
-__all__ = ["Row", "build", "count", "find", "register", "rows"]
+__all__ = ["build", "register", "check", "swap_dropout", "count", "find", "rows", "Row"]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedstrata.errors import ConfigError
 from fedstrata.net import Dropout
 
 Norm: TypeAlias = Literal["batch", "group", "none"]
 ConvInit: TypeAlias = Literal["torch", "fan_out"]
+Layer: TypeAlias = Callable[[Tensor], Tensor]  # the type of a submodule that is only called
 
 
 class Model(nn.Module):
@@ -23,6 +26,7 @@ class Model(nn.Module):
     """
 
     head_name = "head"
+    head: Layer
 
     def start(self, generator: torch.Generator) -> None:
         """Fill all parameters in definition order, drawing from ``generator`` only."""
@@ -31,12 +35,19 @@ class Model(nn.Module):
 
 @dataclass(frozen=True)
 class Norms:
-    """Makes the norm layers of one model, so that names stay the same whichever norm is chosen."""
+    """Makes the norm layers of one model, so that names stay the same whichever norm is chosen.
+
+    Attributes:
+        model: the model's name, for messages.
+        kind: batch, group or none.
+        groups: for kind "group".
+        track: for kind "batch": keep running statistics; without them a batch is normalised by itself in evaluation too.
+    """
 
     model: str
     kind: Norm
-    groups: int = 32  # for kind "group"
-    track: bool = True  # for kind "batch": keep running statistics; without them batches are normalised by themselves in evaluation too
+    groups: int = 32
+    track: bool = True
 
     def __post_init__(self) -> None:
         if self.groups < 1:
@@ -59,26 +70,47 @@ class Norms:
         if self.kind == "none":
             return nn.Identity()
         if channels % self.groups:
-            fits = [str(g) for g in range(1, min(channels, 64) + 1) if channels % g == 0]
-            raise ConfigError(
-                f"{self.model}: {channels} channels cannot be split into {self.groups} groups of equal size. Set groups to one of {', '.join(fits)}."
-            )
+            fits = ", ".join(str(g) for g in range(1, min(channels, 64) + 1) if channels % g == 0)
+            raise ConfigError(f"{self.model}: {channels} channels do not split into {self.groups} equal groups. Set groups to one of {fits}.")
         return nn.GroupNorm(self.groups, channels)
 
 
+class Conv(nn.Module):
+    """Convolution with bias, norm, ReLU; then a 2x2 max-pool and dropout where asked: [B, C, H, W] -> [B, F, H', W']."""
+
+    norm: Layer
+    drop: Layer
+
+    def __init__(self, inputs: int, width: int, norms: Norms, *, kernel: int = 3, padding: int = 1, pool: bool = False, bias: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, width, kernel, padding=padding, bias=bias)
+        self.norm = norms.images(width)
+        self.pool = pool
+        self.drop = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, F, H', W']."""
+        x = functional.relu(self.norm(self.conv(x)))
+        return self.drop(functional.max_pool2d(x, 2) if self.pool else x)
+
+
 class ChannelDropout(nn.Module):
-    """Dropout of whole channels: [B, C, ...] loses C-slices. One uniform number per sample and channel."""
+    """Dropout of whole channels: one uniform number per sample and channel."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.mask = Dropout(p)
 
     def forward(self, x: Tensor) -> Tensor:
-        ones = torch.ones_like(x[(slice(None), slice(None)) + (slice(0, 1),) * (x.dim() - 2)])  # [B, C, 1, ...]
-        return x * self.mask(ones) if self.training else x
+        """[B, C, ...] -> the same shape, some [B, C] slices 0, the rest scaled by 1 / (1 - p)."""
+        if not self.training:
+            return x
+        ones = x.new_ones((*x.shape[:2], *(1 for _ in x.shape[2:])))  # [B, C, 1, ...]
+        mask: Tensor = self.mask(ones)
+        return x * mask
 
 
-def dropout(p: float, model: str, *, setting: str = "dropout", channels: bool = False) -> nn.Module:
+def drop_layer(p: float, model: str, *, setting: str = "dropout", channels: bool = False) -> nn.Module:
     """Our dropout layer, or the identity for p = 0.
 
     Raises:
@@ -101,21 +133,18 @@ def fill(module: nn.Module, generator: torch.Generator, conv: ConvInit = "torch"
     """
     for part in module.modules():
         match part:
-            case nn.Conv2d():
-                if conv == "torch":
-                    fill_affine(part.weight, part.bias, generator)
-                else:
-                    nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu", generator=generator)
-                    if part.bias is not None:
-                        nn.init.zeros_(part.bias)
-            case nn.Linear():
+            case nn.Conv2d() if conv == "fan_out":
+                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu", generator=generator)
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
+            case nn.Conv2d() | nn.Linear():
                 fill_affine(part.weight, part.bias, generator)
             case nn.Embedding():
                 nn.init.normal_(part.weight, generator=generator)
-            case nn.BatchNorm1d() | nn.BatchNorm2d():
+            case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.GroupNorm() | nn.LayerNorm():
                 part.reset_parameters()  # ones, zeros and the running statistics: nothing random
-            case nn.GroupNorm() | nn.LayerNorm():
-                part.reset_parameters()
+            case _:
+                pass
 
 
 def fill_affine(weight: Tensor, bias: Tensor | None, generator: torch.Generator) -> None:

@@ -1,61 +1,61 @@
-"""Convolution networks without shortcuts: FedAvg's CNN, the small CNN, FedSMU's LeNet and FedLAG's cnn20."""
+"""Convolution networks without shortcuts: FedAvg's CNN, the small CNN, FedSMU's LeNet, FedLAG's cnn20, VGG-11 and VGG-16."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from fedstrata.errors import ConfigError
-from fedstrata.models.blocks import Model, Norm, Norms, dropout
+from fedstrata.models.blocks import Conv, ConvInit, Model, Norm, Norms, drop_layer, fill
 from fedstrata.models.task import Task, at_least, image, outputs
-
-
-class Conv(nn.Module):
-    """Convolution, norm, ReLU; then a 2x2 max-pool and channel dropout where asked: [B, C, H, W] -> [B, F, H', W']."""
-
-    def __init__(self, inputs: int, width: int, kernel: int, padding: int, norms: Norms, *, pool: bool, drop: float = 0.0) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(inputs, width, kernel, padding=padding)
-        self.norm = norms.images(width)
-        self.pool = pool
-        self.drop = dropout(drop, norms.model, channels=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.conv(x)))
-        return self.drop(F.max_pool2d(x, 2) if self.pool else x)  # type: ignore[no-any-return]
 
 
 class ConvNet(Model):
     """Convolutions, then hidden linear layers with ReLU and dropout, then the head."""
 
-    def __init__(self, convs: list[Conv], flat: int, hidden: tuple[int, ...], classes: int, drop: float, model: str) -> None:
+    def __init__(
+        self, convs: list[Conv], flat: int, hidden: tuple[int, ...], classes: int, *, drops: list[nn.Module], init: ConvInit = "torch", pool: int = 0
+    ) -> None:
         super().__init__()
+        self.init, self.pool = init, pool
         self.convs = nn.ModuleList(convs)
         widths = (flat, *hidden)
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, hidden, strict=False))
-        self.drop = dropout(drop, model)
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.drops = nn.ModuleList(drops)  # one for each hidden layer: a mask belongs to its place
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, classes]."""
         for conv in self.convs:
             x = conv(x)
+        if self.pool:
+            x = functional.adaptive_avg_pool2d(x, self.pool)
         x = x.flatten(1)  # [B, D]
-        for layer in self.hidden:
-            x = self.drop(F.relu(layer(x)))
-        return self.head(x)  # type: ignore[no-any-return]
+        for layer, drop in zip(self.hidden, self.drops, strict=True):
+            x = drop(functional.relu(layer(x)))
+        return self.head(x)
+
+    def start(self, generator: torch.Generator) -> None:
+        """PyTorch's default, or He's normal for the convolutions of a VGG."""
+        fill(self, generator, self.init)
 
 
-def _two_convs(task: Task, norms: Norms, widths: tuple[int, int], hidden: tuple[int, ...], padding: int, drop: float) -> Model:
+def _two_convs(task: Task, norms: Norms, convs: tuple[int, int], hidden: tuple[int, ...], *, padding: int, drop: float) -> Model:
     """Two 5x5 convolutions, each with a 2x2 pool, then ``hidden``."""
     name = norms.model
     channels, *size = image(task, name)
     if not 0 <= padding <= 2:
-        raise ConfigError(f"{name}(padding={padding}): 0 (as published here), 1 or 2 (keeps the size, the 'same' of TensorFlow).")
+        raise ConfigError(f"{name}(padding={padding}): write 0, 1, or 2, which keeps the size (the 'same' of TensorFlow).")
     smallest = next(s for s in range(1, 20) if _after(s, padding) >= 1)
     at_least((size[0], size[1]), smallest, name, f"Write {name}(padding=2), which goes down to 4 x 4, or take mlp." if padding < 2 else "Take mlp.")
-    convs = [Conv(a, b, 5, padding, norms, pool=True, drop=drop) for a, b in ((channels, widths[0]), widths)]
-    flat = widths[1] * _after(size[0], padding) * _after(size[1], padding)
-    return ConvNet(convs, flat, hidden, outputs(task, name), drop, name)
+    flat = convs[1] * _after(size[0], padding) * _after(size[1], padding)
+    layers = [Conv(a, b, norms, kernel=5, padding=padding, pool=True) for a, b in pairwise((channels, *convs))]
+    for layer in layers:
+        layer.drop = drop_layer(drop, name, channels=True)
+    return ConvNet(layers, flat, hidden, outputs(task, name), drops=[drop_layer(drop, name) for _ in hidden])
 
 
 def _after(size: int, padding: int) -> int:
@@ -66,7 +66,7 @@ def _after(size: int, padding: int) -> int:
 
 
 def cnn(task: Task, norm: Norm = "none", padding: int = 0, dropout: float = 0.0, groups: int = 8) -> Model:
-    """The CNN of federated averaging: 5x5 conv 32, pool, 5x5 conv 64, pool, 512, classes.
+    """FedAvg's CNN: 5x5 conv 32, pool, 5x5 conv 64, pool, 512, classes.
 
     Args:
         task: images.
@@ -75,27 +75,87 @@ def cnn(task: Task, norm: Norm = "none", padding: int = 0, dropout: float = 0.0,
         dropout: of channels after each convolution and of units after the hidden layer.
         groups: for ``norm = group``.
     """
-    return _two_convs(task, Norms("cnn", norm, groups), (32, 64), (512,), padding, dropout)
+    return _two_convs(task, Norms("cnn", norm, groups), (32, 64), (512,), padding=padding, drop=dropout)
 
 
 def small_cnn(task: Task, norm: Norm = "none", padding: int = 0, dropout: float = 0.0, groups: int = 2) -> Model:
-    """The small CNN of FedPhoenix: 5x5 conv 6, pool, 5x5 conv 16, pool, 120, 84, classes; its dropout control is ``dropout=0.3``."""
-    return _two_convs(task, Norms("small_cnn", norm, groups), (6, 16), (120, 84), padding, dropout)
+    """FedPhoenix's small CNN: 5x5 conv 6, pool, 5x5 conv 16, pool, 120, 84, classes; its dropout control is dropout=0.3."""
+    return _two_convs(task, Norms("small_cnn", norm, groups), (6, 16), (120, 84), padding=padding, drop=dropout)
 
 
 def lenet(task: Task, norm: Norm = "none", padding: int = 0, dropout: float = 0.0, groups: int = 8) -> Model:
-    """The LeNet of FedSMU: 5x5 conv 64, pool, 5x5 conv 64, pool, 384, 192, classes."""
-    return _two_convs(task, Norms("lenet", norm, groups), (64, 64), (384, 192), padding, dropout)
+    """FedSMU's LeNet: 5x5 conv 64, pool, 5x5 conv 64, pool, 384, 192, classes."""
+    return _two_convs(task, Norms("lenet", norm, groups), (64, 64), (384, 192), padding=padding, drop=dropout)
 
 
 def cnn20(task: Task, norm: Norm = "none", dropout: float = 0.0, groups: int = 8) -> Model:
-    """FedLAG's network for CIFAR: 3x3 convs 32, 32, pool, 64, 64, pool, 128, 128, pool, then 512, classes. Eight layers with weights."""
-    norms = Norms("cnn20", norm, groups)
-    channels, *size = image(task, "cnn20")
-    at_least((size[0], size[1]), 8, "cnn20", "Take small_cnn(padding=2) or mlp.")
-    widths = (channels, 32, 32, 64, 64, 128, 128)
-    convs = [
-        Conv(a, b, 3, 1, norms, pool=bool(i % 2), drop=dropout if i % 2 else 0.0) for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
-    ]
-    flat = 128 * (size[0] // 8) * (size[1] // 8)
-    return ConvNet(convs, flat, (512,), outputs(task, "cnn20"), dropout, "cnn20")
+    """FedLAG's network for CIFAR: 3x3 convs 32, 32, pool, 64, 64, pool, 128, 128, pool, then 512, classes.
+
+    Args:
+        task: images.
+        norm: after each convolution.
+        dropout: of channels after each pool and of units after the hidden layer.
+        groups: for ``norm = group``.
+    """
+    return _stacked(
+        task, Norms("cnn20", norm, groups), ((32, 32), (64, 64), (128, 128)), (512,), hidden_drop=dropout, conv_drop=dropout, channels=True
+    )
+
+
+def vgg11(task: Task, norm: Norm = "none", dropout: float = 0.0, groups: int = 32) -> Model:
+    """FedFN's VGG-11: eight 3x3 convs (64 to 512, five pools), then 512, 512, classes; convs start normal with fan-out, biases 0.
+
+    Args:
+        task: images of at least 32 x 32 pixels.
+        norm: after each convolution.
+        dropout: after each hidden linear layer.
+        groups: for ``norm = group``.
+    """
+    stages = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+    return _stacked(task, Norms("vgg11", norm, groups), stages, (512, 512), hidden_drop=dropout, init="fan_out")
+
+
+def vgg16(task: Task, norm: Norm = "batch", dropout: float = 0.5, conv_dropout: float = 0.0, pool: int = 0, *, groups: int = 32) -> Model:
+    """FedPhoenix's VGG-16-BN: thirteen 3x3 convs with bias (64 to 512, five pools), then 4096, 4096, classes.
+
+    Args:
+        task: images of at least 32 x 32 pixels.
+        norm: after each convolution.
+        dropout: after each of the two hidden linear layers.
+        conv_dropout: element-wise, after the first four pools (the dropout control takes 0.5).
+        pool: average the last map to ``pool x pool``; 0 leaves it. FedPhoenix takes 4 on Tiny-ImageNet (8192 inputs).
+        groups: for ``norm = group``.
+    """
+    stages = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+    if pool < 0:
+        raise ConfigError(f"vgg16(pool={pool}): the last map is averaged to pool x pool values; 0 leaves it as it is.")
+    return _stacked(task, Norms("vgg16", norm, groups), stages, (4096, 4096), hidden_drop=dropout, conv_drop=conv_dropout, init="fan_out", pool=pool)
+
+
+def _stacked(
+    task: Task,
+    norms: Norms,
+    stages: tuple[tuple[int, ...], ...],
+    hidden: tuple[int, ...],
+    *,
+    hidden_drop: float,
+    conv_drop: float = 0.0,
+    channels: bool = False,
+    init: ConvInit = "torch",
+    pool: int = 0,
+) -> Model:
+    """Stages of 3x3 convolutions that keep the size, each ending in a 2x2 pool; then ``hidden``. A VGG has no dropout after its fifth pool."""
+    name = norms.model
+    before, *size = image(task, name)
+    shrink = 2 ** len(stages)
+    at_least((size[0], size[1]), shrink, name, "Take resnet8, which takes any size, or small_cnn(padding=2) or mlp.")
+    layers = []
+    for depth, widths in enumerate(stages):
+        for i, width in enumerate(widths):
+            layers.append(Conv(before, width, norms, pool=i == len(widths) - 1))
+            before = width
+        if depth < 4:
+            layers[-1].drop = drop_layer(conv_drop, name, setting="conv_dropout" if name == "vgg16" else "dropout", channels=channels)
+    cells = pool * pool if pool else (size[0] // shrink) * (size[1] // shrink)
+    drops = [drop_layer(hidden_drop, name) for _ in hidden]
+    return ConvNet(layers, before * cells, hidden, outputs(task, name), drops=drops, init=init, pool=pool)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from fedstrata.errors import ConfigError
-from fedstrata.models.blocks import Model, Norm, Norms, dropout
+from fedstrata.models.blocks import Layer, Model, Norm, Norms, drop_layer
 from fedstrata.models.task import Task, numbers, outputs
 
 
 class Dense(nn.Module):
-    """Linear, norm, ReLU, dropout: [B, D] -> [B, H]."""
+    """Linear, norm, ReLU, dropout."""
 
-    def __init__(self, inputs: int, width: int, norms: Norms, drop: nn.Module) -> None:
+    norm: Layer
+    drop: Layer
+
+    def __init__(self, inputs: int, width: int, norms: Norms, drop: float) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, width)
         self.norm = norms.rows(width)
-        self.drop = drop
+        self.drop = drop_layer(drop, norms.model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(F.relu(self.norm(self.linear(x))))  # type: ignore[no-any-return]
+        """[B, D] -> [B, H]."""
+        return self.drop(functional.relu(self.norm(self.linear(x))))
 
 
 class Perceptron(Model):
@@ -29,14 +35,15 @@ class Perceptron(Model):
     def __init__(self, inputs: int, hidden: tuple[int, ...], classes: int, norms: Norms, drop: float) -> None:
         super().__init__()
         widths = (inputs, *hidden)
-        self.layers = nn.ModuleList(Dense(a, b, norms, dropout(drop, norms.model)) for a, b in zip(widths, hidden, strict=False))
+        self.layers = nn.ModuleList(Dense(a, b, norms, drop) for a, b in pairwise(widths))
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, ...] -> [B, classes]."""
         x = x.flatten(1)  # [B, D]
         for layer in self.layers:
             x = layer(x)
-        return self.head(x)  # type: ignore[no-any-return]
+        return self.head(x)
 
 
 def logistic(task: Task) -> Model:
@@ -50,10 +57,10 @@ def mlp(task: Task, norm: Norm = "none", hidden: tuple[int, ...] = (128,), dropo
     Args:
         task: any but tokens.
         norm: after each hidden layer.
-        hidden: widths; ``[100]`` is FedLAG's network for MNIST.
+        hidden: widths; ``100`` is FedLAG's network for MNIST.
         dropout: after each hidden layer.
         groups: for ``norm = group``.
     """
     if not hidden or min(hidden) < 1:
-        raise ConfigError(f"mlp(hidden={list(hidden)}): every hidden layer needs at least 1 unit; without hidden layers the model is logistic.")
+        raise ConfigError(f"mlp(hidden={list(hidden)}): every hidden layer needs at least 1 unit; the model without hidden layers is logistic.")
     return Perceptron(numbers(task, "mlp"), hidden, outputs(task, "mlp"), Norms("mlp", norm, groups), dropout)

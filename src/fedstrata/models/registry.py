@@ -13,8 +13,9 @@ from torch import nn
 
 from fedstrata.calls import Call, arguments, parse_call
 from fedstrata.errors import ConfigError, nearest
-from fedstrata.models import cnn, dense, resnet
+from fedstrata.models import attention, cnn, dense, mobilenet, recurrent, resnet
 from fedstrata.models.blocks import Model, Norm
+from fedstrata.models.check import check
 from fedstrata.models.task import Task
 
 Factory = Callable[..., nn.Module]  # (task, [norm], settings...) -> module
@@ -73,8 +74,11 @@ def register(name: str, factory: Factory, *, summary: str = "", source: str = "r
         raise ConfigError(f"a model's name is a Python name such as my_net; {name!r} is not.")
     if name in _ROWS:
         raise ConfigError(f"a model {name!r} is registered already. Choose another name.")
-    if "task" not in inspect.signature(factory).parameters:
+    parameters = inspect.signature(factory).parameters
+    if "task" not in parameters:
         raise ConfigError(f"the factory of model {name!r} needs a parameter called task (its shape, classes and vocabulary).")
+    if "norm" in parameters and parameters["norm"].default is inspect.Parameter.empty:
+        raise ConfigError(f"the factory of model {name!r} needs a default for norm: what it is built with when no norm is chosen.")
     _ROWS[name] = Row(name, summary or (inspect.getdoc(factory) or "").partition("\n")[0], source, factory)
 
 
@@ -118,6 +122,9 @@ def build(spec: str, task: Task, norm: Norm | None, generator: torch.Generator) 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = row.factory(task=task, **given)
+    head = check(module, task)
+    if head is not None:
+        module.head_name = head  # type: ignore[assignment]  # nn.Module types attributes as tensors and modules
     return module
 
 
@@ -176,5 +183,11 @@ _OURS: tuple[tuple[str, Factory, str], ...] = (
     ("resnet8", resnet.resnet8, "FedPart"),
     ("resnet18", resnet.resnet18, "He et al. 2016; FedPart, FedPhoenix, FedSMU, FedFN"),
     ("resnet9", resnet.resnet9, "FedLAG; D. Page 2018"),
+    ("vgg11", cnn.vgg11, "FedFN"),
+    ("vgg16", cnn.vgg16, "FedPhoenix"),
+    ("mobilenet", mobilenet.mobilenet, "Howard et al. 2017; FedFN, FedPhoenix"),
+    ("vit_s", attention.vit_s, "Dosovitskiy et al. 2021; FedSMU"),
+    ("char_lstm", recurrent.char_lstm, "FedSMU"),
+    ("transformer", attention.transformer, "FedPart"),
 )
 _ROWS.update({name: Row(name, (inspect.getdoc(factory) or "").partition("\n")[0], source, factory, ours=True) for name, factory, source in _OURS})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, Protocol
 
 from fedstrata.errors import DataError
@@ -35,7 +36,7 @@ def outputs(task: Task, model: str) -> int:
     """
     if task.classes < 1:
         raise DataError(
-            f"model {model} cannot have {task.classes} outputs: the task names {task.classes} classes. Give it at least 2 (1 for regression)."
+            f"model {model} cannot have {task.classes} outputs: the task says classes={task.classes}. It needs 1 for regression, else at least 2."
         )
     return task.classes
 
@@ -46,11 +47,8 @@ def numbers(task: Task, model: str) -> int:
     Raises:
         DataError: tokens, or an axis of length 0.
     """
-    if task.vocabulary > 0:
-        raise DataError(f"model {model} reads numbers, but the samples are tokens (vocabulary {task.vocabulary}). Use char_lstm or transformer.")
-    count = 1
-    for length in task.shape:
-        count *= length
+    _not_tokens(task, model, "numbers")
+    count = math.prod(task.shape)
     if count < 1:
         raise DataError(f"model {model}: one sample has shape {task.shape} and holds no number.")
     return count
@@ -62,18 +60,17 @@ def image(task: Task, model: str) -> tuple[int, int, int]:
     Raises:
         DataError: tokens, or samples without exactly these three axes.
     """
+    _not_tokens(task, model, "images")
+    if len(task.shape) == 3 and min(task.shape) >= 1:
+        channels, height, width = task.shape
+        return channels, height, width
+    remedy = f"Add the channel axis: {(1, *task.shape)}." if len(task.shape) == 2 else "Use mlp or logistic, which flatten."
+    raise DataError(f"model {model} reads images [channels, height, width], but one sample has shape {task.shape}. {remedy}")
+
+
+def _not_tokens(task: Task, model: str, wanted: str) -> None:
     if task.vocabulary > 0:
-        raise DataError(f"model {model} reads images, but the samples are tokens (vocabulary {task.vocabulary}). Use char_lstm or transformer.")
-    if len(task.shape) == 2:
-        raise DataError(
-            f"model {model} reads images [channels, height, width], but one sample has shape {task.shape}. Add the channel axis: {(1, *task.shape)}."
-        )
-    if len(task.shape) != 3 or min(task.shape) < 1:
-        raise DataError(
-            f"model {model} reads images [channels, height, width], but one sample has shape {task.shape}. Use mlp or logistic, which flatten."
-        )
-    channels, height, width = task.shape
-    return channels, height, width
+        raise DataError(f"model {model} reads {wanted}, but the samples are tokens (vocabulary {task.vocabulary}). Use char_lstm or transformer.")
 
 
 def at_least(size: tuple[int, int], smallest: int, model: str, remedy: str) -> None:
@@ -83,8 +80,9 @@ def at_least(size: tuple[int, int], smallest: int, model: str, remedy: str) -> N
         DataError: height or width below ``smallest``; the message gives both and the remedy.
     """
     if min(size) < smallest:
+        wanted, given = f"{smallest} x {smallest}", f"{size[0]} x {size[1]}"
         raise DataError(
-            f"model {model} needs images of at least {smallest} x {smallest} pixels, but these have {size[0]} x {size[1]}: its pools would leave nothing. {remedy}"
+            f"model {model} needs images of at least {wanted} pixels, these have {given}: its convolutions and pools would leave nothing. {remedy}"
         )
 
 
@@ -95,9 +93,7 @@ def tokens(task: Task, model: str) -> tuple[int, int]:
         DataError: numbers instead of tokens, or samples that are not one row.
     """
     if task.vocabulary < 1:
-        raise DataError(
-            f"model {model} reads tokens, but the samples are numbers of shape {task.shape}. Use cnn or resnet8 for images, mlp for tables."
-        )
+        raise DataError(f"model {model} reads tokens, but samples are numbers of shape {task.shape}. Use cnn or resnet8 for images, mlp for tables.")
     if len(task.shape) != 1 or task.shape[0] < 1:
         raise DataError(f"model {model} reads one row of tokens a sample, (length,), but one sample has shape {task.shape}.")
     return task.vocabulary, task.shape[0]

@@ -1,0 +1,183 @@
+"""A user's own module: does it fit the task, and is its randomness ours to seed?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.errors import ConfigError, DataError
+from fedstrata.models.blocks import ChannelDropout
+from fedstrata.models.task import Task
+from fedstrata.net import Dropout
+
+_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_OTHERS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def check(module: nn.Module, task: Task) -> str | None:
+    """Try a module on a batch of two made-up samples, on a copy: it is left as it was, and so is torch's random generator.
+
+    Args:
+        module: any module on the CPU that should map ``[B, *task.shape]`` to ``[B, task.classes]``.
+        task: shape, classes and vocabulary of the data.
+    Returns:
+        the name of the head: the linear layer whose output is the model's output; None where there is none (methods that need a head then say so).
+    Raises:
+        DataError: samples that the model cannot read, or more or fewer outputs than classes.
+        ConfigError: outputs that are not finite or are probabilities, parameters without a shape yet, a wrong ``head_name``, or randomness from
+            torch's own generator while training, for example functional dropout.
+    """
+    _has_shapes(module)
+    probe = _probe(task)
+    trial = copy.deepcopy(module).eval()
+    with torch.no_grad(), _generator_kept():
+        out = _forward(trial, probe, task)
+        _fits(out, trial, task)
+        _draws_nothing(copy.deepcopy(module).train(), probe, task)
+        return _head(trial, probe, out, task, declared=getattr(module, "head_name", None))
+
+
+def swap_dropout(module: nn.Module) -> nn.Module:
+    """A copy of a module with torch's dropout layers replaced by ours, which draw from the derived stream.
+
+    Raises:
+        ConfigError: alpha dropout, which has no counterpart here, or p = 1.
+    """
+    swapped = copy.deepcopy(module)
+    if isinstance(swapped, (nn.Dropout, *_CHANNELS)):
+        return _ours(swapped, "the module itself")
+    for name, part in list(swapped.named_modules()):
+        if isinstance(part, _OTHERS):
+            raise ConfigError(f"layer {name} is {type(part).__name__}, which has no seeded counterpart here. Use fedstrata.net.Dropout.")
+        if isinstance(part, (nn.Dropout, *_CHANNELS)):
+            swapped.set_submodule(name, _ours(part, f"layer {name}"))
+    return swapped
+
+
+def _ours(layer: nn.Module, where: str) -> nn.Module:
+    p = getattr(layer, "p", 0.0)
+    if not 0 <= p < 1:
+        raise ConfigError(f"{where} drops a share p={p}: it must lie in [0, 1).")
+    ours = ChannelDropout(p) if isinstance(layer, _CHANNELS) else Dropout(p)
+    return ours.train(layer.training)
+
+
+@contextmanager
+def _generator_kept() -> Iterator[None]:
+    """Whatever happens inside, torch's own generator is afterwards where it was."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def _has_shapes(module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ConfigError(f"parameter {name} has no shape yet (a lazy layer). Run one batch through the model before handing it over.")
+        if parameter.device.type == "meta":
+            raise ConfigError(f"parameter {name} lies on the meta device and holds no numbers. Materialise and initialise the model first.")
+
+
+def _probe(task: Task) -> Tensor:
+    """[2, *shape]: standard normal numbers, or tokens with the largest one among them."""
+    generator = torch.Generator().manual_seed(0)
+    if task.vocabulary > 0:
+        batch = torch.randint(task.vocabulary, (2, *task.shape), generator=generator)
+        batch.flatten()[0] = task.vocabulary - 1
+        return batch
+    return torch.randn(2, *task.shape, generator=generator)
+
+
+def _forward(module: nn.Module, probe: Tensor, task: Task) -> Tensor:
+    try:
+        out = module(probe)
+    except Exception as error:  # whatever a user's module raises becomes one clear sentence
+        raise DataError(_diagnosis(module, task, error)) from error
+    if not isinstance(out, Tensor):
+        raise ConfigError(f"the model returns {type(out).__name__}; a tensor [batch, {task.classes}] is wanted. Return the logits only.")
+    return out
+
+
+def _diagnosis(module: nn.Module, task: Task, error: Exception) -> str:
+    """Why a module refuses the probe: usually its first layer expects another width."""
+    name, first = next(((n, m) for n, m in module.named_modules() if isinstance(m, (nn.modules.conv._ConvNd, nn.Linear, nn.Embedding))), ("", None))
+    shape = tuple(task.shape)
+    if isinstance(first, nn.modules.conv._ConvNd) and task.vocabulary == 0 and first.in_channels != shape[0]:
+        given = (
+            f"the data have {shape[0]} channel(s) (samples of shape {shape}), but the model's first convolution, {name}, takes {first.in_channels}"
+        )
+        return f"{given}. Give that layer {shape[0]}, or choose a model by name: those take their channels from the data."
+    if isinstance(first, nn.Embedding) and task.vocabulary > first.num_embeddings:
+        return f"the data have a vocabulary of {task.vocabulary}, but the model's embedding, {name}, holds {first.num_embeddings}. Make it larger."
+    if isinstance(first, nn.Embedding) and task.vocabulary == 0:
+        return f"the model begins with an embedding ({name}) and reads tokens, but samples are numbers of shape {shape}."
+    kind = f"tokens below {task.vocabulary}" if task.vocabulary else "numbers"
+    reason = " ".join(str(error).split())[:300]
+    return f"the model cannot read a batch of 2 samples of shape {shape} ({kind}): {type(error).__name__}: {reason}"
+
+
+def _fits(out: Tensor, module: nn.Module, task: Task) -> None:
+    if out.dim() == 2 and out.shape[0] == 2 and out.shape[1] != task.classes:
+        last = [f" (layer {n})" for n, m in module.named_modules() if isinstance(m, nn.Linear) and m.out_features == out.shape[1]]
+        where = last[-1] if last else ""
+        raise DataError(f"the task has {task.classes} classes, but the model's head{where} gives {out.shape[1]} outputs. Give it {task.classes}.")
+    if tuple(out.shape) != (2, task.classes):
+        raise DataError(f"a batch of 2 samples gives outputs of shape {tuple(out.shape)}; [batch, classes] = (2, {task.classes}) is wanted.")
+    _finite(out, "evaluation")
+    if task.classes > 1 and bool((out >= 0).all()) and torch.allclose(out.sum(1), torch.ones(2, dtype=out.dtype), atol=1e-5):
+        raise ConfigError("the model returns probabilities (rows sum to 1); the loss takes logits. Leave the softmax out.")
+
+
+def _finite(out: Tensor, mode: str) -> None:
+    if not bool(out.isfinite().all()):
+        raise ConfigError(f"the model's outputs are not finite in {mode} mode on standard normal inputs. Check its initialisation.")
+
+
+def _draws_nothing(module: nn.Module, probe: Tensor, task: Task) -> None:
+    """Refuse a module that moves torch's own generator while training: threads and processes would then differ from the loop."""
+    generator = torch.Generator().manual_seed(1)
+    uniforms: Callable[[torch.Size], Tensor] = lambda shape: torch.rand(shape, generator=generator)
+    for part in module.modules():
+        if isinstance(part, Dropout):
+            part.draw = uniforms
+    before = torch.get_rng_state()
+    out = _forward(module, probe, task)
+    if not torch.equal(before, torch.get_rng_state()):
+        layers = [n for n, m in module.named_modules() if isinstance(m, (nn.Dropout, *_CHANNELS, *_OTHERS)) and getattr(m, "p", 0) > 0]
+        found = (
+            f"its layers {', '.join(layers[:5])} are"
+            if layers
+            else "there is a functional dropout, an attention or recurrent layer with dropout, or noise"
+        )
+        remedy = "call fedstrata.models.swap_dropout(model)" if layers else "use the layer fedstrata.net.Dropout, which draws from the seeded stream"
+        raise ConfigError(f"the model draws from torch's own random generator while training ({found}), so runs could not be repeated: {remedy}.")
+    _finite(out, "training")
+
+
+def _head(trial: nn.Module, probe: Tensor, out: Tensor, task: Task, *, declared: str | None) -> str | None:
+    """The linear layer that ends the model, found by leaving it out on a copy."""
+    candidates = [n for n, m in trial.named_modules() if n and isinstance(m, nn.Linear) and m.out_features == task.classes]
+    if declared is not None:
+        if declared not in candidates or not _ends_in(trial, declared, probe, out):
+            raise ConfigError(f"head_name is {declared!r}, but the model's output is not the output of a linear layer of that name.")
+        return declared
+    return next((name for name in reversed(candidates) if _ends_in(trial, name, probe, out)), None)
+
+
+def _ends_in(trial: nn.Module, name: str, probe: Tensor, out: Tensor) -> bool:
+    without = copy.deepcopy(trial)
+    head = without.get_submodule(name)
+    without.set_submodule(name, nn.Identity())
+    try:
+        features = without(probe)
+    except Exception:  # noqa: BLE001 - a layer further on misses the head's width: then this is not the head
+        return False
+    if not isinstance(features, Tensor) or features.dim() != 2 or features.shape != (2, getattr(head, "in_features", -1)):
+        return False
+    return torch.allclose(head(features), out, rtol=1e-5, atol=1e-6)
