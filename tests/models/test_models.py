@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedstrata import models
 from fedstrata.layout import Layout, derive_groups, entries_of
@@ -304,6 +305,27 @@ def test_the_lstm_is_torchs():
     peer.load_state_dict({f"{n}_l0": p.detach() for n, p in mine.named_parameters()})
     x = torch.randn(2, 80, 8, generator=seeded())
     torch.testing.assert_close(mine(x), peer(x)[0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "task", "forward"),
+    [
+        ("char_lstm", CHARS, 80 * 400 * (108 + 200) + 8_000),
+        ("mlp", Task((784,), 10), 101_632),
+        ("cnn", CIFAR, 32 * 784 * 75 + 64 * 100 * 800 + 824_320),
+    ],
+)
+def test_torchs_counter_sees_all_products(spec, task, forward):
+    module = build(spec, task)
+    with FlopCounterMode(display=False) as counter:
+        out = module(batch(task))
+    assert counter.get_total_flops() == 2 * 3 * forward
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    inputs = {"char_lstm": 0, "mlp": 100_352, "cnn": 32 * 784 * 75}[
+        spec
+    ]  # the first layer's input needs no gradient; the fused LSTM computes it anyway
+    assert counter.get_total_flops() == 2 * 3 * (2 * forward - inputs)
 
 
 def test_fedfn_initialisation_of_vgg11():

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from fedstrata.errors import ConfigError
 from fedstrata.layout import GroupSpec
 from fedstrata.models.blocks import Layer, Model, drop_layer, fill
 from fedstrata.models.task import Task, outputs, tokens
+
+_FUSED = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten.mkldnn_rnn_layer_backward)
+
+
+def _products(x: Sequence[int], weight: Sequence[int], recurrent: Sequence[int]) -> int:
+    """FLOPs of all steps of one LSTM layer: x [L, B, D], weight [4H, D], recurrent [4H, H]; a multiplication and an addition are two."""
+    return 2 * x[0] * x[1] * weight[0] * (weight[1] + recurrent[1])
+
+
+def _count_forward(x: Sequence[int], weight: Sequence[int], recurrent: Sequence[int], *_: object, **__: object) -> int:
+    return _products(x, weight, recurrent)
+
+
+def _count_backward(x: Sequence[int], weight: Sequence[int], recurrent: Sequence[int], *_: object, **__: object) -> int:
+    return 2 * _products(x, weight, recurrent)  # with respect to inputs and to weights; the fused kernel always does both
+
+
+for _operator, _formula in zip(_FUSED, (_count_forward, _count_backward), strict=True):
+    if _operator not in flop_registry:  # torch's counter does not know the CPU's fused layer and would count nothing
+        register_flop_formula(_operator)(_formula)
 
 
 class LSTM(nn.Module):
