@@ -179,10 +179,10 @@ class View:
         samples: training samples; counts: [classes] float, how many of each label.
         steps: local steps over all phases.
         lr: local learning rate of this round.
-        phase: the current one.
+        phase: the current one; plan: of this client.
+        fresh: the client has not taken part yet (nothing of it is stored).
         loss, gradient: the plain ones: mean loss over a batch, and its gradient at any parameters.
-        carry: what ``step`` carried, after training.
-        train_loss: mean training loss, after training.
+        carry: what ``step`` carried, after training; end: the parameters then, with their statistics; train_loss: the mean.
     """
 
     net: Net
@@ -197,11 +197,14 @@ class View:
     steps: int
     lr: float
     phase: Phase
+    plan: Plan
     loss: Loss
     gradient: Gradient
     tools: Tools
+    fresh: bool = True
     piece: str = ""
     carry: Any = None
+    end: Params | None = None
     train_loss: float = float("nan")
 
     def noise(self, name: str, shape: Sequence[int], kind: Literal["uniform", "normal"] = "uniform") -> Tensor:
@@ -287,6 +290,7 @@ class ServerView:
         replies: the accepted ones, in cohort order.
         sent: what each of them was sent.
         answers: to this piece's question.
+        lr: local learning rate of this round.
         rng: a derived generator of this piece and round.
     """
 
@@ -294,6 +298,7 @@ class ServerView:
     params: Params
     plan: Plan
     round: int
+    lr: float
     replies: Sequence[Reply]
     sent: Sequence[Params]
     answers: Answers | None
@@ -311,12 +316,14 @@ class Piece:
 
     Class attributes:
         needs: "sum" if the server step is a function of weighted sums, "individuals" if it must see single replies.
+        splits: local steps look at parts of a batch, so that batches must not be padded.
         wire: the piece changes what an update looks like on the wire and must come last.
         head: the piece replaces the model's head.
         source: paper and section.
     """
 
     needs: ClassVar[Literal["sum", "individuals"]] = "sum"
+    splits: ClassVar[bool] = False
     wire: ClassVar[bool] = False
     head: ClassVar[bool] = False
     source: ClassVar[str] = ""
@@ -421,6 +428,29 @@ class Piece:
         name = type(self).__name__.lower()
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{name}({', '.join(shown)})" if shown else name
+
+
+STATISTICS = "@statistics"
+
+
+def flatten_state(state: State) -> dict[str, Params | Tensor]:
+    """A state with the norm statistics of its parameters as entries of their own."""
+    flat: dict[str, Params | Tensor] = {}
+    for name, value in state.items():
+        flat[name] = value
+        if isinstance(value, Params) and value.buffers is not None and len(value.buffers):
+            flat[name + STATISTICS] = value.buffers
+    return flat
+
+
+def restore_state(flat: Mapping[str, Params | Tensor]) -> State:
+    """Back from :func:`flatten_state`."""
+    state: State = {}
+    for name, value in flat.items():
+        if not name.endswith(STATISTICS):
+            buffers = flat.get(name + STATISTICS)
+            state[name] = Params(value.flat, value.spec, buffers=buffers) if isinstance(value, Params) and isinstance(buffers, Params) else value
+    return state
 
 
 def sample_weights(replies: Sequence[Reply]) -> Tensor:

@@ -1,0 +1,27 @@
+"""One client after the other, in this process: eager autograd on a bound module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fedstrata.backends.protocol import KitMaker
+from fedstrata.piece import Reply
+from fedstrata.round import Failure, Work, train_client
+
+
+class Loop:
+    """The plainest executor."""
+
+    name = "loop"
+    workers = 1
+
+    def __init__(self, make: KitMaker) -> None:
+        self.kit = make()
+
+    def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
+        """Replies in cohort order."""
+        for work in works:
+            yield train_client(self.kit, work)
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,31 @@
+"""The protocol of an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+from fedstrata.piece import Reply
+from fedstrata.round import Failure, Kit, Work
+
+KitMaker: TypeAlias = Callable[[], Kit]
+
+
+class Executor(Protocol):
+    """Trains the clients of a round.
+
+    Attributes:
+        name: as configured.
+        workers: clients trained at a time.
+    """
+
+    name: str
+    workers: int
+
+    def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
+        """One reply or failure for each work, in any order."""
+        ...
+
+    def close(self) -> None:
+        """Release workers; a second call does nothing."""
+        ...

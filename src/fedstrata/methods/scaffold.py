@@ -1,0 +1,80 @@
+"""SCAFFOLD: control variates against client drift."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedstrata.errors import MethodError
+from fedstrata.params import Params, zeros
+from fedstrata.piece import Gradient, Piece, Reply, ServerView, Setup, State, View, require, uniform_weights
+
+
+@dataclass(frozen=True)
+class Scaffold(Piece):
+    """Local steps follow g - c_i + c; client and server controls are refreshed from where the local steps went.
+
+    c_i' = c_i - c + (received - y) / (K' lr), with K' the local steps, or, under SGD momentum rho, (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho).
+    Both server means are unweighted; c moves by the share of clients that took part. Statistics of norms are averaged plainly.
+
+    Source: Karimireddy et al. 2020, Alg. 1, option II; the momentum form is that of the FedDr harness.
+    """
+
+    source: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, "scaffold.lr", self.lr, "the server's step size, above 0 (published: 1)")
+
+    def check(self, setup: Setup) -> None:
+        if setup.optimizer != "sgd":
+            raise MethodError(f"scaffold reads gradients off local steps of SGD; local.optimizer is {setup.optimizer}. Set local.optimizer=sgd.")
+
+    def init(self, setup: Setup) -> State:
+        return {"control": zeros(setup.params)}
+
+    def init_client(self, setup: Setup) -> State:
+        return {"control": zeros(setup.params)}
+
+    def send(self, params: Params, slot: State, place: int, rng: object, setup: Setup) -> tuple[Params, State]:
+        return params, {"control": slot["control"]}
+
+    def gradient(self, gradient: Gradient, v: View) -> Gradient:
+        correction = _params(v.extras) - _params(v.own)
+        return lambda p, b: gradient(p, b) + correction
+
+    def upload(self, delta: Params, own: State, v: View) -> tuple[Params, State, State]:
+        if len(v.plan.phases) > 1:
+            raise MethodError("scaffold divides by one number of local steps; this chain trains in phases. Leave scaffold or the phases out.")
+        travel = effective_steps(v.steps, v.setup.momentum) * v.lr
+        old = _params(own)
+        change = -(_params(v.extras).pick(delta)) - delta / travel
+        return delta, {"control": change}, {"control": old | (old.pick(delta) + change)}
+
+    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
+        return uniform_weights(replies)
+
+    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+        changes = [_params(r.mail["scaffold"]) for r in v.replies]
+        total = changes[0].flat.clone()
+        for change in changes[1:]:
+            total += change.flat
+        old = _params(slot)
+        moved = old.pick(changes[0]) + changes[0].new(total / len(v.setup.eligible))
+        return self.lr * step, {"control": old | moved}
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """How many gradients' worth of movement ``steps`` steps of SGD make."""
+    if not momentum:
+        return steps
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
+def _params(state: State) -> Params:
+    control = state["control"]
+    assert isinstance(control, Params)
+    return control

@@ -1,0 +1,571 @@
+"""One client's local update: the only local loop. Pure: what a client needs goes in as :class:`Work`, a :class:`Reply` comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedstrata import streams
+from fedstrata.compose import Method, name_of
+from fedstrata.errors import FedstrataError
+from fedstrata.layout import Names
+from fedstrata.net import Batch, Bound, Function, Net, gradient_at
+from fedstrata.optim import Optimizer
+from fedstrata.params import Params
+from fedstrata.piece import Gradient, Loss, Phase, Piece, Plan, Reply, Setup, State, View, flatten_state, restore_state
+
+
+class ClientData(Protocol):
+    """What the engine reads of a federation; see ``fedstrata.data``."""
+
+    def training(self, client: int) -> Tensor: ...
+    def counts(self, client: int) -> Tensor: ...
+    @property
+    def train(self) -> Any: ...
+    @property
+    def augment(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Local:
+    """Local settings that pieces do not see."""
+
+    draw: str = "cycle"
+    clip: float | None = None
+    precision: str = "float32"
+
+
+@dataclass
+class Kit:
+    """What a worker owns: a bound module and what is fixed for a run. Never shared between threads."""
+
+    bound: Bound
+    net: Net
+    method: Method
+    setup: Setup
+    data: ClientData
+    local: Local
+    memo: Memo
+    costs: dict[str, float] = field(default_factory=dict)  # FLOPs a sample, by purpose; filled by a probe
+
+    @cached_property
+    def batch_dependent(self) -> bool:
+        """Whether a norm looks at the batch, so that a batch of one sample cannot be trained on."""
+        return bool(self.bound.norms)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether pieces hold gradients across calls, so that each needs a vector of its own."""
+        return self.method.has("gradient") or self.method.has("step")
+
+    def optimizer(self) -> Optimizer:
+        """A local optimiser with empty state."""
+        s = self.setup
+        return Optimizer(s.optimizer, s.momentum, s.weight_decay, self.local.clip)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The precision that forward passes run in."""
+        if self.local.precision == "float32":
+            return nullcontext()
+        return torch.autocast("cpu", dtype=torch.bfloat16)  # type: ignore[no-any-return,no-untyped-call]
+
+    def slope(self, loss: Loss, p: Params, batch: Batch) -> Params:
+        """Gradient at parameters that the module is not bound to."""
+        self.memo.clear()
+        return gradient_at(loss, p, batch)
+
+    def plain_loss(self, p: Params, batch: Batch) -> Tensor:
+        """Mean loss over the batch."""
+        with self.autocast():
+            output = self.net(p, batch.x)
+        return batch.mean(self.net.loss(output.float() if output.dtype == torch.bfloat16 else output, batch.y))
+
+
+class Memo:
+    """Features of the batch in hand, so that a loss term on them costs no second forward pass (nor a second dropout mask)."""
+
+    def __init__(self, features: Function) -> None:
+        self.features = features
+        self.known: list[tuple[Tensor, Tensor, str, Tensor]] = []
+
+    def __call__(self, p: Params, x: Tensor) -> Tensor:
+        """[B, d] features, computed once for each (parameters, batch) since the last :meth:`clear`."""
+        for flat, seen, still, z in self.known:
+            if flat is p.flat and seen is x and still == p.still:
+                return z
+        z = self.features(p, x)
+        self.known.append((p.flat, x, p.still, z))
+        return z
+
+    def clear(self) -> None:
+        """Forget; called before every evaluation of a loss."""
+        self.known.clear()
+
+
+def bind_net(module: nn.Module, head: str, loss: Callable[[Tensor, Tensor], Tensor], method: Method) -> tuple[Bound, Net, Memo]:
+    """A bound copy of a module and its functions under a method."""
+    bound = Bound(module, head)
+    net = method.model(bound.net(loss))
+    bound.attach(net)
+    memo = Memo(net.features)
+    return bound, replace(net, features=memo), memo
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one client is asked to do.
+
+    Attributes:
+        place: in the cohort; client: its id; occurrence: how often the client stands before this place.
+        round: zero-based.
+        plan: of this place.
+        sent: what the server sent: full parameters with statistics; what the plan does not send is not read.
+        extras: counted extras, by piece.
+        row: the client's stored row, or None.
+        lr: this round's local learning rate.
+    """
+
+    place: int
+    client: int
+    occurrence: int
+    round: int
+    plan: Plan
+    sent: Params
+    extras: Mapping[str, State]
+    row: Mapping[str, Tensor] | None
+    lr: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client without a usable reply."""
+
+    place: int
+    client: int
+    code: str
+    message: str
+
+
+# ---- rows ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def pack(states: Mapping[str, State], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All pieces' states and the stored tensors as one flat mapping of names."""
+    row = {f"kept/{name}": tensor for name, tensor in kept.items()}
+    for piece, state in states.items():
+        for name, value in flatten_state(state).items():
+            row[f"{piece}/{name}"] = value.flat if isinstance(value, Params) else value
+    return row
+
+
+def unpack(piece: str, template: State, row: Mapping[str, Tensor] | None) -> State:
+    """One piece's state from a packed row; the template gives names and shapes, and the values where there is no row."""
+    if row is None:
+        return dict(template)
+    stored: dict[str, Params | Tensor] = {}
+    for name, value in flatten_state(template).items():
+        tensor = row[f"{piece}/{name}"]
+        stored[name] = Params(tensor, value.spec) if isinstance(value, Params) else tensor
+    return restore_state(stored)
+
+
+# ---- data order ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Order:
+    """The positions that local steps read: derived from (seed, purpose, round, client, epoch) alone."""
+
+    seed: int
+    keys: tuple[int | str, ...]
+    samples: int
+    batch: int
+    draw: str
+    merge_single: bool
+
+    def batches(self, *, epochs: int | None, steps: int | None) -> Iterator[tuple[int, Tensor]]:
+        """Yields (epoch, positions [B] int64)."""
+        each = -(-self.samples // min(self.batch, self.samples))
+        if self.draw == "cycle":
+            left = steps if steps is not None else each * (epochs or 0)
+            epoch = 0
+            while left > 0:
+                for positions in self._cut(torch.from_numpy(self._rng(epoch).permutation(self.samples)))[:left]:
+                    yield epoch, positions
+                left -= each
+                epoch += 1
+            return
+        total = steps if steps is not None else each * (epochs or 0)
+        size = min(self.batch, self.samples)
+        rng = self._rng(0)
+        for step in range(total):
+            drawn = rng.choice(self.samples, size, replace=False) if self.draw == "fresh" else rng.integers(self.samples, size=size)
+            yield step, torch.from_numpy(drawn)
+
+    def _rng(self, epoch: int) -> np.random.Generator:
+        return streams.stream(self.seed, "order", *self.keys, epoch)
+
+    def _cut(self, order: Tensor) -> list[Tensor]:
+        parts = list(order.split(self.batch))
+        if self.merge_single and len(parts) > 1 and len(parts[-1]) == 1:
+            parts[-2:] = [order[(len(parts) - 2) * self.batch :]]  # a norm cannot look at one sample
+        return parts
+
+
+# ---- one client ---------------------------------------------------------------------------------------------------------------------------
+
+
+class Stepper(Protocol):
+    """Something that takes a local step."""
+
+    def step(self, batch: Batch) -> None:
+        """Move the parameters by one batch."""
+
+
+def run_steps(stepper: Stepper, batches: Iterable[Batch]) -> None:
+    """The only local loop."""
+    for batch in batches:
+        stepper.step(batch)
+
+
+class Eager:
+    """Local steps of one client on the bound vector.
+
+    Args:
+        kit: the worker.
+        loss: with middleware.
+        gradient: middleware round the gradient, innermost first.
+        names: parameters that move.
+        lr: learning rate.
+        custom: a piece's own optimiser step, or None.
+        carry: what that step starts with.
+    """
+
+    def __init__(
+        self, kit: Kit, loss: Loss, gradient: Callable[[Gradient], Gradient], names: Names, lr: float, custom: Callable[..., Any] | None = None, carry: Any = None
+    ) -> None:
+        self.kit, self.loss, self.lr, self.custom, self.carry = kit, loss, lr, custom, carry
+        self.optimizer = kit.optimizer()
+        self.total = 0.0
+        self.count = 0
+        self.samples = 0
+        bound = kit.bound
+        bound.train_only(names)
+        self.runs = bound.spec.runs(names)
+        self.values = [bound.flat.detach()[a:b] for a, b in self.runs]
+        self.slopes = [bound.grad[a:b] for a, b in self.runs]
+        self.whole = self.runs == ((0, bound.spec.total),)
+        self.gradient = gradient(self._base)
+
+    def _base(self, p: Params, batch: Batch) -> Params:
+        bound = self.kit.bound
+        if p.flat is not bound.flat:
+            return self.kit.slope(self.loss, p, batch)
+        self.kit.memo.clear()
+        for slope in self.slopes:
+            slope.zero_()
+        value = self.loss(p, batch)
+        value.backward()  # type: ignore[no-untyped-call]
+        self.total += float(value.detach())
+        self.count += 1
+        return Params(bound.grad.clone() if self.kit.rewrites else bound.grad, bound.spec)
+
+    def step(self, batch: Batch) -> None:
+        """One batch."""
+        self.samples += len(batch.y)
+        bound = self.kit.bound
+        if self.custom is not None:
+            moved, self.carry = self.custom(bound.params, batch, self.gradient, self.carry)
+            with torch.no_grad():
+                for value, (a, b) in zip(self.values, self.runs, strict=True):
+                    value.copy_(moved.flat[a:b])
+            return
+        flat = self.gradient(bound.params, batch).flat
+        slopes = self.slopes if flat is bound.grad else [flat[a:b] for a, b in self.runs]
+        self.optimizer.step(self.values, slopes, self.lr)
+
+
+class Session:
+    """One client's turn: receive, train, upload. It is also the tools that pieces are given."""
+
+    def __init__(self, kit: Kit, work: Work, *, probe: bool = False) -> None:
+        self.kit, self.work, self.probe = kit, work, probe
+        self.passes: dict[str, int] = {}
+        self.index = kit.data.training(work.client)
+        self._taken: tuple[Tensor, Tensor] | None = None
+        setup, plan = kit.setup, work.plan
+        start = self._compose()
+        phase = plan.phases[0]
+        self.steps = sum(self._length(p) for p in plan.phases)
+        self.view = View(
+            net=kit.net,
+            layout=setup.layout,
+            setup=setup,
+            anchor=start,
+            extras={},
+            own={},
+            round=work.round,
+            samples=len(self.index),
+            counts=kit.data.counts(work.client).to(torch.float32),
+            steps=self.steps,
+            lr=work.lr,
+            phase=phase,
+            plan=plan,
+            loss=kit.plain_loss,
+            gradient=self._slope,
+            tools=self,
+            fresh=work.row is None,
+        )
+        self.rows = {n: unpack(n, p.init_client(setup), work.row) for n, p in kit.method.named.items()}
+        self.dropout = streams.torch_stream(setup.seed, "dropout", work.round, work.client, work.occurrence)
+
+    # -- what the client starts with
+
+    def _compose(self) -> Params:
+        """What was sent, the client's own stored tensors, and what everyone has known from the start."""
+        kit, work = self.kit, self.work
+        layout, down = kit.setup.layout, work.plan.down
+        if layout.all <= down:
+            return work.sent
+        stored = {n[5:]: t for n, t in (work.row or {}).items() if n.startswith("kept/")}
+        initial = kit.setup.params
+        mine = {n: t for n, t in stored.items() if n not in down}
+
+        def join(sent: Params, first: Params) -> Params:
+            own = {n: mine[n] for n in first if n in mine}
+            joined = first | sent.pick(down & frozenset(first))
+            return joined | Params.of(own) if own else joined
+
+        params = join(Params(work.sent.flat, work.sent.spec), Params(initial.flat, initial.spec))
+        assert work.sent.buffers is not None
+        assert initial.buffers is not None
+        return Params(params.flat, params.spec, buffers=join(work.sent.buffers, initial.buffers))
+
+    def _length(self, phase: Phase) -> int:
+        s = self.kit.setup
+        return s.local_steps(len(self.index), epochs=phase.epochs, steps=phase.steps)
+
+    def at(self, name: str, **changes: Any) -> View:
+        """The view of one piece."""
+        return replace(self.view, own=self.rows[name], extras=dict(self.work.extras.get(name, {})), piece=name, **changes)
+
+    # -- batches
+
+    def _order(self, purpose: str, share: float = 1.0) -> Order:
+        s, w = self.kit.setup, self.work
+        n = max(1, int(share * len(self.index)))
+        return Order(s.seed, (purpose, w.round, w.client, w.occurrence), n, s.batch, self.kit.local.draw, self.kit.batch_dependent)
+
+    def positions(self, purpose: str, *, epochs: int | None = None, steps: int | None = None, share: float = 1.0) -> Iterator[tuple[int, Tensor]]:
+        """(epoch, positions) of the batches for this purpose; a probe sees the first only."""
+        found = self._order(purpose, share).batches(epochs=epochs, steps=steps)
+        for item in found:
+            yield item
+            if self.probe:
+                return
+
+    def read(self, purpose: str, epoch: int, positions: Tensor) -> Batch:
+        """The samples at these positions, augmented by a stream of (client, round, epoch, sample)."""
+        data = self.kit.data
+        if data.train.lazy:
+            chosen = self.index[positions]
+            x, y = data.train.take(chosen), data.train.y[chosen]
+        else:
+            if self._taken is None:
+                self._taken = data.train.take(self.index), data.train.y[self.index]
+            x, y = self._taken[0].index_select(0, positions), self._taken[1].index_select(0, positions)
+        if data.augment is not None:
+            key = streams.key(self.kit.setup.seed, "augment", purpose, self.work.round, self.work.client, self.work.occurrence, epoch)
+            x = data.augment(x, torch.from_numpy(streams.uniforms(key, self.index[positions].numpy(), data.augment.draws)))
+        return Batch(x, y)
+
+    def batches(self, purpose: str, *, epochs: int | None = None, steps: int | None = None, share: float = 1.0) -> Iterator[Batch]:
+        """Batches for one stretch of steps; an epoch or step count that is not given is the run's."""
+        if epochs is None and steps is None:
+            epochs, steps = self.kit.setup.epochs, self.kit.setup.steps
+        for epoch, positions in self.positions(purpose, epochs=epochs, steps=steps, share=share):
+            yield self.read(purpose, epoch, positions)
+
+    # -- the tools of a piece
+
+    def noise(self, name: str, shape: Sequence[int], kind: str) -> Tensor:
+        """Derived random numbers; see :meth:`View.noise`."""
+        generator = streams.torch_stream(self.kit.setup.seed, "noise", name, self.work.round, self.work.client, self.work.occurrence)
+        return torch.rand(tuple(shape), generator=generator) if kind == "uniform" else torch.randn(tuple(shape), generator=generator)
+
+    def _slope(self, p: Params, batch: Batch) -> Params:
+        return self.kit.slope(self.kit.plain_loss, p, batch)
+
+    def fit(
+        self,
+        start: Params,
+        purpose: str,
+        *,
+        loss: Loss | None = None,
+        gradient: Callable[[Gradient], Gradient] | None = None,
+        train: Names | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+    ) -> Params:
+        """Private training; see :class:`fedstrata.piece.Tools`."""
+        kit = self.kit
+        if not len(self.index):
+            return start
+        bound = kit.bound
+        bound.load(start)
+        bound.mode(training=True)
+        bound.draw_from(streams.torch_stream(kit.setup.seed, "dropout", purpose, self.work.round, self.work.client))
+        names = kit.setup.layout.parameters if train is None else train & kit.setup.layout.parameters
+        stepper = Eager(kit, loss or kit.plain_loss, gradient or (lambda g: g), names, self.work.lr if lr is None else lr)
+        self._go(stepper, purpose, self.batches(purpose, epochs=epochs, steps=steps))
+        return Params(bound.flat.detach().clone(), bound.spec, buffers=bound.buffers.clone())
+
+    def scan(self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, *, epochs: int = 1, share: float = 1.0) -> Any:
+        """Fold over batches; see :class:`fedstrata.piece.Tools`."""
+        fold = _Fold(function, carry)
+        if len(self.index):
+            self._go(fold, purpose, self.batches(purpose, epochs=epochs, share=share))
+        return fold.carry
+
+    def _go(self, stepper: Eager | _Fold, purpose: str, batches: Iterable[Batch]) -> None:
+        if self.probe:
+            with FlopCounterMode(display=False) as counter:
+                run_steps(stepper, batches)
+            self.kit.costs[purpose] = counter.get_total_flops() / max(stepper.samples, 1)
+        else:
+            run_steps(stepper, batches)
+        self.passes[purpose] = self.passes.get(purpose, 0) + stepper.samples
+
+    # -- the turn
+
+    def begin(self) -> Params:
+        """Receive: the start point. The bound vector holds it afterwards."""
+        start = self.view.anchor
+        for name, piece in self.kit.method.named.items():
+            start, self.rows[name] = piece.receive(start, self.rows[name], self.at(name))
+        return start
+
+    def middleware(self, v: View) -> tuple[Loss, Callable[[Gradient], Gradient], Callable[..., Any] | None]:
+        """The chain's loss, gradient and step for one phase."""
+        loss: Loss = self.kit.plain_loss
+        named = self.kit.method.named
+        views = {n: self.at(n, phase=v.phase) for n in named}
+        for name, piece in named.items():
+            loss = piece.objective(loss, views[name])
+
+        def wrap(base: Gradient) -> Gradient:
+            for view in views.values():
+                view.gradient = base
+            for name, piece in named.items():
+                base = piece.gradient(base, views[name])
+            return base
+
+        owner = self.kit.method.owner("step")
+        if owner.step is None:
+            return loss, wrap, None
+        own = views[name_of(owner)]
+        return loss, wrap, lambda p, b, g, c: owner.step(p, b, g, c, own)  # type: ignore[misc]
+
+    def train(self, start: Params) -> tuple[float, int]:
+        """All phases on the bound vector; mean loss and steps."""
+        kit = self.kit
+        kit.bound.load(start)
+        kit.bound.mode(training=True)
+        kit.bound.draw_from(self.dropout)
+        total, count, carry = 0.0, 0, None
+        for phase in self.work.plan.phases:
+            names = self.trained(phase)
+            loss, wrap, custom = self.middleware(replace(self.view, phase=phase))
+            stepper = Eager(kit, loss, wrap, names, self.work.lr * phase.lr, custom, carry)
+            self._go(stepper, phase_key(phase, names), self.batches(phase.name, epochs=phase.epochs, steps=phase.steps))
+            carry = stepper.carry
+            total, count = total + stepper.total, count + stepper.count
+        self.view.carry = carry
+        return total / max(count, 1), self.steps
+
+    def trained(self, phase: Phase) -> Names:
+        """The parameters that move in a phase."""
+        plan = self.work.plan
+        names = plan.train if phase.train is None else plan.train & phase.train
+        return names & self.kit.setup.layout.parameters
+
+    def reply(self, end: Params, loss: float, steps: int) -> Reply:
+        """Upload: from the end point (with its statistics) to what is sent and stored."""
+        kit, work, plan = self.kit, self.work, self.work.plan
+        after = {"carry": self.view.carry, "end": end, "train_loss": loss}
+        up = plan.up & kit.setup.layout.parameters
+        delta = Params(end.flat - self.view.anchor.flat, end.spec).pick(up)
+        mail: dict[str, State] = {}
+        for name, piece in kit.method.named.items():
+            delta, letters, self.rows[name] = piece.upload(delta, self.rows[name], self.at(name, **after))
+            if letters:
+                mail[name] = letters
+        assert end.buffers is not None
+        statistics = end.buffers.pick(plan.up & frozenset(end.buffers))
+        kept = {n: end[n].detach().clone() for n in end if n in plan.keep} | {n: t.clone() for n, t in end.buffers.views.items() if n in plan.keep}
+        row = pack({n: s for n, s in self.rows.items() if s}, kept)
+        return Reply(work.place, work.client, delta, statistics, mail, len(self.index), steps, loss, self.passes, row)
+
+    def personal(self) -> Params:
+        """The model that this client uses itself."""
+        p = self.view.anchor
+        for name, piece in self.kit.method.named.items():
+            p = piece.personalise(p, self.rows[name], self.at(name))
+        return p
+
+
+class _Fold:
+    def __init__(self, function: Callable[[Any, Batch], Any], carry: Any) -> None:
+        self.function, self.carry, self.samples = function, carry, 0
+
+    def step(self, batch: Batch) -> None:
+        self.samples += len(batch.y)
+        self.carry = self.function(self.carry, batch)
+
+
+def phase_key(phase: Phase, names: Names) -> str:
+    """Names a stretch of training in the bill: the phase and which parameters moved."""
+    return f"{phase.name}:{hash_names(names)}"
+
+
+def hash_names(names: Names) -> str:
+    """A short digest of a set of names, equal on every machine."""
+    return f"{streams.key(0, 'names', *sorted(names)):016x}"
+
+
+def why_not(kit: Kit, work: Work) -> Failure | None:
+    """A client that cannot train, with the reason; it is left out and named."""
+    n = len(kit.data.training(work.client))
+    if n == 0:
+        return Failure(work.place, work.client, "empty", f"client {work.client} has no training sample")
+    if n == 1 and kit.batch_dependent:
+        return Failure(work.place, work.client, "single", f"client {work.client} has one training sample, which a batch norm cannot train on")
+    return None
+
+
+def train_client(kit: Kit, work: Work) -> Reply | Failure:
+    """One client's local update. A client whose own code or data raise is a failure, never the end of the run."""
+    refused = why_not(kit, work)
+    if refused is not None:
+        return refused
+    try:
+        session = Session(kit, work)
+        loss, steps = session.train(session.begin())
+        end = Params(kit.bound.flat.detach().clone(), kit.bound.spec, buffers=kit.bound.buffers.clone())
+        return session.reply(end, loss, steps)
+    except FedstrataError:
+        raise  # the run itself cannot be meant
+    except (RuntimeError, ArithmeticError, ValueError, IndexError, KeyError, OSError, MemoryError) as error:
+        return Failure(work.place, work.client, "raised", f"{type(error).__name__}: {error}"[:500])
+
+
+__all__ = ["ClientData", "Eager", "Failure", "Kit", "Local", "Order", "Piece", "Session", "Stepper", "Work", "bind_net", "run_steps", "train_client"]

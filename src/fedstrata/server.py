@@ -1,0 +1,175 @@
+"""One server update: who takes part, what they are sent, what their replies do to the model. Pure; no I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedstrata import streams
+from fedstrata.compose import PLAIN, Method, name_of
+from fedstrata.errors import MethodError
+from fedstrata.layout import Layout
+from fedstrata.params import Params
+from fedstrata.piece import Answers, Phase, Piece, Plan, Reply, ServerView, Setup, State
+from fedstrata.round import Failure, Work
+
+BN = ("share", "local", "server", "trained", "batch")
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server holds between rounds.
+
+    Attributes:
+        round: the next one, zero-based.
+        params: the model, with its statistics.
+        slots: of the pieces, by name.
+    """
+
+    round: int
+    params: Params
+    slots: Mapping[str, State]
+
+    @classmethod
+    def start(cls, method: Method, setup: Setup) -> Server:
+        """Before round 0."""
+        return cls(0, setup.params, {name: piece.init(setup) for name, piece in method.named.items()})
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A round that was planned: who does what.
+
+    Attributes:
+        plan: of the round; works: by place; answers: by piece.
+    """
+
+    plan: Plan
+    works: tuple[Work, ...]
+    answers: Mapping[str, Answers]
+
+
+def base_plan(layout: Layout, bn: str) -> Plan:
+    """FedAvg's plan under a batch-norm policy.
+
+    ``share``: running statistics are sent and averaged like weights. ``local``: each client keeps its own. ``server``: the server's initial
+    ones are never moved. ``trained``: only those of trained layers are averaged. ``batch``: nobody uses running statistics.
+    """
+    everything, statistics = layout.all, frozenset(layout.statistics.names)
+    plan = Plan(train=layout.parameters, down=everything, up=everything, average=everything)
+    if bn == "local":
+        return plan.private(statistics)
+    if bn in ("server", "batch"):
+        return plan.without(statistics)
+    return plan
+
+
+def plan_round(
+    server: Server, method: Method, setup: Setup, bn: str, lr: float, ask: Callable[[str, Piece, State], Answers | None], row: Callable[[int], Mapping[str, Tensor] | None]
+) -> Turn:
+    """Questions, sampling, plan and what each place is sent.
+
+    Args:
+        server: before the round.
+        method, setup, bn: of the run.
+        lr: this round's local learning rate.
+        ask: has clients answer a piece's question.
+        row: a client's stored row.
+    """
+    t = server.round
+    answers = {n: a for n, p in method.named.items() if (a := ask(n, p, server.slots[n])) is not None}
+    owner = method.owner("sample")
+    name = name_of(owner)
+    rng = streams.stream(setup.seed, "sample", t)
+    cohort = [int(i) for i in owner.sample(setup.eligible, server.slots.get(name, {}), answers.get(name), rng, setup.cohort)]
+    plan = base_plan(setup.layout, bn)
+    for name, piece in method.named.items():
+        plan = piece.plan(plan, server.slots[name], answers.get(name), t, setup)
+    if bn == "trained":
+        plan = _statistics_of_trained(plan, setup.layout)
+    _check_plan(plan, setup.layout)
+    seen: Counter[int] = Counter()
+    works = []
+    for place, client in enumerate(cohort):
+        sent, extras = _send(server, method, setup, place)
+        works.append(Work(place, client, seen[client], t, plan.at(place), sent, extras, row(client), lr))
+        seen[client] += 1
+    return Turn(plan, tuple(works), answers)
+
+
+def _send(server: Server, method: Method, setup: Setup, place: int) -> tuple[Params, dict[str, State]]:
+    sent, extras = server.params, {}
+    for name, piece in method.named.items():
+        rng = streams.stream(setup.seed, f"send.{name}", server.round, place)
+        sent, extra = piece.send(sent, server.slots[name], place, rng, setup)
+        if extra:
+            extras[name] = extra
+    return sent, extras
+
+
+def _statistics_of_trained(plan: Plan, layout: Layout) -> Plan:
+    phases = [p.train if p.train is not None else plan.train for p in plan.phases]
+    moved = {layout.entries[n].group for names in phases for n in names & plan.train}
+    still = frozenset(n for n in layout.statistics.names if layout.entries[n].group not in moved)
+    return replace(plan, up=plan.up - still, average=plan.average - still)
+
+
+def _check_plan(plan: Plan, layout: Layout) -> None:
+    for field in ("train", "down", "up", "average", "keep"):
+        unknown = sorted(getattr(plan, field) - layout.all)
+        if unknown:
+            raise MethodError(f"the plan's {field} names {unknown[:3]}, which the model does not have; take names from layout.select.")
+    silent = sorted(plan.average - plan.up)
+    if silent:
+        raise MethodError(f"the plan averages {silent[:3]} without having them sent up; what is averaged is part of up.")
+    if not plan.phases or any(not isinstance(p, Phase) for p in plan.phases):
+        raise MethodError("the plan has no phase of local training.")
+
+
+def finish_round(server: Server, method: Method, setup: Setup, turn: Turn, replies: Sequence[Reply], quorum: int) -> tuple[Server, bool]:
+    """The server's update from accepted replies, in cohort order.
+
+    Returns:
+        the server after the round, and whether the model was updated: with fewer replies than ``quorum`` (or none) it stays as it was.
+    """
+    after = replace(server, round=server.round + 1)
+    if len(replies) < max(quorum, 1):
+        return after, False
+    sent = [turn.works[r.place].sent for r in replies]
+
+    def view(name: str) -> ServerView:
+        rng = streams.stream(setup.seed, f"server.{name}", server.round)
+        return ServerView(setup, server.params, turn.plan, server.round, turn.works[0].lr, replies, sent, turn.answers.get(name), rng)
+
+    slots = dict(server.slots)
+    weigher, reducer = method.owner("weigh"), method.owner("reduce")
+    weights = weigher.weigh(replies, slots.get(name_of(weigher), {}), view(name_of(weigher)))
+    step, slot = reducer.reduce(replies, weights, slots.get(name_of(reducer), {}), view(name_of(reducer)))
+    if reducer is not PLAIN:
+        slots[name_of(reducer)] = slot
+    for name, piece in reversed(method.named.items()):
+        step, slots[name] = piece.merge(step, slots[name], view(name))
+    moved = server.params | (server.params.pick(step) + step)
+    buffers = _average_statistics(server.params, turn.plan, setup.layout, replies, weights)
+    return Server(after.round, Params(moved.flat, moved.spec, buffers=buffers), slots), True
+
+
+def _average_statistics(params: Params, plan: Plan, layout: Layout, replies: Sequence[Reply], weights: Tensor) -> Params:
+    """Norm statistics are averaged with the weights of the clients, scaled to sum to one."""
+    assert params.buffers is not None
+    names = plan.average & frozenset(layout.statistics.names)
+    if not names:
+        return params.buffers
+    shares = weights.sum(-1) if weights.dim() > 1 else weights
+    shares = shares / shares.sum()
+    total = torch.zeros_like(params.buffers.pick(names).flat)
+    for reply, share in zip(replies, shares.tolist(), strict=True):
+        total.add_(reply.statistics.pick(names).flat, alpha=share)
+    return params.buffers | Params(total, params.buffers.spec.only(names))
+
+
+__all__ = ["BN", "Failure", "Server", "Turn", "base_plan", "finish_round", "plan_round"]
