@@ -8,6 +8,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.load import DataSpec, load
 from fedstrata.data.own import ClientTests
 from fedstrata.data.partition import Partition
+from fedstrata.data.picture import label_table, partition_picture
 from fedstrata.data.registry import Row, datasets, partitions, register_dataset, register_law
 from fedstrata.data.samples import Samples
 from fedstrata.data.task import Groups, Source, Task
@@ -26,8 +27,10 @@ __all__ = [
     "Task",
     "datasets",
     "duplicates",
+    "label_table",
     "load",
     "parse_augment",
+    "partition_picture",
     "partitions",
     "register_dataset",
     "register_law",

@@ -25,7 +25,9 @@ class Move(Protocol):
 
     draws: ClassVar[int]
 
-    def apply(self, x: Tensor, u: Tensor, dark: Tensor) -> Tensor: ...
+    def apply(self, x: Tensor, u: Tensor, dark: Tensor) -> Tensor:
+        """Move the pixels of a batch."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Flip:
             raise ConfigError(f"augment flip: p is {self.p}; it is a share of samples, in [0, 1].")
 
     def apply(self, x: Tensor, u: Tensor, dark: Tensor) -> Tensor:
+        """See :class:`Move`."""
         return torch.where((u[:, 0] < self.p)[:, None, None, None], x.flip(3), x)
 
 
@@ -115,9 +118,11 @@ class Crop:
             raise ConfigError(f"augment crop: pad is {self.pad}; it is a number of pixels, at least 1.")
 
     def apply(self, x: Tensor, u: Tensor, dark: Tensor) -> Tensor:
+        """See :class:`Move`."""
         shift = (u * (2 * self.pad + 1)).long().clamp(max=2 * self.pad) - self.pad  # [B, 2]; the clamp is for u rounded up to 1
         rows, columns = _grid(x)
-        rows, columns = torch.broadcast_tensors(rows + shift[:, 0, None, None], columns + shift[:, 1, None, None])
+        rows = (rows + shift[:, 0, None, None]).expand(-1, -1, x.shape[3])  # [B, H, W]
+        columns = (columns + shift[:, 1, None, None]).expand(-1, x.shape[2], -1)
         return _gather(x, rows, columns, dark if self.fill == "black" else torch.zeros_like(dark))
 
 
@@ -139,6 +144,7 @@ class Rotate:
             raise ConfigError(f"augment rotate: degrees is {self.degrees}; it is in (0, 180], 15 in FedPart.")
 
     def apply(self, x: Tensor, u: Tensor, dark: Tensor) -> Tensor:
+        """See :class:`Move`."""
         angle = (2 * u[:, 0].double() - 1) * math.radians(self.degrees)  # [B]; double, so that nearest pixels do not hang on float32 rounding
         cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
         rows, columns = _grid(x)
@@ -174,6 +180,7 @@ class ResizedCrop:
             )
 
     def apply(self, x: Tensor, u: Tensor, dark: Tensor) -> Tensor:
+        """See :class:`Move`."""
         height, width = x.shape[2:]
         area = self.low + u[:, 0] * (self.high - self.low)
         shape = torch.exp((2 * u[:, 1] - 1) * math.log(self.ratio))

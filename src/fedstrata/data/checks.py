@@ -39,7 +39,8 @@ def class_labels(values: NDArray[Any], classes: int, where: str) -> Tensor:
     wrong = np.flatnonzero((numbers < 0) | (numbers >= classes))
     if len(wrong):
         raise DataError(
-            f"{where}: row {wrong[0]} has label {values[wrong[0]]} ({len(wrong)} rows in all are out of range); labels lie in 0 to {classes - 1} for {classes} classes."
+            f"{where}: row {wrong[0]} has label {values[wrong[0]]} ({len(wrong)} rows in all are out of range); "
+            f"labels lie in 0 to {classes - 1} for {classes} classes."
         )
     return torch.from_numpy(numbers)
 

@@ -122,9 +122,8 @@ def read_idx(path: Path) -> Bytes:
     Raises:
         DataError: a wrong header, or a length that does not agree with it.
     """
-    opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
     try:
-        with opened as file:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             head = file.read(4)
             if len(head) < 4 or head[:2] != b"\0\0" or head[2] != IDX_UBYTE or not 1 <= head[3] <= 4:
                 raise DataError(f"{path}: header {head.hex()} is not that of an IDX file of bytes (0000 08 and the number of axes).")

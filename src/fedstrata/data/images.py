@@ -1,6 +1,7 @@
 """Image data sets in memory: the .npz stacks, the official IDX and CIFAR files, and Debian's Fashion-MNIST.
 
-Mean and std of a set are in units of [0, 1] pixels; see :data:`NORMS` for their sources. ``norm`` chooses another row, or "none" for pixels in [0, 1].
+Mean and std of a set are in units of [0, 1] pixels; see :data:`NORMS` for their sources. ``norm`` chooses another row, or "none" for
+pixels in [0, 1].
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from fedstrata.data.checks import class_labels
 from fedstrata.data.formats import Bytes, Table, packed_pictures, read_cifar, read_idx, required
 from fedstrata.data.place import Place
-from fedstrata.data.samples import Images, Samples
+from fedstrata.data.samples import Images
 from fedstrata.data.task import Groups, Source, Task
 from fedstrata.errors import ConfigError, DataError
 
@@ -33,7 +34,7 @@ NORMS: dict[str, tuple[Numbers, Numbers]] = {
 DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
 IDX = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}
 IDX_FILES = ("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz")
-CIFAR10 = tuple(["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"])
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
@@ -56,7 +57,7 @@ def dark_of(mean: Numbers, std: Numbers) -> Numbers:
     return tuple(-m / s for m, s in zip(mean, std, strict=True))
 
 
-def image_set(pixels: Bytes, labels: np.ndarray, names: tuple[str, ...], norm: str, where: str) -> Images:  # type: ignore[type-arg]
+def image_set(pixels: Bytes, labels: np.ndarray, names: tuple[str, ...], norm: str, where: str) -> Images:
     """Images with checked labels.
 
     Raises:
@@ -96,7 +97,7 @@ def _from_npz(folder: Path, norm: str, size: int | None = None) -> tuple[Images,
     return train, test, (first, second), names
 
 
-def groups_by(train: np.ndarray, test: np.ndarray, names: tuple[str, ...] | None = None) -> Groups:  # type: ignore[type-arg]
+def groups_by(train: np.ndarray, test: np.ndarray, names: tuple[str, ...] | None = None) -> Groups:
     """Groups over both sets from ids, or from positions into ``names``."""
     if names is not None:
         return Groups(names, train.astype(np.int64), test.astype(np.int64))
@@ -115,6 +116,7 @@ class Mnist:
     norm: Norm = "mnist"
 
     def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
         folder, file = place.folder("mnist", ("mnist", "MNIST/raw"), ("train.npz", *IDX_FILES))
         if file != "train.npz":
             train, test = _from_idx(folder, tuple("0123456789"), self.norm)
@@ -135,6 +137,7 @@ class FashionMnist:
     norm: Norm = "fashion_mnist"
 
     def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
         names = ("fashion_mnist", "fashion-mnist", "FashionMNIST/raw")
         folder, file = place.folder("fashion_mnist", names, ("train.npz", *IDX_FILES), DEBIAN_FASHION)
         if file != "train.npz":
@@ -155,6 +158,7 @@ class Cifar10:
     norm: Norm = "cifar10"
 
     def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
         name = f"cifar10(norm={self.norm})"
         folder, file = place.folder("cifar10", ("cifar10", "cifar-10-batches-bin"), ("train.npz", "data_batch_1.bin"))
         if file == "train.npz":
@@ -182,6 +186,7 @@ class Cifar100:
     norm: Norm = "cifar100"
 
     def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
         name = f"cifar100(labels={self.labels}, norm={self.norm})"
         folder, file = place.folder("cifar100", ("cifar100", "cifar-100-binary"), ("train.bin", "train.npz"))
         if file == "train.npz":
@@ -214,6 +219,7 @@ class Pacs:
     size: int | None = None
 
     def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
         folder, file = place.folder("pacs", ("pacs", "PACS"), ("train.npz",))
         train, test, (first, second), names = _from_npz(folder, self.norm, checked_side("pacs", self.size))
         domains = tuple(str(name) for name in required(first, "domains", folder / file))
@@ -245,6 +251,7 @@ class TinyImagenet:
     norm: Norm = "imagenet"
 
     def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
         from fedstrata.data.folders import tiny_folder  # noqa: PLC0415  # folders use this file's normalisation
 
         checked_side("tiny_imagenet", self.size)
@@ -255,9 +262,3 @@ class TinyImagenet:
             return tiny_folder(folder, self.size, self.norm, name)
         train, test, _, names = _from_npz(folder, self.norm, self.size)
         return image_source(name, train, test, names, {})
-
-
-def samples_norm(samples: Samples) -> tuple[Numbers, Numbers]:
-    """Mean and std of image samples; for reports."""
-    assert isinstance(samples, Images)
-    return samples.mean, samples.std

@@ -22,7 +22,9 @@ CLIENTS = 20  # where neither the user nor the data say how many
 class Law(Protocol):
     """A rule that deals samples to clients."""
 
-    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition: ...
+    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+        """Deal the pool to clients; None is the number that the data suggest."""
+        ...
 
 
 def positive(value: float, where: str) -> None:
@@ -60,6 +62,7 @@ class Iid:
     """
 
     def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+        """See :class:`Law`."""
         count = head_count(pool, clients, "iid")
         each = pool.size // count
         order = stream(seed, "partition", "iid").permutation(pool.size)[: each * count].astype(np.int64)
@@ -73,6 +76,7 @@ class Pooled:
     """One client that holds everything: the centralised control."""
 
     def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+        """See :class:`Law`."""
         if clients not in (None, 1):
             raise DataError(
                 f"partition pooled is the centralised control with one client, and clients is {clients}; leave clients out or say clients=1."
@@ -106,6 +110,7 @@ class Dirichlet:
             raise ConfigError(f"dirichlet: min is {self.min} and tries {self.tries}; write min >= 0 and tries >= 1.")
 
     def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+        """See :class:`Law`."""
         name = f"dirichlet(alpha={self.alpha}, min={self.min})"
         count = head_count(pool, clients, name, self.min)
         classes = pool.by_class(name)
@@ -167,6 +172,7 @@ class Overlap:
             positive(self.alpha, "overlap.alpha")
 
     def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+        """See :class:`Law`."""
         count = CLIENTS if clients is None else clients
         if count < 1:
             raise DataError(f"clients is {count}; a federation has at least 1.")

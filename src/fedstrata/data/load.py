@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from fedstrata.calls import Call, bind, parse_call
 from fedstrata.data.augment import parse_augment
@@ -198,8 +197,3 @@ def _scaled(federation: Federation, source: Source, *, server: bool) -> Federati
     scaled = source.scale(parts)
     notes = federation.notes + tuple(note for note in scaled.notes if note not in source.notes)
     return replace(federation, train=scaled.train, test=scaled.test if server else None, official=scaled.test, notes=notes)
-
-
-def labels_of(samples: Samples) -> Tensor:
-    """The labels of a set; [N]."""
-    return samples.y

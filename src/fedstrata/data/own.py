@@ -24,7 +24,9 @@ class ClientTests(Protocol):
         """Whether the positions lie in the test set or (taken out of training) in the training set."""
         ...
 
-    def indices(self, client: int) -> tuple[Which, Ints]: ...
+    def indices(self, client: int) -> tuple[Which, Ints]:
+        """Whose set the positions lie in, and the positions, int64."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,7 @@ class Mirrored:
     which: Which = field(default="test", init=False)
 
     def indices(self, client: int) -> tuple[Which, Ints]:
+        """See :class:`ClientTests`."""
         return "test", self.twin.indices(client)
 
 
@@ -57,6 +60,7 @@ class ClassMix:
         return [np.arange(self.test.size, dtype=np.int64)] if self.test.labels is None else self.test.by_class("own tests")
 
     def indices(self, client: int) -> tuple[Which, Ints]:
+        """See :class:`ClientTests`."""
         rng = stream(self.seed, "own-test", client)
         held = self.partition.indices(client)
         labels = np.zeros(len(held), dtype=np.int64) if self.train.labels is None else self.train.labels[held]
@@ -83,6 +87,7 @@ class OwnSplit:
     which: Which = field(default="train", init=False)
 
     def indices(self, client: int) -> tuple[Which, Ints]:
+        """See :class:`ClientTests`."""
         held = self.partition.indices(client)
         total = kept_out(self.share, len(held))
         rng = stream(self.seed, "own-split", client)
@@ -105,7 +110,7 @@ def kept_out(share: float, size: int) -> int:
 
 @dataclass(frozen=True)
 class Own:
-    """The test convention ``own(share=0.2)``: the official test set, if any, joins the pool, and each client keeps a share of its samples for testing.
+    """The test convention ``own(share=0.2)``: the official test set, if any, joins the pool, and each client keeps a share for testing.
 
     Args:
         share: in (0, 1).

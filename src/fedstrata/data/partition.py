@@ -54,16 +54,25 @@ class Partition(Protocol):
     """Clients 0 .. len - 1 and their samples."""
 
     @property
-    def law(self) -> str: ...
+    def law(self) -> str:
+        """The law, as written."""
+        ...
+
     @property
-    def notes(self) -> tuple[str, ...]: ...
+    def notes(self) -> tuple[str, ...]:
+        """What a user must be told."""
+        ...
+
     @property
     def lazy(self) -> bool:
         """True where clients are derived when asked for, so that nothing may walk over all of them."""
         ...
 
     def __len__(self) -> int: ...
-    def size(self, client: int) -> int: ...
+    def size(self, client: int) -> int:
+        """Samples of one client."""
+        ...
+
     def indices(self, client: int) -> Ints:
         """The client's positions in the training set, int64, in the order drawn."""
         ...
@@ -119,6 +128,7 @@ class Listed:
         return len(self.offsets) - 1
 
     def size(self, client: int) -> int:
+        """Samples of one client."""
         check_client(client, len(self))
         return int(self.offsets[client + 1] - self.offsets[client])
 
@@ -127,10 +137,12 @@ class Listed:
         return np.diff(self.offsets)
 
     def indices(self, client: int) -> Ints:
+        """See :class:`Partition`."""
         check_client(client, len(self))
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
     def mirror(self, test: Pool) -> Partition | None:
+        """See :class:`Partition`."""
         return self.twin(test) if self.twin else None
 
 
@@ -166,10 +178,12 @@ class Overlapping:
         return self.clients
 
     def size(self, client: int) -> int:
+        """Samples of one client."""
         check_client(client, self.clients)
         return self.each
 
     def indices(self, client: int) -> Ints:
+        """See :class:`Partition`."""
         check_client(client, self.clients)
         rng = stream(self.seed, self.purpose, client)
         if self.alpha is None:

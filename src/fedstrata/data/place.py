@@ -16,7 +16,9 @@ VARIABLE = "FEDSTRATA_DATA"
 class Reader(Protocol):
     """A data set: a frozen record of its settings with one verb."""
 
-    def read(self, place: Place) -> Source: ...
+    def read(self, place: Place) -> Source:
+        """Read the data."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Place:
         if not roots:
             package = f" or install the files under {system}" if system is not None else ""
             raise DataError(
-                f"data {data}: no folder was given; say data.root=FOLDER (or set {VARIABLE}) where FOLDER/{wanted} lies{package}; data=digits needs no files."
+                f"data {data}: no folder was given; say data.root=FOLDER (or set {VARIABLE}) where FOLDER/{wanted} lies{package}; "
+                "data=digits needs no files."
             )
         missing = [root for root in roots if not root.is_dir()]
         if missing:
@@ -62,7 +65,8 @@ class Place:
                 f"data {data}: the folder {missing[0]} does not exist; say data.root=FOLDER where FOLDER/{wanted} lies; data=digits needs no files."
             )
         raise DataError(
-            f"data {data}: found none of {', '.join(files)} in {', '.join(str(folder) for folder in looked)}; put {wanted} below data.root; data=digits needs no files."
+            f"data {data}: found none of {', '.join(files)} in {', '.join(str(folder) for folder in looked)}; "
+            f"put {wanted} below data.root; data=digits needs no files."
         )
 
     def file(self, data: str, path: str) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.calls import Call, bind
-from fedstrata.data import images, laws, skew, synthetic, toys
+from fedstrata.data import folders, hub, images, laws, series, skew, synthetic, tables, text, toys
 from fedstrata.data.laws import Law
 from fedstrata.data.place import Reader
 from fedstrata.errors import ConfigError, nearest
@@ -87,6 +87,8 @@ def find_law(call: Call) -> Law:
     Raises:
         ConfigError: unknown, or settings that it does not have.
     """
+    if call.name not in _LAWS and call.name.endswith("Partitioner"):
+        return hub.FlowerLaw(call)
     if call.name not in _LAWS:
         raise ConfigError(f"partition has no {call.name!r}.{nearest(call.name, _LAWS)} It has {', '.join(_LAWS)}.")
     law: Law = bind(call, _LAWS[call.name].factory, what="partition")
@@ -103,6 +105,16 @@ for _name, _factory, _about, _source, _offline in (
     ("pacs", images.Pacs, "64x64 pictures, 7 classes in 4 domains", "Li et al. 2017", False),
     ("synthetic_iid", synthetic.SyntheticIid, "the same with one model and one input law for all clients", "Li et al. 2020 (FedProx)", True),
     ("synthetic", synthetic.Synthetic, "60 features, 10 classes, models and inputs that differ by client", "Li et al. 2020 (FedProx)", True),
+    ("folder", folders.Folder, "pictures in folders: class/file, client/class/file, domain/class/file", "your own", False),
+    ("table", tables.Table, "CSV or parquet with a label column, and a client column where there is one", "your own", False),
+    ("breast_cancer", toys.BreastCancer, "30 measurements, 2 classes", "scikit-learn, from UCI", True),
+    ("wine", toys.Wine, "13 measurements, 3 classes", "scikit-learn, from UCI", True),
+    ("diabetes", toys.Diabetes, "10 measurements, regression", "scikit-learn, Efron et al. 2004", True),
+    ("series", series.Series, "long CSV or parquet of time series: forecast from windows", "your own", False),
+    ("eeg", series.Eeg, "4 channels of brain waves, 800 values each: forecast from windows", "matplotlib's sample data", True),
+    ("ag_news", text.AgNews, "news in 4 classes, as words", "Zhang et al. 2015", False),
+    ("shakespeare", text.Shakespeare, "the next character; a client is a role", "LEAF, Caldas et al. 2018", False),
+    ("hub", hub.Hub, "a data set of the Hugging Face hub or a folder saved by datasets (extra: hub)", "huggingface.co", False),
 ):
     register_dataset(_name, _factory, about=_about, source=_source, offline=_offline)
 

@@ -18,9 +18,15 @@ class Samples(Protocol):
     """
 
     @property
-    def y(self) -> Tensor: ...
+    def y(self) -> Tensor:
+        """Labels, [N]."""
+        ...
+
     @property
-    def lazy(self) -> bool: ...
+    def lazy(self) -> bool:
+        """Whether taking reads files."""
+        ...
+
     def __len__(self) -> int: ...
     def take(self, index: Tensor) -> Tensor:
         """int64 [B] -> float32 [B, *shape], or int64 tokens [B, *shape]; freshly allocated, contiguous."""
@@ -32,7 +38,7 @@ class Tensors:
     """Features in memory.
 
     Args:
-        x: [N, *shape] float32, or int64 tokens.
+        x: [N, *shape] float32, or tokens of any integer type.
         y: [N] int64 or float32.
     """
 
@@ -44,7 +50,9 @@ class Tensors:
         return len(self.y)
 
     def take(self, index: Tensor) -> Tensor:
-        return self.x.index_select(0, index)
+        """See :class:`Samples`."""
+        cut = self.x.index_select(0, index)
+        return cut if cut.is_floating_point() else cut.to(torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +76,7 @@ class Images:
         return len(self.y)
 
     def take(self, index: Tensor) -> Tensor:
+        """See :class:`Samples`."""
         scale, shift = affine(self.mean, self.std)
         return self.x.index_select(0, index).to(torch.float32).mul_(scale).add_(shift)  # [B, C, H, W]
 
@@ -99,6 +108,7 @@ class Windows:
         return len(self.y)
 
     def take(self, index: Tensor) -> Tensor:
+        """See :class:`Samples`."""
         place = self.starts[index][:, None] + torch.arange(self.width)[None, :]  # [B, width]
         cut = self.sequence[place]
         return cut if cut.is_floating_point() else cut.to(torch.int64)
@@ -121,6 +131,7 @@ class Joined:
         return len(self.y)
 
     def take(self, index: Tensor) -> Tensor:
+        """See :class:`Samples`."""
         late = index >= len(self.first)
         if not bool(late.any()):
             return self.first.take(index)

@@ -33,6 +33,7 @@ class DirichletEqual:
         positive(self.alpha, "dirichlet_equal.alpha")
 
     def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+        """See :class:`Law`."""
         name = f"dirichlet_equal(alpha={self.alpha})"
         count = head_count(pool, clients, name)
         rng = stream(seed, "partition", "dirichlet_equal")
@@ -99,6 +100,7 @@ class Shards:
             raise ConfigError(f"shards.s is {self.s}; a client gets at least 1 shard.")
 
     def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+        """See :class:`Law`."""
         name = f"shards(s={self.s})"
         count = head_count(pool, clients, name)
         positions = pool.by_class(name)
@@ -125,7 +127,7 @@ class Shards:
         per_class = table.size // len(positions)
         shards = [equal_pieces(members, per_class) for members in positions]
         for pieces in shards:
-            rng.shuffle(pieces)  # type: ignore[arg-type]  # a list of arrays is shuffled in place
+            rng.shuffle(pieces)  # in place
         return [np.concatenate([shards[c].pop() for c in row]) for row in table]
 
 
@@ -146,6 +148,7 @@ class Classes:
             raise ConfigError(f"classes.k is {self.k}; a client holds at least 1 class.")
 
     def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+        """See :class:`Law`."""
         name = f"classes(k={self.k})"
         count = head_count(pool, clients, name)
         positions = pool.by_class(name)
@@ -191,6 +194,7 @@ class Quantity:
             raise ConfigError(f"quantity: min is {self.min} and tries {self.tries}; write min >= 0 and tries >= 1.")
 
     def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+        """See :class:`Law`."""
         name = f"quantity(alpha={self.alpha}, min={self.min})"
         count = head_count(pool, clients, name, self.min)
         rng = stream(seed, "partition", "quantity")
@@ -218,6 +222,7 @@ class Natural:
     by: str | None = None
 
     def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+        """See :class:`Law`."""
         if not pool.groups:
             raise DataError("partition natural: these data have no writers, roles, domains or client column; use iid or dirichlet(alpha=...).")
         by = self.by or next(iter(pool.groups))

@@ -43,6 +43,7 @@ class Synthetic:
             raise ConfigError(f"synthetic: alpha is {self.alpha} and beta {self.beta}; both are spreads, at least 0.")
 
     def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
         rng = stream(self.seed, "synthetic")
         sizes = _sizes(place, rng)
         model_mean, input_mean = rng.normal(0, self.alpha, len(sizes)), rng.normal(0, self.beta, len(sizes))
@@ -63,6 +64,7 @@ class SyntheticIid:
     seed: int = 0
 
     def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
         rng = stream(self.seed, "synthetic_iid")
         sizes = _sizes(place, rng)
         model = rng.normal(0, 1, (FEATURES + 1, CLASSES))

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 
 from fedstrata.data.checks import stratified
+from fedstrata.data.columns import Column
 from fedstrata.data.place import Place
 from fedstrata.data.samples import Tensors
+from fedstrata.data.tables import Encoding, Kind, encode
 from fedstrata.data.task import Source, Task
 from fedstrata.streams import stream
 
@@ -22,6 +24,7 @@ class Digits:
     """
 
     def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
         from sklearn.datasets import load_digits  # noqa: PLC0415  # scikit-learn takes a second to import
 
         pixels, y = load_digits(return_X_y=True)
@@ -30,3 +33,53 @@ class Digits:
         late = torch.from_numpy(stratified(labels.numpy(), 0.2, stream(0, "digits-test")))
         task = Task("classification", (1, 8, 8), 10, tuple("0123456789"))
         return Source("digits", task, Tensors(x[~late], labels[~late]), Tensors(x[late], labels[late]), dark=(0.0,))
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A table that ships with scikit-learn; a fixed fifth is the test set."""
+
+    def table(self, name: str, label: str, kind: Kind) -> Source:
+        """Encode one of scikit-learn's tables like a file of a user's."""
+        from sklearn import datasets  # noqa: PLC0415  # takes a second to import
+
+        bunch = getattr(datasets, f"load_{name}")()
+        columns = {str(n): Column(np.zeros(len(v), dtype=np.bool_), numbers=v) for n, v in zip(bunch.feature_names, bunch.data.T, strict=True)}
+        columns[label] = Column(np.zeros(len(bunch.target), dtype=np.bool_), numbers=bunch.target.astype(np.float64))
+        return encode(columns, Encoding(label, kind=kind), None, 0.2, name, name)
+
+
+@dataclass(frozen=True)
+class BreastCancer(Toy):
+    """569 tumours, 30 measurements, malignant (0) or benign (1).
+
+    Source: UCI, Breast Cancer Wisconsin (Diagnostic), as shipped in scikit-learn.
+    """
+
+    def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
+        return self.table("breast_cancer", "benign", "classification")
+
+
+@dataclass(frozen=True)
+class Wine(Toy):
+    """178 wines, 13 measurements, 3 cultivars.
+
+    Source: UCI, Wine, as shipped in scikit-learn.
+    """
+
+    def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
+        return self.table("wine", "cultivar", "classification")
+
+
+@dataclass(frozen=True)
+class Diabetes(Toy):
+    """442 patients, 10 measurements, disease progression after a year (regression).
+
+    Source: Efron et al. 2004, as shipped in scikit-learn.
+    """
+
+    def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
+        return self.table("diabetes", "progression", "regression")
