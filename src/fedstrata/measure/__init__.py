@@ -1,0 +1,1 @@
+"""Measures: numbers about predictions and models that never change a run."""
