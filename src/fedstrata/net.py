@@ -250,8 +250,8 @@ def _tie(body: nn.Module, head: nn.Module, owner: nn.Module, local: str, part: n
                     module._parameters[name] = part
 
 
-def gradient_at(loss: Callable[[Params, Batch], Tensor], p: Params, batch: Batch) -> Params:
-    """Gradient of ``loss`` at parameters that no module is bound to, as a new vector.
+def gradient_at(loss: Callable[[Params, Batch], Tensor], p: Params, batch: Batch) -> tuple[Params, float]:
+    """Gradient of ``loss`` at parameters that no module is bound to, as a new vector, and the loss.
 
     Pure autograd over views of one copy; terms on the whole vector and on single tensors both count.
     """
@@ -262,7 +262,7 @@ def gradient_at(loss: Callable[[Params, Batch], Tensor], p: Params, batch: Batch
         found = torch.autograd.grad(value, [flat, *parts.values()], allow_unused=True)
     pieces = [torch.zeros_like(t) if g is None else g for t, g in zip(parts.values(), found[1:], strict=True)]
     total = torch.cat([g.reshape(-1) for g in pieces])
-    return Params(total if found[0] is None else total + found[0], p.spec)
+    return Params(total if found[0] is None else total + found[0], p.spec), float(value.detach())
 
 
 def spec_of(tensors: Mapping[str, Tensor]) -> Spec:

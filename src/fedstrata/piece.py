@@ -318,6 +318,7 @@ class Piece:
         needs: "sum" if the server step is a function of weighted sums, "individuals" if it must see single replies.
         splits: local steps look at parts of a batch, so that batches must not be padded.
         wire: the piece changes what an update looks like on the wire and must come last.
+        codec: names the lossless packing of the update that this piece makes possible; see ``fedstrata.wire.codec``.
         head: the piece replaces the model's head.
         source: paper and section.
     """
@@ -325,6 +326,7 @@ class Piece:
     needs: ClassVar[Literal["sum", "individuals"]] = "sum"
     splits: ClassVar[bool] = False
     wire: ClassVar[bool] = False
+    codec: ClassVar[str] = "dense"
     head: ClassVar[bool] = False
     source: ClassVar[str] = ""
 

@@ -77,8 +77,8 @@ class Kit:
             return nullcontext()
         return torch.autocast("cpu", dtype=torch.bfloat16)  # type: ignore[no-any-return,no-untyped-call]
 
-    def slope(self, loss: Loss, p: Params, batch: Batch) -> Params:
-        """Gradient at parameters that the module is not bound to."""
+    def slope(self, loss: Loss, p: Params, batch: Batch) -> tuple[Params, float]:
+        """Gradient at parameters that the module is not bound to, and the loss."""
         self.memo.clear()
         return gradient_at(loss, p, batch)
 
@@ -268,15 +268,19 @@ class Eager:
     def _base(self, p: Params, batch: Batch) -> Params:
         bound = self.kit.bound
         if p.flat is not bound.flat:
-            return self.kit.slope(self.loss, p, batch)
+            slope, found = self.kit.slope(self.loss, p, batch)
+            return self._note(found, slope)
         self.kit.memo.clear()
-        for slope in self.slopes:
-            slope.zero_()
+        for stretch in self.slopes:
+            stretch.zero_()
         value = self.loss(p, batch)
         value.backward()  # type: ignore[no-untyped-call]
-        self.total += float(value.detach())
+        return self._note(float(value.detach()), Params(bound.grad.clone() if self.kit.rewrites else bound.grad, bound.spec))
+
+    def _note(self, loss: float, slope: Params) -> Params:
+        self.total += loss
         self.count += 1
-        return Params(bound.grad.clone() if self.kit.rewrites else bound.grad, bound.spec)
+        return slope
 
     def step(self, batch: Batch) -> None:
         """One batch."""
@@ -402,7 +406,7 @@ class Session:
         return torch.rand(tuple(shape), generator=generator) if kind == "uniform" else torch.randn(tuple(shape), generator=generator)
 
     def _slope(self, p: Params, batch: Batch) -> Params:
-        return self.kit.slope(self.kit.plain_loss, p, batch)
+        return self.kit.slope(self.kit.plain_loss, p, batch)[0]
 
     def fit(
         self,

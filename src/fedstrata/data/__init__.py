@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedstrata.data.augment import Augment, parse_augment
 from fedstrata.data.checks import Duplicates, duplicates
 from fedstrata.data.federation import Federation
-from fedstrata.data.load import DataSpec, load
+from fedstrata.data.load import DataSpec, check_spec, load
 from fedstrata.data.own import ClientTests
 from fedstrata.data.partition import Partition
 from fedstrata.data.picture import label_table, partition_picture
@@ -25,6 +25,7 @@ __all__ = [
     "Samples",
     "Source",
     "Task",
+    "check_spec",
     "datasets",
     "duplicates",
     "label_table",

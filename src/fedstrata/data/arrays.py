@@ -50,7 +50,8 @@ def source_of(
 
 
 def _plain(values: Given) -> NDArray[Any]:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    plain = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    return plain if plain.flags.writeable else plain.copy()  # torch takes no read-only memory
 
 
 def _classes(y: NDArray[Any], late: NDArray[Any] | None, labels: tuple[str, ...]) -> int:

@@ -196,8 +196,24 @@ class ResizedCrop:
 MOVES: dict[str, type[Move]] = {"flip": Flip, "crop": Crop, "rotate": Rotate, "resized_crop": ResizedCrop}
 
 
+def parse_moves(text: str | None) -> tuple[Move, ...]:
+    """Read ``"crop(pad=4) + flip"``; None and "none" mean no move.
+
+    Raises:
+        ConfigError: an unknown move or setting.
+    """
+    if text is None or text.strip() in ("", "none"):
+        return ()
+    moves: list[Move] = []
+    for call in parse_calls(text):
+        if call.name not in MOVES:
+            raise ConfigError(f"augment has no {call.name!r}; it has {', '.join(MOVES)}.{nearest(call.name, MOVES)}")
+        moves.append(bind(call, MOVES[call.name], what="augment"))
+    return tuple(moves)
+
+
 def parse_augment(text: str | None, dark: tuple[float, ...], shape: tuple[int, ...]) -> Augment | None:
-    """Read ``"crop(pad=4) + flip"``; None and "none" mean no augmentation.
+    """The augmentation that ``text`` means for these samples, or None; see :func:`parse_moves`.
 
     Args:
         text: what the user wrote.
@@ -207,13 +223,9 @@ def parse_augment(text: str | None, dark: tuple[float, ...], shape: tuple[int, .
         ConfigError: an unknown move or setting.
         DataError: augmentation of samples that are no images.
     """
-    if text is None or text.strip() in ("", "none"):
+    moves = parse_moves(text)
+    if not moves:
         return None
-    moves: list[Move] = []
-    for call in parse_calls(text):
-        if call.name not in MOVES:
-            raise ConfigError(f"augment has no {call.name!r}; it has {', '.join(MOVES)}.{nearest(call.name, MOVES)}")
-        moves.append(bind(call, MOVES[call.name], what="augment"))
     if len(shape) != 3 or not dark:
         raise DataError(f"augment={text!r} moves pixels, and a sample of these data has shape {shape}; leave augment out.")
-    return Augment(tuple(moves), dark)
+    return Augment(moves, dark)

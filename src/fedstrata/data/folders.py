@@ -157,13 +157,13 @@ class Folder:
         else:
             late = self._late(found)
         notes = (f"folder: {other} files are no pictures and were passed over.",) if other else ()
-        return self._source(root.name, found, late, notes)
+        return self._source(found, late, notes)
 
     def _late(self, found: list[_Found]) -> np.ndarray:
         cells = np.unique([f"{one.group}/{one.label}" for one in found], return_inverse=True)[1].astype(np.int64)
         return mask_by(cells, lambda n: min(int(self.test * n + 0.5), n - 1), stream(0, "folder-test"))
 
-    def _source(self, name: str, found: list[_Found], late: np.ndarray, notes: tuple[str, ...]) -> Source:
+    def _source(self, found: list[_Found], late: np.ndarray, notes: tuple[str, ...]) -> Source:
         names, codes = np.unique([one.label for one in found], return_inverse=True)
         mean, std = channel_norm(self.norm, self.channels)
         sets = []
@@ -178,7 +178,7 @@ class Folder:
             groups[self.layout.split("/")[0]] = Groups(tuple(map(str, known)), owner[~late].astype(np.int64), owner[late].astype(np.int64))
         labels = tuple(str(label) for label in names)
         task = Task("classification", (self.channels, self.size, self.size), len(labels), labels)
-        identity = f"folder({name}, layout={self.layout}, size={self.size}, channels={self.channels}, norm={self.norm}, test={self.test})"
+        identity = f"folder(layout={self.layout}, size={self.size}, channels={self.channels}, norm={self.norm}, test={self.test})"
         test = sets[1] if len(sets[1]) else None
         return Source(identity, task, sets[0], test, groups, natural=bool(groups), dark=dark_of(mean, std), notes=notes)
 

@@ -75,6 +75,17 @@ def image_source(name: str, train: Images, test: Images, names: tuple[str, ...],
     return Source(name, task, train, test, groups, dark=dark_of(train.mean, train.std), notes=notes)
 
 
+def expect(train: Images, shape: tuple[int, ...], classes: int, data: str, folder: Path) -> None:
+    """Refuse the files of another data set, which a wrong root can lead to.
+
+    Raises:
+        DataError: another image shape or number of classes than the set has.
+    """
+    found, most = tuple(train.x.shape[1:]), int(train.y.max()) + 1
+    if found != shape or most > classes:
+        raise DataError(f"{folder} holds images {found} with {most} classes; {data} has {shape} with {classes}. Does data.root mean another set?")
+
+
 def _from_idx(folder: Path, names: tuple[str, ...], norm: str) -> tuple[Images, Images]:
     sets = []
     for pictures, labels in (IDX["train"], IDX["test"]):
@@ -92,6 +103,8 @@ def _from_idx(folder: Path, names: tuple[str, ...], norm: str) -> tuple[Images, 
 def _from_npz(folder: Path, norm: str, size: int | None = None) -> tuple[Images, Images, tuple[Table, Table], tuple[str, ...]]:
     (x, first), (late_x, second) = (packed_pictures(folder / f"{part}.npz", size) for part in ("train", "test"))
     names = tuple(str(name) for name in required(first, "classes", folder / "train.npz"))
+    if x.shape[1:] != late_x.shape[1:]:
+        raise DataError(f"{folder}: training images are {x.shape[1:]} and test images {late_x.shape[1:]} (channels, height, width); they must agree.")
     train = image_set(x, required(first, "labels", folder / "train.npz"), names, norm, str(folder / "train.npz"))
     test = image_set(late_x, required(second, "labels", folder / "test.npz"), names, norm, str(folder / "test.npz"))
     return train, test, (first, second), names
@@ -120,8 +133,10 @@ class Mnist:
         folder, file = place.folder("mnist", ("mnist", "MNIST/raw"), ("train.npz", *IDX_FILES))
         if file != "train.npz":
             train, test = _from_idx(folder, tuple("0123456789"), self.norm)
+            expect(train, (1, 28, 28), 10, "mnist", folder)
             return image_source(f"mnist(norm={self.norm})", train, test, tuple("0123456789"), {})
         train, test, (first, second), names = _from_npz(folder, self.norm)
+        expect(train, (1, 28, 28), 10, "mnist", folder)
         groups = {"writer": groups_by(first["writer"], second["writer"])} if "writer" in first and "writer" in second else {}
         return image_source(f"mnist(norm={self.norm})", train, test, names, groups)
 
@@ -142,8 +157,10 @@ class FashionMnist:
         folder, file = place.folder("fashion_mnist", names, ("train.npz", *IDX_FILES), DEBIAN_FASHION)
         if file != "train.npz":
             train, test = _from_idx(folder, CLOTHES, self.norm)
+            expect(train, (1, 28, 28), 10, "fashion_mnist", folder)
             return image_source(f"fashion_mnist(norm={self.norm})", train, test, CLOTHES, {})
         train, test, _, labels = _from_npz(folder, self.norm)
+        expect(train, (1, 28, 28), 10, "fashion_mnist", folder)
         return image_source(f"fashion_mnist(norm={self.norm})", train, test, labels, {})
 
 
@@ -163,6 +180,7 @@ class Cifar10:
         folder, file = place.folder("cifar10", ("cifar10", "cifar-10-batches-bin"), ("train.npz", "data_batch_1.bin"))
         if file == "train.npz":
             train, test, (_, second), names = _from_npz(folder, self.norm)
+            expect(train, (3, 32, 32), 10, "cifar10", folder)
             lossy = int((~second["lossless"]).sum()) if "lossless" in second else 0
             notes = (f"cifar10: {lossy} of {len(test)} test images are JPEG copies, not exact pixels.",) if lossy else ()
             return image_source(name, train, test, names, {}, notes)
@@ -193,6 +211,7 @@ class Cifar100:
             if self.labels == "coarse":
                 raise DataError(f"{folder / file} holds one label a picture; labels=coarse needs the official train.bin and test.bin.")
             train, test, _, names = _from_npz(folder, self.norm)
+            expect(train, (3, 32, 32), 100, "cifar100", folder)
             return image_source(name, train, test, names, {})
         column, count = (0, 20) if self.labels == "coarse" else (1, 100)
         listed = folder / f"{self.labels}_label_names.txt"
@@ -260,5 +279,6 @@ class TinyImagenet:
         name = f"tiny_imagenet(size={self.size}, norm={self.norm})"
         if file == "wnids.txt":
             return tiny_folder(folder, self.size, self.norm, name)
-        train, test, _, names = _from_npz(folder, self.norm, self.size)
+        train, test, (first, _), names = _from_npz(folder, self.norm, self.size)
+        required(first, "wnids", folder / "train.npz")  # what no other set has
         return image_source(name, train, test, names, {})

@@ -71,6 +71,10 @@ class Iid:
         return Listed("iid", np.arange(count + 1, dtype=np.int64) * each, order, notes)
 
 
+def _everything(test: Pool) -> Partition:
+    return Pooled().deal(test, 1, 0)
+
+
 @dataclass(frozen=True)
 class Pooled:
     """One client that holds everything: the centralised control."""
@@ -81,9 +85,7 @@ class Pooled:
             raise DataError(
                 f"partition pooled is the centralised control with one client, and clients is {clients}; leave clients out or say clients=1."
             )
-        return Listed(
-            "pooled", np.array([0, pool.size], dtype=np.int64), np.arange(pool.size, dtype=np.int64), twin=lambda test: self.deal(test, 1, seed)
-        )
+        return Listed("pooled", np.array([0, pool.size], dtype=np.int64), np.arange(pool.size, dtype=np.int64), twin=_everything)
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Dirichlet:
         raise DataError(
             f"partition {name}: {self.tries} draws over {count} clients and {pool.size} samples of {pool.classes} classes never gave every client "
             f"{self.min} samples (the best draw's smallest client had {max(best, 0)}; the mean is {pool.size / count:.1f}); "
-            "use a smaller min, a larger alpha or fewer clients, or dirichlet_equal(alpha=...)."
+            "use a smaller min, a larger alpha, fewer clients or more tries, or dirichlet_equal(alpha=...)."
         )
 
     def _cuts(self, sizes: list[int], full: float, count: int, rng: np.random.Generator) -> Ints | None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.calls import Call, bind, parse_call
-from fedstrata.data.augment import parse_augment
+from fedstrata.data.augment import parse_augment, parse_moves
 from fedstrata.data.checks import check_samples
 from fedstrata.data.federation import Federation, fingerprint
 from fedstrata.data.own import ClassMix, ClientTests, Mirrored, Own, OwnSplit
 from fedstrata.data.partition import Listed, Partition, Pool
-from fedstrata.data.place import Place
+from fedstrata.data.place import Place, Reader
 from fedstrata.data.registry import find_dataset, find_law
 from fedstrata.data.samples import Joined, Samples
 from fedstrata.data.task import Groups, Ints, Source
@@ -58,10 +58,30 @@ def load(spec: DataSpec) -> Federation:
         ConfigError: an unknown name or setting.
         DataError: missing or damaged files, labels or features that cannot be meant, a partition that cannot be made.
     """
-    call = parse_call(spec.data)
-    reader = bind(call, find_dataset(call.name).factory, what="data")
+    reader = check_spec(spec)
     root = None if spec.root is None else Path(spec.root)
     return assemble(reader.read(Place(root, spec.clients)), spec)
+
+
+def check_spec(spec: DataSpec) -> Reader:
+    """Check every name, setting and range before a file is opened.
+
+    Returns:
+        The reader of the data set, with its settings.
+    Raises:
+        ConfigError: the message names the setting, the value and what would be right.
+    """
+    share_in("validation", spec.validation)
+    share_in("heldout", spec.heldout)
+    if spec.clients is not None and spec.clients < 1:
+        raise ConfigError(f"clients is {spec.clients}; a federation has at least 1.")
+    _convention(spec.test)
+    parse_moves(spec.augment)
+    if spec.partition is not None:
+        find_law(parse_call(spec.partition))
+    call = parse_call(spec.data)
+    reader: Reader = bind(call, find_dataset(call.name).factory, what="data")
+    return reader
 
 
 def assemble(source: Source, spec: DataSpec) -> Federation:
@@ -79,7 +99,7 @@ def assemble(source: Source, spec: DataSpec) -> Federation:
     partition = find_law(law).deal(train, spec.clients, spec.seed)
     own_test, more = _own_tests(convention, own, source, train, partition, spec.seed)
     heldout = _heldout(spec, len(partition))
-    settings = (str(law), len(partition), spec.test, spec.validation, spec.heldout, spec.seed)
+    settings = (partition.law, len(partition), spec.test, spec.validation, spec.heldout, spec.seed)
     labels = [samples.y for samples in (source.train, source.test) if samples is not None]
     federation = Federation(
         name=source.name,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstrata.data.laws import equal_pieces, head_count, positive
 from fedstrata.data.partition import Listed, Partition, Pool
-from fedstrata.data.task import Groups, Ints
+from fedstrata.data.task import Ints
 from fedstrata.errors import ConfigError, DataError, nearest
 from fedstrata.streams import stream
 
@@ -118,9 +119,9 @@ class Shards:
             )
         rng = stream(seed, "partition", "shards")
         table = rng.permutation(np.tile(np.arange(pool.classes), per_class)).reshape(count, self.s)
-        return Listed.of(name, self._cut(table, positions, rng), twin=lambda test: self._twin(name, table, test, seed))
+        return Listed.of(name, self._cut(table, positions, rng), twin=partial(self._twin, name, table, seed))
 
-    def _twin(self, name: str, table: Ints, test: Pool, seed: int) -> Partition:
+    def _twin(self, name: str, table: Ints, seed: int, test: Pool) -> Partition:
         return Listed.of(name, self._cut(table, test.by_class(name), stream(seed, "partition", "shards-test")))
 
     def _cut(self, table: Ints, positions: list[Ints], rng: np.random.Generator) -> list[Ints]:
@@ -242,10 +243,11 @@ class Natural:
             chosen = stream(seed, "partition", "natural").choice(len(kept), clients, replace=False)
             notes.append(f"{name}: {clients} of {len(kept)} groups were chosen by the seed; the samples of the others are unused.")
             kept = [kept[g] for g in sorted(chosen.tolist())]
-        return Listed.of(name, [parts[g] for g in kept], notes=tuple(notes), twin=lambda test: _twin(name, test.groups.get(by), kept))
+        return Listed.of(name, [parts[g] for g in kept], notes=tuple(notes), twin=partial(_twin, name, by, kept))
 
 
-def _twin(name: str, groups: Groups | None, kept: list[int]) -> Partition | None:
+def _twin(name: str, by: str, kept: list[int], test: Pool) -> Partition | None:
+    groups = test.groups.get(by)
     if groups is None or groups.test is None:
         return None
     parts = [split_by(groups.test, len(groups.names))[g] for g in kept]

@@ -1,0 +1,164 @@
+"""From a configuration to everything that a run is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedstrata import streams
+from fedstrata.compose import Method
+from fedstrata.config import Config
+from fedstrata.data.federation import Federation
+from fedstrata.errors import ConfigError
+from fedstrata.methods import method as parse_method
+from fedstrata.methods.finetune import FineTune
+from fedstrata.models import build, check, swap_dropout
+from fedstrata.params import Params
+from fedstrata.piece import Setup
+from fedstrata.round import Kit, Local, bind_net
+from fedstrata.schedules import schedule
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of.
+
+    Attributes:
+        config, federation, method: as given.
+        setup: what pieces may know.
+        make: builds one worker's kit; every call gives a new one.
+        lr: local learning rate by round.
+        parameters: numbers in the model.
+    """
+
+    config: Config
+    federation: Federation
+    method: Method
+    setup: Setup
+    make: Callable[[], Kit]
+    lr: Callable[[int], float]
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the model."""
+        return self.setup.layout.spec.total
+
+
+class Sizes:
+    """Sizes and labels of clients, derived when asked for."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self.known: dict[int, int] = {}
+
+    def size(self, client: int) -> int:
+        """Training samples; remembered for clients that were asked for."""
+        if client not in self.known:
+            self.known[client] = len(self.federation.training(client))
+        return self.known[client]
+
+    def counts(self, client: int) -> Tensor:
+        """[classes] int64."""
+        return self.federation.counts(client)
+
+
+class Eligible(Sequence[int]):
+    """Clients that may take part: all but the held-out ones, without listing them."""
+
+    def __init__(self, clients: int, heldout: Sequence[int]) -> None:
+        self.clients, self.out = clients, tuple(sorted(heldout))
+
+    def __len__(self) -> int:
+        return self.clients - len(self.out)
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204, D105  # int or slice
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        client = place % len(self)
+        for out in self.out:
+            if out > client:
+                break
+            client += 1
+        return client
+
+
+def loss_of(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """Per-sample loss: cross-entropy for classes, squared error for numbers."""
+    if kind == "regression":
+        return lambda output, y: (output.squeeze(-1) - y).square()
+    return lambda output, y: cross_entropy(output, y, reduction="none")
+
+
+def assemble(config: Config, federation: Federation | None = None, module: nn.Module | None = None, method: Method | None = None) -> Parts:
+    """Read, check and connect everything, before any training.
+
+    Args:
+        config: of the run.
+        federation: instead of the configured data.
+        module: instead of the configured model; it is copied.
+        method: instead of the configured one.
+    Raises:
+        FedstrataError: whatever cannot be meant, with the remedy.
+    """
+    method = parse_method(config.method) if method is None else method
+    if config.finetune.on:
+        f = config.finetune
+        method = method + FineTune(epochs=f.epochs, steps=f.steps, lr=f.lr, groups=f.groups)
+    federation = config.federation() if federation is None else federation
+    module, head = _module(config, federation, module)
+    loss, local = loss_of(federation.task.kind), config.local
+    _, net, _ = bind_net(module, head, loss, method)
+    eligible = Eligible(federation.clients, federation.heldout)
+    bound, net, memo = bind_net(module, head, loss, method)
+    params = Params(bound.flat.detach().clone(), bound.spec, buffers=bound.buffers.clone())
+    setup = Setup(
+        layout=bound.layout,
+        net=net,
+        params=params,
+        classes=federation.task.classes,
+        clients=federation.clients,
+        cohort=config.cohort_of(len(eligible)),
+        rounds=config.rounds,
+        seed=config.seed,
+        samples=Sizes(federation),
+        epochs=local.epochs,
+        steps=local.steps,
+        batch=local.batch,
+        lr=local.lr,
+        optimizer=local.optimizer,
+        momentum=local.momentum,
+        weight_decay=local.weight_decay,
+        weighting=config.weighting,
+        eligible=eligible,
+    )
+    method.check(setup)
+    settings = Local(local.draw, local.clip, local.precision)
+
+    def make() -> Kit:
+        own, functions, features = bind_net(module, head, loss, method)
+        return Kit(own, functions, method, setup, federation, settings, features)
+
+    factor = schedule(config.schedule, config.rounds)
+    return Parts(config, federation, method, setup, make, lambda t: local.lr * factor(t))
+
+
+def _module(config: Config, federation: Federation, module: nn.Module | None) -> tuple[nn.Module, str]:
+    """The model, checked against the task, and the name of its head."""
+    task = federation.task
+    if module is None:
+        norm = None if config.norm == "auto" else config.norm
+        module = build(config.model_for(task), task, norm, streams.torch_stream(config.seed, "model"))
+    else:
+        module = swap_dropout(module)
+    head = check(module, task)
+    if head is None:
+        raise ConfigError("the model does not end in a linear layer whose input could serve as features; let its last operation be an nn.Linear, the head.")
+    if config.bn != "share" and not any(isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules()):
+        raise ConfigError(f"bn={config.bn} is set, but the model has no batch norm; leave bn out, or use norm=batch.")
+    return module.to(torch.float32), head

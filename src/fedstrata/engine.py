@@ -1,0 +1,247 @@
+"""A run in memory: the round loop, without files. ``run.py`` puts a folder under it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstrata.backends.choose import build as build_executor
+from fedstrata.build import Parts
+from fedstrata.evaluate import Evaluator, personal_work, spread_of
+from fedstrata.ledger import Bill, Ledger
+from fedstrata.params import Params
+from fedstrata.piece import Answers, Piece, Plan, Reply, State
+from fedstrata.round import Failure, Kit, Session, Work
+from fedstrata.server import Server, Turn, base_plan, finish_round, plan_round
+from fedstrata.state import MappedRows, MemoryRows, RowStore
+from fedstrata.wire import messages
+from fedstrata.wire.gate import Bounds, inspect
+
+Row = dict[str, Any]
+Chosen = Callable[[str, int, Mapping[str, float]], None]
+
+
+@dataclass
+class Engine:
+    """A federation in training.
+
+    Attributes:
+        parts: what it is made of.
+        executor, workers: who trains.
+        server: between rounds.
+        rows: clients' rows.
+        best: (validation score, round) of the best evaluation so far.
+    """
+
+    parts: Parts
+    executor_name: str
+    workers: int
+    on_choice: Chosen = lambda *_: None
+    server: Server = field(init=False)
+    rows: RowStore = field(init=False)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        config, parts = self.parts.config, self.parts
+        threads = config.local.threads
+        torch.set_num_threads(threads)
+        self.executor = build_executor(self.executor_name, parts.make, self.workers, threads, self.on_choice)
+        self.kit = parts.make()
+        self.ledger = Ledger(parts.make())
+        kits = [self.kit] + [parts.make() for _ in range(min(self.workers, 4) - 1)]
+        self.evaluator = Evaluator(kits, parts.federation, config.bn == "batch", threads)
+        self.server = Server.start(parts.method, parts.setup)
+        self.rows = MappedRows() if config.rows == "mapped" else MemoryRows()
+        self.needed = config.needed(parts.setup.cohort)
+        self.plan: Plan = self._plan_now({})
+
+    # ---- the loop -----------------------------------------------------------------------------------------------------------------------
+
+    def rounds(self) -> Iterator[Row]:
+        """Train round by round, each yielded once it is done; the only loop over rounds."""
+        while self.server.round < self.parts.config.rounds:
+            yield self.round()
+
+    def round(self) -> Row:
+        """One round: plan, train, check, update, bill, evaluate."""
+        parts, t = self.parts, self.server.round
+        start = time.perf_counter()
+        before = self.ledger.total
+        turn = plan_round(self.server, parts.method, parts.setup, parts.config.bn, parts.lr(t), self._ask, self.rows.get)
+        answers = sorted(self.executor.train(turn.works), key=lambda a: a.place)
+        accepted, refused = self._inspect(turn, answers)
+        after, moved = finish_round(self.server, parts.method, parts.setup, turn, accepted, self.needed)
+        if moved:
+            self._keep_rows(turn, accepted, after.params)
+        self.server, self.plan = after, turn.plan
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
+        replies = [a for a in answers if isinstance(a, Reply)]
+        self.ledger.round(turn.works, replies)
+        return self._row(turn, accepted, refused, self._spent(before), seconds, moved=moved) | self.evaluate(t)
+
+    def close(self) -> None:
+        """Release workers."""
+        self.executor.close()
+
+    def _spent(self, before: Bill) -> Bill:
+        after = self.ledger.total
+        up = type(after.up)(after.up.payload - before.up.payload, after.up.framing - before.up.framing)
+        down = type(after.down)(after.down.payload - before.down.payload, after.down.framing - before.down.framing)
+        return Bill(up, down, after.flops - before.flops)
+
+    def _ask(self, name: str, piece: Piece, slot: State) -> Answers | None:
+        question = piece.ask(slot, self.server.round, self.parts.setup)
+        if question is None:
+            return None
+        answers = self.evaluator.answer(question, self.parts.setup.eligible)
+        size = messages.weigh_ask(question.models, self.server.round)
+        self.ledger.asked(type(size)(size.payload * len(answers.clients), size.framing * len(answers.clients)))
+        return answers
+
+    def _inspect(self, turn: Turn, answers: Sequence[Reply | Failure]) -> tuple[list[Reply], list[Failure]]:
+        """The gate: every reply is checked before it touches the model."""
+        accepted, refused = [], []
+        for answer in answers:
+            bad = answer if isinstance(answer, Failure) else self._refusal(turn, answer)
+            if bad is None:
+                assert isinstance(answer, Reply)
+                accepted.append(answer)
+            else:
+                refused.append(bad)
+        return accepted, refused
+
+    def _refusal(self, turn: Turn, reply: Reply) -> Failure | None:
+        limit = Bounds(self.parts.setup.samples.size(reply.client), self.parts.config.gate.norm)
+        tensors = {"delta": reply.delta.flat, "statistics": reply.statistics.flat}
+        expected = self._expected(turn.plan.at(reply.place))
+        if (reply.delta.spec, reply.statistics.spec) != expected:
+            shapes = messages.up_shapes(turn.plan.at(reply.place), self.server.params)
+            found = inspect(messages.contents(reply), reply.samples, shapes, limit)  # type: ignore[arg-type]
+        else:
+            mail = {n: t for n, t in messages.contents(reply).items() if n.startswith("mail/")} if reply.mail else {}
+            shapes = {n: (tuple(t.shape), t.dtype) for n, t in (tensors | mail).items()}
+            found = inspect(tensors | mail, reply.samples, shapes, limit)
+        return None if found is None else Failure(reply.place, reply.client, found.code, found.message)
+
+    def _expected(self, plan: Plan) -> tuple[Any, Any]:
+        layout = self.parts.setup.layout
+        return layout.spec.only(plan.up), layout.statistics.only(plan.up)
+
+    def _keep_rows(self, turn: Turn, replies: Sequence[Reply], params: Params) -> None:
+        method = self.parts.method
+        rows = {r.client: dict(r.row) for r in replies if r.row}
+        if method.has("settle"):
+            for reply in replies:
+                rows[reply.client] = settle(self.kit, turn.works[reply.place], reply, params)
+        if rows:
+            self.rows.put(self.server.round, rows)
+
+    # ---- what a round tells -------------------------------------------------------------------------------------------------------------
+
+    def _row(self, turn: Turn, accepted: Sequence[Reply], refused: Sequence[Failure], bill: Bill, seconds: float, *, moved: bool) -> Row:
+        losses = [(r.loss, r.samples) for r in accepted if math.isfinite(r.loss)]
+        weight = sum(n for _, n in losses)
+        return {
+            "round": self.server.round - 1,
+            "cohort": [w.client for w in turn.works],
+            "replies": len(accepted),
+            "moved": moved,
+            "refused": [[f.client, f.code, f.message] for f in refused],
+            "loss": sum(x * n for x, n in losses) / weight if weight else None,
+            "bytes_up": bill.up.payload,
+            "bytes_down": bill.down.payload,
+            "framing_up": bill.up.framing,
+            "framing_down": bill.down.framing,
+            "flops": bill.flops,
+            "seconds": seconds,
+        }
+
+    def evaluate(self, t: int) -> Row:
+        """Scores after round ``t``: null values where this round is not evaluated or the task has none."""
+        config = self.parts.config
+        names = ("accuracy", "metrics", "validation", "personal", "personal_weighted", "personal_std", "personal_worst10", "shared_on_clients", "heldout")
+        row: Row = dict.fromkeys(names)
+        if (t + 1) % config.eval.every and t + 1 < config.rounds:
+            return row | {"evaluated": False, "eval_seconds": 0.0}
+        start = time.perf_counter()
+        params = self._served()
+        if self.parts.federation.test is not None:
+            metrics = self.evaluator.server(params)
+            row |= {"accuracy": metrics.get("accuracy"), "metrics": metrics}
+        row |= self._clients(params) | {"validation": self._validation(params)}
+        return row | {"evaluated": True, "eval_seconds": time.perf_counter() - start}
+
+    def _served(self) -> Params:
+        """The server's model; where norm statistics stay with clients, with those of the lowest client that has trained."""
+        params, layout = self.server.params, self.parts.setup.layout
+        stays = frozenset(layout.statistics.names) & self.plan.keep - self.plan.average
+        if not stays:
+            return params
+        assert params.buffers is not None
+        for client in self.parts.setup.eligible:
+            row = self.rows.get(client)
+            if row is not None:
+                own = Params.of({n: row[f"kept/{n}"] for n in layout.statistics.names if n in stays and f"kept/{n}" in row})
+                return Params(params.flat, params.spec, buffers=params.buffers | own)
+            if client > 10_000:  # nobody near the front has trained; the initial statistics serve
+                break
+        return params
+
+    def _work(self, client: int, params: Params) -> Work:
+        t = self.server.round
+        return personal_work(client, t, self.plan.at(-1), params, self.rows.get(client), self.parts.lr(max(0, t - 1)))
+
+    def _clients(self, params: Params) -> Row:
+        """Own models on own test splits: unweighted over clients, held-out ones apart."""
+        if self.parts.federation.own_test is None:
+            return {}
+        out = set(self.parts.federation.heldout)
+
+        def score(kit: Kit, client: int) -> tuple[float | None, float | None, int]:
+            return self.evaluator.client(kit, self._work(client, params), params)
+
+        found = self.evaluator.spread(score, range(self.parts.federation.clients))
+        inside = [f for i, f in enumerate(found) if i not in out and f[0] is not None]
+        outside = [f[0] for i, f in enumerate(found) if i in out and f[0] is not None]
+        shared = [f[1] for f in inside if f[1] is not None]
+        row = spread_of([f[0] for f in inside if f[0] is not None], [f[2] for f in inside])
+        self.by_client = {i: f for i, f in enumerate(found)}
+        return row | {"shared_on_clients": sum(shared) / len(shared) if shared else None, "heldout": sum(outside) / len(outside) if outside else None}
+
+    def _validation(self, params: Params) -> float | None:
+        if not self.parts.config.validation:
+            return None
+        personal = self.parts.method.has("personalise") or bool(self.plan.keep)
+
+        def score(kit: Kit, client: int) -> tuple[float, int]:
+            return self.evaluator.validation(kit, self._work(client, params), personal=personal, params=params)
+
+        found = self.evaluator.spread(score, self.parts.setup.eligible)
+        total = sum(n for _, n in found)
+        return sum(s * n for s, n in found) / total if total else None
+
+    def _plan_now(self, answers: Mapping[str, Answers]) -> Plan:
+        """The plan of round 0 without its questions' answers: what a client would form its own model by before any round."""
+        parts = self.parts
+        plan = base_plan(parts.setup.layout, parts.config.bn)
+        for name, piece in parts.method.named.items():
+            plan = piece.plan(plan, self.server.slots[name], answers.get(name), self.server.round, parts.setup)
+        return plan
+
+
+def settle(kit: Kit, work: Work, reply: Reply, params: Params) -> dict[str, Tensor]:
+    """A participant's row after the merge of the same round."""
+    session = Session(kit, replace(work, row=reply.row))
+    row = dict(reply.row)
+    for name, piece in kit.method.named.items():
+        if piece.overrides("settle"):
+            state = piece.settle(session.rows[name], params, session.at(name))
+            row |= {f"{name}/{k}": v.flat if isinstance(v, Params) else v for k, v in state.items()}
+    return row

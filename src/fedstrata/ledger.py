@@ -1,0 +1,83 @@
+"""The bill: bytes that cross the boundary and FLOPs of what ran. Derived from plans and replies, never claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fedstrata.piece import Plan, Reply
+from fedstrata.round import Kit, Session, Work
+from fedstrata.wire import messages
+from fedstrata.wire.frame import Size
+
+NOTHING = Size(0, 0)
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What a round, or a run, cost.
+
+    Attributes:
+        up, down: payload and framing bytes of replies and of what was sent.
+        flops: of clients' training; multiply-adds count two, element-wise work is not counted.
+    """
+
+    up: Size = NOTHING
+    down: Size = NOTHING
+    flops: float = 0.0
+
+    def __add__(self, other: Bill) -> Bill:
+        return Bill(self.up + other.up, self.down + other.down, self.flops + other.flops)
+
+
+@dataclass
+class Ledger:
+    """Counts rounds as they are committed.
+
+    Attributes:
+        kit: a worker of the ledger's own, for probes.
+        costs: FLOPs a sample, by purpose of the local steps: one batch of each purpose is run under torch's FLOP counter and thrown away.
+    """
+
+    kit: Kit
+    total: Bill = Bill()
+    costs: dict[str, float] = field(default_factory=dict)
+
+    def round(self, works: Sequence[Work], replies: Sequence[Reply]) -> Bill:
+        """The bill of a round; everybody who was sent something is counted, also those who failed."""
+        bill = Bill()
+        for work in works:
+            bill += Bill(down=messages.weigh_down(work))
+        by_place = {w.place: w for w in works}
+        for reply in replies:
+            bill += Bill(up=messages.weigh_up(reply, codecs_of(self.kit, by_place[reply.place].plan)), flops=self.flops(by_place[reply.place], reply.passes))
+        self.total += bill
+        return bill
+
+    def asked(self, sizes: Size) -> None:
+        """A question to clients."""
+        self.total += Bill(down=sizes)
+
+    def flops(self, work: Work, passes: Mapping[str, int]) -> float:
+        """FLOPs of a client's passes."""
+        if any(purpose not in self.costs for purpose in passes):
+            self.costs |= probe(self.kit, work)
+        return sum(self.costs[purpose] * samples for purpose, samples in passes.items())
+
+
+def probe(kit: Kit, work: Work) -> dict[str, float]:
+    """FLOPs a sample of everything that a client runs under this plan: forward, backward of what is trained, extra forwards."""
+    session = Session(replace_costs(kit), work, probe=True)
+    session.train(session.begin())
+    return session.kit.costs
+
+
+def replace_costs(kit: Kit) -> Kit:
+    """The same worker with an empty list of costs."""
+    return replace(kit, costs={})
+
+
+def codecs_of(kit: Kit, plan: Plan) -> dict[str, str]:
+    """The lossless packing of each uploaded tensor, as the chain's last piece declares it."""
+    codec = next((p.codec for p in reversed(kit.method.pieces) if p.codec != "dense"), "dense")
+    return {} if codec == "dense" else {f"delta/{n}": codec for n in plan.up & kit.setup.layout.parameters}

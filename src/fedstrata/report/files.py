@@ -1,0 +1,132 @@
+"""Files of a run folder that are made for people: clients.csv, curve.png, partition.png."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedstrata.report.result import SCORE, Result, Scores
+
+if TYPE_CHECKING:
+    from fedstrata.data.federation import Federation
+
+LISTED = 10_000  # clients up to which every one gets a line, whether or not it took part
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A draft beside ``path`` that takes its name when all went well, so that no half-written file is left."""
+    draft = path.with_name(f".draft-{path.name}")  # the suffix tells a picture's format
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write(result: Result, federation: Federation, folder: Path | None = None) -> list[Path]:
+    """Write clients.csv, curve.png and partition.png.
+
+    Args:
+        result: of the run.
+        federation: that it ran on.
+        folder: where to; default the run folder. A run without a folder writes nothing.
+    Returns:
+        the files written.
+    """
+    from fedstrata.report.figures import curve, partition  # noqa: PLC0415  # matplotlib is only loaded by those who draw
+
+    folder = folder or result.folder
+    if folder is None:
+        return []
+    took_part = participation(result)
+    listed = None if not federation.partition.lazy and federation.clients <= LISTED else sorted(took_part | set(result.clients))
+    files = [
+        clients_csv(federation, folder / "clients.csv", listed, took_part=_times(result), scores=result.clients),
+        curve([result], folder / "curve.png"),
+    ]
+    if listed is None or listed:
+        files.append(partition(federation, folder / "partition.png", listed))
+    return files
+
+
+def participation(result: Result) -> set[int]:
+    """Ids of the clients that were in some cohort."""
+    return {int(client) for row in result.rounds for client in row.get("cohort", ())}
+
+
+def _times(result: Result) -> dict[int, int]:
+    times: dict[int, int] = {}
+    for row in result.rounds:
+        for client in row.get("cohort", ()):
+            times[int(client)] = times.get(int(client), 0) + 1
+    return times
+
+
+def clients_csv(
+    federation: Federation,
+    path: Path,
+    clients: Sequence[int] | None = None,
+    *,
+    took_part: Mapping[int, int] | None = None,
+    scores: Mapping[int, Scores] | None = None,
+) -> Path:
+    """A line a client: samples for training, validation and its own test, whether it was kept out, rounds it took part in, label counts, scores.
+
+    Args:
+        federation: any.
+        path: of the CSV file.
+        clients: ids, in the order of the lines; None is all.
+        took_part: rounds by client.
+        scores: scores of the last evaluation by client; columns have the prefix "score_", and a missing value is an empty cell.
+    """
+    took_part, scores = took_part or {}, scores or {}
+    ids = range(federation.clients) if clients is None else clients
+    columns = sorted({name for found in scores.values() for name in found})
+    labels = federation.task.labels if federation.task.kind == "classification" else ()
+    heldout = set(federation.heldout)
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(["client", "training", "validation", "test", "heldout", "rounds", *(f"label_{x}" for x in labels), *(SCORE + x for x in columns)])
+    for client in ids:
+        own = federation.testing(client)
+        sizes = [len(federation.training(client)), len(federation.validating(client)), 0 if own is None else len(own[1])]
+        counts = federation.counts(client).tolist() if labels else []
+        found = scores.get(client, {})
+        out.writerow([client, *sizes, int(client in heldout), took_part.get(client, 0), *counts, *(_cell(found.get(x)) for x in columns)])
+    return _text(path, text.getvalue())
+
+
+def rounds_csv(result: Result, path: Path) -> Path:
+    """The rounds as a table; lists and nested metrics become columns or counts."""
+    rows = [_flat(row) for row in result.rounds]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    out = csv.DictWriter(text, columns, lineterminator="\n")
+    out.writeheader()
+    out.writerows(rows)
+    return _text(path, text.getvalue())
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{inner}": _cell(item) for inner, item in value.items() if not isinstance(item, list | dict)}
+        else:
+            flat[name] = len(value) if isinstance(value, list | tuple) else _cell(value)
+    return flat
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None else value
+
+
+def _text(path: Path, text: str) -> Path:
+    with atomic(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+    return path

@@ -1,0 +1,58 @@
+"""A report on run folders: a table, the rounds, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from fedstrata.config import Config
+from fedstrata.errors import FedstrataError
+from fedstrata.report.figures import curve
+from fedstrata.report.files import rounds_csv, write
+from fedstrata.report.result import Result
+from fedstrata.report.tables import comparison, result_table, rounds_table
+
+
+def report(results: Sequence[Result], console: Console, out: Path | None = None) -> list[Path]:
+    """Print tables and write files.
+
+    Args:
+        results: read from run folders, at least one.
+        console: for the tables.
+        out: folder for files; default the run folder of one run, ./report for several.
+    Returns:
+        the files written: rounds.csv, curve.png, and for a single run clients.csv and partition.png.
+    """
+    alone = results[0] if len(results) == 1 else None
+    folder = out or (alone.folder if alone and alone.folder else Path("report"))
+    folder.mkdir(parents=True, exist_ok=True)
+    console.print(result_table(alone) if alone else comparison(results))
+    for result in results:
+        console.print(rounds_table(result))
+        for note in result.notes:
+            console.print(f"note: {note}", soft_wrap=True)
+    if alone:
+        files = [rounds_csv(alone, folder / "rounds.csv"), *_of_one(alone, folder, console)]
+    else:
+        files = [rounds_csv(result, folder / f"rounds-{name}.csv") for name, result in zip(_names(results), results, strict=True)]
+        files.append(curve(results, folder / "curve.png"))
+    console.print("files: " + ", ".join(str(file) for file in files), soft_wrap=True)
+    return files
+
+
+def _names(results: Sequence[Result]) -> list[str]:
+    """File names that differ even where run folders of two places have the same name."""
+    names = [result.name for result in results]
+    return [name if names.count(name) == 1 else f"{name}-{place}" for place, name in enumerate(names, 1)]
+
+
+def _of_one(result: Result, folder: Path, console: Console) -> list[Path]:
+    """Files that need the federation; where its data are not here, the curve alone, and the reason is said."""
+    try:
+        assert result.folder is not None, "a result that was read has a folder"
+        return write(result, Config.read(result.folder / "config.toml").federation(), folder)
+    except FedstrataError as error:
+        console.print(f"note: clients.csv and partition.png are not made anew: {error}", soft_wrap=True)
+        return [curve([result], folder / "curve.png")]

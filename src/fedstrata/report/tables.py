@@ -1,0 +1,121 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from fedstrata.report.result import Result
+from fedstrata.report.units import duration, number, size, work
+
+ACCURACY: Mapping[str, str] = {
+    "final": "accuracy, last round",
+    "best": "accuracy, best round on test data",
+    "window": "accuracy, mean of the last tenth",
+    "selected": "accuracy, round chosen on validation data",
+    "personal": "personal accuracy, mean over clients",
+    "personal_weighted": "personal accuracy, by samples",
+    "personal_std": "personal accuracy, spread over clients",
+    "personal_worst10": "personal accuracy, worst tenth",
+    "heldout": "accuracy on held-out clients",
+}
+
+
+def result_table(result: Result) -> Table:
+    """The end of a run: one line a fact; what a task does not have is left out."""
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, title=_title(result.summary), title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _facts(result):
+        table.add_row(name, value)
+    return table
+
+
+def _title(summary: Mapping[str, Any]) -> str:
+    return f"{summary.get('method', '')}, seed {summary.get('seed', '-')}, {summary.get('rounds', '-')} rounds"
+
+
+def _facts(result: Result) -> Iterable[tuple[str, str]]:
+    summary = result.summary
+    accuracy = summary.get("accuracy") or {}
+    for key, name in ACCURACY.items():
+        if accuracy.get(key) is not None:
+            yield name, number(accuracy[key])
+    for key, value in (summary.get("metrics") or {}).items():
+        if isinstance(value, int | float):
+            yield key.replace("_", " "), number(value)
+    yield "sent by clients", _with_framing(summary, "up")
+    yield "sent to clients", _with_framing(summary, "down")
+    yield "clients' training", work(summary.get("flops"))
+    yield "training time", duration(summary.get("seconds"))
+    if summary.get("executor"):
+        yield "executor", f"{summary['executor']}, {summary.get('workers', 1)} worker{'s' if summary.get('workers', 1) != 1 else ''}"
+    if summary.get("model_sha256"):
+        yield "model sha256", f"{summary['model_sha256'][:16]}..."
+    if result.folder is not None:
+        yield "run folder", str(result.folder)
+
+
+def _with_framing(summary: Mapping[str, Any], way: str) -> str:
+    framing = summary.get(f"framing_{way}")
+    return size(summary.get(f"bytes_{way}")) + (f" and {size(framing)} of framing" if framing else "")
+
+
+def comparison(results: Sequence[Result]) -> Table:
+    """Several runs, a line each."""
+    table = Table(box=box.SIMPLE_HEAD)
+    columns = ["final", "best", "window", "selected", "personal", "personal_worst10"]
+    shown = [c for c in columns if any((r.summary.get("accuracy") or {}).get(c) is not None for r in results)]
+    for name in ("run", "method", "seed", "rounds", *shown, "up", "down", "training", "time"):
+        table.add_column(name, justify="left" if name in ("run", "method") else "right", overflow="fold")
+    for result in results:
+        s, accuracy = result.summary, result.summary.get("accuracy") or {}
+        scores = [number(accuracy.get(c)) for c in shown]
+        costs = [size(s.get("bytes_up")), size(s.get("bytes_down")), work(s.get("flops")), duration(s.get("seconds"))]
+        table.add_row(result.name, str(s.get("method", "-")), str(s.get("seed", "-")), str(s.get("rounds", "-")), *scores, *costs)
+    return table
+
+
+def rounds_table(result: Result, most: int = 20) -> Table:
+    """Evaluated rounds of one run; evenly spaced ones where they are more than ``most``, and always the last."""
+    rows = [row for row in result.rounds if row.get("accuracy") is not None or row.get("metrics")] or list(result.rounds)
+    stride = max(1, -(-len(rows) // most))
+    table = Table(box=box.SIMPLE_HEAD, title=f"{result.name}: {len(result.rounds)} rounds, every {stride}. evaluated one shown", title_justify="left")
+    for name in ("round", "accuracy", "personal", "loss", "replies", "refused", "up", "down", "time"):
+        table.add_column(name, justify="right")
+    for row in rows[::-1][::stride][::-1]:
+        table.add_row(
+            str(int(row["round"]) + 1),
+            number(row.get("accuracy")),
+            number(row.get("personal")),
+            number(row.get("loss")),
+            str(row.get("replies", "-")),
+            str(len(row.get("refused") or ())),
+            size(row.get("bytes_up")),
+            size(row.get("bytes_down")),
+            duration(row.get("seconds")),
+        )
+    return table
+
+
+def facts_table(facts: Mapping[str, str], title: str = "") -> Table:
+    """Names and values."""
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, title=title or None, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
+def list_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Rows with equal columns."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
