@@ -46,6 +46,7 @@ class Engine:
     server: Server = field(init=False)
     rows: RowStore = field(init=False)
     seconds: float = 0.0
+    by_client: dict[int, tuple[float | None, float | None, int]] | None = None
 
     def __post_init__(self) -> None:
         config, parts = self.parts.config, self.parts
@@ -59,7 +60,7 @@ class Engine:
         self.server = Server.start(parts.method, parts.setup)
         self.rows = MappedRows() if config.rows == "mapped" else MemoryRows()
         self.needed = config.needed(parts.setup.cohort)
-        self.plan: Plan = self._plan_now({})
+        self.plan: Plan = self.plan_now()
 
     # ---- the loop -----------------------------------------------------------------------------------------------------------------------
 
@@ -227,12 +228,12 @@ class Engine:
         total = sum(n for _, n in found)
         return sum(s * n for s, n in found) / total if total else None
 
-    def _plan_now(self, answers: Mapping[str, Answers]) -> Plan:
-        """The plan of round 0 without its questions' answers: what a client would form its own model by before any round."""
+    def plan_now(self) -> Plan:
+        """The plan of the coming round without answers to its questions: what a client forms its own model by before it."""
         parts = self.parts
         plan = base_plan(parts.setup.layout, parts.config.bn)
         for name, piece in parts.method.named.items():
-            plan = piece.plan(plan, self.server.slots[name], answers.get(name), self.server.round, parts.setup)
+            plan = piece.plan(plan, self.server.slots[name], None, self.server.round, parts.setup)
         return plan
 
 
