@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstrata.container import DTYPES, check_name
-from fedstrata.errors import StateError
+from fedstrata.errors import StateError, WireError
 from fedstrata.state import disk
 from fedstrata.state.disk import DamagedError, Stamp
 from fedstrata.state.rowfile import LIMITS, Held, Row, RowFile, Source, parts
@@ -287,7 +287,10 @@ def _check_row(client: int, row: Row) -> None:
     if not 0 <= client < 2**63:
         raise StateError(f"a row for client {client}; ids are counted from 0.")
     for name, tensor in row.items():
-        check_name(name, LIMITS)
+        try:
+            check_name(name, LIMITS)
+        except WireError as error:
+            raise StateError(f"client {client}'s row: {error}") from error
         if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES or tensor.device.type != "cpu" or tensor.layout != torch.strided:
             kind = f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise StateError(f"client {client}'s row: {name} is {kind}; a dense CPU tensor of {', '.join(DTYPES.values())} can be kept.")
