@@ -1,18 +1,56 @@
 """Configuration: names, precedence, inheritance, round trips, and errors that teach."""
 
 import re
+import tomllib
 
 import pytest
 
 from fedstrata.config import KEYS, MODELS, PLACEMENT, Config
 from fedstrata.data.task import Task
 from fedstrata.errors import ConfigError
-from fedstrata.keys import near
+from fedstrata.keys import flatten, near
 from fedstrata.sections import Local
 
-DESIGN = """method data data.root augment partition test validation heldout clients cohort rounds model norm bn weighting local.epochs local.steps
-local.draw local.batch local.lr local.optimizer local.momentum local.weight_decay local.clip local.precision local.threads schedule finetune.epochs
-finetune.steps finetune.lr finetune.groups eval.every quorum seed executor workers out name""".split()
+DESIGN = [
+    "method",
+    "data",
+    "data.root",
+    "augment",
+    "partition",
+    "test",
+    "validation",
+    "heldout",
+    "clients",
+    "cohort",
+    "rounds",
+    "model",
+    "norm",
+    "bn",
+    "weighting",
+    "local.epochs",
+    "local.steps",
+    "local.draw",
+    "local.batch",
+    "local.lr",
+    "local.optimizer",
+    "local.momentum",
+    "local.weight_decay",
+    "local.clip",
+    "local.precision",
+    "local.threads",
+    "schedule",
+    "finetune.epochs",
+    "finetune.steps",
+    "finetune.lr",
+    "finetune.groups",
+    "eval.every",
+    "quorum",
+    "seed",
+    "executor",
+    "workers",
+    "out",
+    "name",
+]
 
 
 def refusal(*overrides: str, path=None) -> str:
@@ -126,10 +164,6 @@ def test_toml_round_trip_keeps_every_value():
 
 
 def _read_text(text):
-    import tomllib
-
-    from fedstrata.keys import flatten
-
     return Config(**flatten(tomllib.loads(text)))
 
 
@@ -239,7 +273,7 @@ def test_digest_follows_what_decides_the_result_and_nothing_else():
 
 def test_differences_name_each_field():
     (rounds, lr) = Config().differences(Config(rounds=3, local_lr=0.5))
-    assert str(rounds) == "rounds: 30 here, 3 there"
+    assert str(rounds) == "rounds: 100 here, 3 there"
     assert (lr.key, lr.theirs) == ("local.lr", 0.5)
     assert Config().differences(Config()) == ()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,6 +21,8 @@ from fedstrata.keys import suggestion
 
 if TYPE_CHECKING:
     from fedstrata.build import Parts
+    from fedstrata.data.federation import Federation
+    from fedstrata.events import Observer
     from fedstrata.report.result import Result
 
 USAGE, INTERRUPTED = 2, 130
@@ -105,10 +107,9 @@ def run(settings: Settings = None, as_json: AsJson = False, plain: Plain = False
     config = read_settings(settings)
     from fedstrata.run import run as train  # noqa: PLC0415  # torch would slow every --help down
 
-    federation = config.federation()
     with observed(as_json=as_json, plain=plain) as (console, observer, interrupt):
-        result = train(config, federation=federation, observers=(observer,), stop=interrupt)
-    finish(result, federation, console, as_json=as_json, stopped=interrupt.asked and result.summary.get("rounds", 0) < config.rounds)
+        result = train(config, observers=(observer,), stop=interrupt)
+    finish(result, config, console, as_json=as_json)
 
 
 @app.command()
@@ -126,8 +127,7 @@ def resume(
     config = run_config(folder)
     with observed(as_json=as_json, plain=plain) as (console, observer, interrupt):
         result = go_on(folder, previous=previous, executor=executor, workers=workers, observers=(observer,), stop=interrupt)
-    stopped = interrupt.asked and result.summary.get("rounds", 0) < config.rounds
-    finish(result, config.federation(), console, as_json=as_json, stopped=stopped)
+    finish(result, config, console, as_json=as_json)
 
 
 def run_config(folder: Path) -> Config:
@@ -139,30 +139,39 @@ def run_config(folder: Path) -> Config:
 
 
 @contextmanager
-def observed(*, as_json: bool, plain: bool) -> Iterator[tuple[Console, Any, Interrupt]]:
+def observed(*, as_json: bool, plain: bool) -> Iterator[tuple[Console, Observer, Interrupt]]:
     """A console, a progress observer, and the answer to Ctrl-C."""
     from fedstrata.report.progress import progress  # noqa: PLC0415
+    from fedstrata.run import Stopped  # noqa: PLC0415
 
     console = console_for(stderr=as_json)
-    with Interrupt() as interrupt, progress(console, plain=plain) as observer:
-        yield console, observer, interrupt
+    try:
+        with Interrupt() as interrupt, progress(console, plain=plain) as observer:
+            yield console, observer, interrupt
+    except Stopped as stop:
+        stopped(stop.folder, as_json=as_json)
 
 
-def finish(result: Result, federation: Any, console: Console, *, as_json: bool, stopped: bool) -> None:
-    """Write the files for people and print the result; a run that was stopped says how to go on, and exits with 130."""
+def finish(result: Result, config: Config, console: Console, *, as_json: bool) -> None:
+    """Write the files for people and print the result."""
     from fedstrata.report.files import write  # noqa: PLC0415
     from fedstrata.report.tables import result_table  # noqa: PLC0415
 
-    write(result, federation)
+    write(result, result.federation or config.federation())
     console.print(result_table(result))
-    for note in result.notes:
-        console.print(f"note: {note}", soft_wrap=True)
     if as_json:
         print(json.dumps(result.summary, allow_nan=False))
-    if stopped:
-        sys.stdout.flush()
-        print(f"fedstrata: stopped after round {result.summary.get('rounds')}; go on with: fedstrata resume {result.folder}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED)
+
+
+def stopped(folder: Path, *, as_json: bool) -> NoReturn:
+    """Say how to go on with a run that was asked to stop, and exit with 130."""
+    from fedstrata.report.result import Result  # noqa: PLC0415
+
+    so_far = Result.read(folder).summary
+    if as_json:
+        print(json.dumps(so_far, allow_nan=False), flush=True)
+    print(f"fedstrata: stopped after round {so_far['rounds']}; go on with: fedstrata resume {folder}", file=sys.stderr)
+    raise typer.Exit(INTERRUPTED)
 
 
 @app.command(context_settings=_LOOSE, epilog=settings_help())
@@ -176,6 +185,14 @@ def check(settings: Settings = None) -> None:
     console.print(facts_table(facts_of(assemble(config)), title="this configuration can run"))
 
 
+def tests_of(federation: Federation) -> Iterator[str]:
+    """Who tests on what."""
+    if federation.test is not None:
+        yield f"{len(federation.test):,} samples on the server"
+    if federation.own_test is not None:
+        yield "each client its own split"
+
+
 def facts_of(parts: Parts) -> dict[str, str]:
     """What a run would be made of."""
     federation, setup = parts.federation, parts.setup
@@ -184,7 +201,7 @@ def facts_of(parts: Parts) -> dict[str, str]:
         "data": f"{federation.name}: {len(federation.train):,} training samples of shape {federation.task.shape}, {federation.task.classes} outputs",
         "partition": federation.partition.law,
         "clients": f"{federation.clients:,}, {setup.cohort} a round, {len(federation.heldout):,} kept out of training",
-        "test": f"{0 if federation.test is None else len(federation.test):,} samples on the server{', and each client its own' if federation.own_test else ''}",
+        "test": ", ".join(tests_of(federation)),
         "model": f"{parts.config.model_for(federation.task)}, {parts.parameters:,} parameters in {len(setup.layout.groups)} layer groups",
         "rounds": str(setup.rounds),
     }

@@ -70,7 +70,7 @@ class Config(Section):
     heldout: float = Field(default=0.0, ge=0, lt=1, description="share of the clients kept out of training")
     clients: Count | Auto = Field(default="auto", description="clients registered; auto: as many as the data have, otherwise 20")
     cohort: Count | Auto = Field(default="auto", description="clients that train in a round; auto: 10, or all where there are fewer")
-    rounds: Count = Field(default=30, description="rounds")
+    rounds: Count = Field(default=100, description="rounds")
     model: str = Field(default="auto", description="model: fedstrata list models; auto: chosen by the data set")
     norm: Literal["auto", "batch", "group", "none"] = Field(default="auto", description="norm layers; auto: as the model was published")
     bn: Literal["share", "local", "server", "trained", "batch"] = Field(

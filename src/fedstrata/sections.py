@@ -35,7 +35,7 @@ class Local(Section):
     draw: Literal["cycle", "fresh", "replace"] = Field(
         default="cycle", description="how mini-batches are drawn: shuffled order, anew each pass, with replacement"
     )
-    batch: Count = Field(default=32, description="samples in a mini-batch")
+    batch: Count = Field(default=16, description="samples in a mini-batch")
     lr: Positive = Field(default=0.1, description="learning rate")
     optimizer: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="local optimiser; its state is made anew each round")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="of sgd")

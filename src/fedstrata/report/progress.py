@@ -143,7 +143,7 @@ def opening(event: Event) -> list[str]:
         return [*lines, *(f"note: {note}" for note in event.notes)]
     if isinstance(event, Chosen):
         measured = ", ".join(f"{name} {rate:,.0f}" for name, rate in event.measured.items())
-        return [f"executor: {event.executor}, {event.workers} workers (samples a second: {measured})"]
+        return [f"executor: {event.executor}, {event.workers} worker{'s' if event.workers != 1 else ''} (samples a second: {measured})"]
     return []
 
 

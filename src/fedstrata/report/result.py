@@ -7,10 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedstrata.errors import StateError
 from fedstrata.params import Params
+
+if TYPE_CHECKING:
+    from fedstrata.data.federation import Federation
 
 Scores: TypeAlias = Mapping[str, float | None]
 
@@ -25,6 +28,7 @@ class Result:
         folder: the run folder, or None for a run that keeps nothing.
         clients: the last evaluation of single clients, by id: accuracy, personal, ...
         params: the final model, or None for a result that was read from a folder.
+        federation: that it ran on, or None likewise.
         notes: what a user must be told.
     """
 
@@ -34,6 +38,7 @@ class Result:
     clients: Mapping[int, Scores] = field(default_factory=dict)
     params: Params | None = field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()
+    federation: Federation | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def read(cls, folder: str | Path) -> Result:

@@ -45,7 +45,7 @@ def _facts(result: Result) -> Iterable[tuple[str, str]]:
         if accuracy.get(key) is not None:
             yield name, number(accuracy[key])
     for key, value in (summary.get("metrics") or {}).items():
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and key != "accuracy":  # said above
             yield key.replace("_", " "), number(value)
     yield "sent by clients", _with_framing(summary, "up")
     yield "sent to clients", _with_framing(summary, "down")

@@ -1,0 +1,47 @@
+# Everything runs in .venv, which is made once; remove it with `make clean`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LIMIT := --quiet --disable-pip-version-check --constraint constraints.txt
+.DEFAULT_GOAL := help
+.PHONY: help demo test slow lint bench format clean
+
+help:  ## Show this help
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo  ## Install, then train a federation on digits (under a minute) and print the result
+	$(BIN)/fedstrata run data=digits partition="dirichlet(alpha=0.3)" clients=20 seed=0 out=runs
+
+test: $(VENV)/.dev  ## Install, then run the test suite (without the slow tests)
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests
+
+slow: $(VENV)/.dev  ## Run the slow tests
+	$(BIN)/python -m pytest -m slow tests
+
+lint: $(VENV)/.dev  ## Check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## Mend style and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.demo  ## Time the executors against a bare PyTorch loop
+	$(BIN)/fedstrata bench
+
+clean:  ## Remove .venv and what tools leave behind
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v >= (3, 11) else f"fedstrata needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}. Say: make PYTHON=python3.11 demo")'
+	@echo "installing into $(VENV) (once; PyTorch is large) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install $(LIMIT) torch
+	@$(BIN)/pip install $(LIMIT) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	@$(BIN)/pip install $(LIMIT) --editable '.[dev]'
+	@touch $@
