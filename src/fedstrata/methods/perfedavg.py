@@ -16,7 +16,8 @@ class PerFedAvg(Piece):
 
     ``alpha`` None is the local learning rate, as in the public library (which runs its local routine twice a round; we do not). ``hessian_free``
     corrects by [grad f(w + delta g; B3) - grad f(w - delta g; B3)] / (2 delta), g the second gradient, with B3 a third of the batch (INFERRED).
-    A batch of one sample serves as all its parts. A client's own model is the global one after one step of size alpha on one local batch.
+    A batch too small to be cut (a part would have no sample, or one where a batch norm needs two) serves as all its parts. A client's own
+    model is the global one after one step of size alpha on one local batch.
 
     Source: Fallah et al. 2020, "Personalized Federated Learning: A Meta-Learning Approach", Alg. 1.
     """
@@ -33,13 +34,14 @@ class PerFedAvg(Piece):
 
     def gradient(self, gradient: Gradient, v: View) -> Gradient:
         alpha = v.lr if self.alpha is None else self.alpha
+        least = 2 if v.layout.statistics.names else 1  # a batch norm cannot look at one sample
 
         def first_order(p: Params, b: Batch) -> Params:
-            one, two = _parts(b, 2)
+            one, two = _parts(b, 2, least)
             return gradient(p - alpha * gradient(p, one), two)
 
         def hessian_free(p: Params, b: Batch) -> Params:
-            one, two, three = _parts(b, 3)
+            one, two, three = _parts(b, 3, least)
             outer = gradient(p - alpha * gradient(p, one), two)
             turn = gradient(p + self.delta * outer, three) - gradient(p - self.delta * outer, three)
             return outer - (alpha / (2 * self.delta)) * turn
@@ -50,8 +52,8 @@ class PerFedAvg(Piece):
         return v.fit(p, "adapt", steps=1, lr=v.lr if self.alpha is None else self.alpha)
 
 
-def _parts(b: Batch, n: int) -> list[Batch]:
+def _parts(b: Batch, n: int, least: int) -> list[Batch]:
     size = len(b.y) // n
-    if size == 0:
+    if size < least:
         return [b] * n
     return [Batch(x, y, None) for x, y in zip(b.x[: size * n].split(size), b.y[: size * n].split(size), strict=True)]

@@ -1,0 +1,118 @@
+"""All laws over every registered method and every example. No filter, no skip: whoever registers a method inherits them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lab
+from fedstrata.methods import Limit, rows
+from laws import law
+
+EXAMPLES = ("fedavg", *(example for row in rows() for example in row.examples))
+LIMITS = [row.limit for row in rows() if isinstance(row.limit, Limit)]
+every_example = pytest.mark.parametrize("example", EXAMPLES)
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=str)
+def test_limit_is_exact(limit):
+    law.limit_is_exact(limit)
+
+
+@every_example
+def test_batched_equals_looped(example):
+    law.batched_equals_looped(example)
+
+
+@every_example
+@pytest.mark.parametrize("toy", ["batch", "dropout", "images"])
+def test_batched_equals_looped_or_is_refused_with_a_reason(example, toy):
+    found = law.batched_equals_looped_or_refuses(example, toy)
+    assert toy == "batch" or found == "equal", "only norms that look at the batch may be refused"
+
+
+@every_example
+@pytest.mark.parametrize(("executor", "workers"), [("threads", 1), ("threads", 2), ("processes", 1), ("processes", 2)])
+def test_the_executor_changes_no_bit(example, executor, workers):
+    law.executor_changes_no_bit(example, executor, workers)
+
+
+@every_example
+@pytest.mark.parametrize("toy", ["batch", "dropout"])
+def test_the_executor_changes_no_bit_with_batch_norm_or_dropout(example, toy):
+    law.executor_changes_no_bit(example, "threads", 2, toy)
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+@pytest.mark.parametrize("toy", ["layer", "dropout"])
+def test_four_workers_change_no_bit(executor, toy):
+    law.executor_changes_no_bit("scaffold", executor, 4, toy)
+
+
+@every_example
+@pytest.mark.parametrize("toy", ["layer", "batch"])
+def test_untouched_stays_untouched(example, toy):
+    law.untouched_stays_untouched(example, toy)
+
+
+@every_example
+@pytest.mark.parametrize("toy", ["layer", "batch"])
+def test_carried_over_state_is_all_state(example, toy):
+    law.carried_over_state_is_all_state(example, toy)
+
+
+@every_example
+def test_reply_order_is_irrelevant(example):
+    law.reply_order_is_irrelevant(example)
+
+
+@every_example
+def test_absent_clients_keep_their_rows(example):
+    law.absent_clients_keep_their_rows(example)
+
+
+@every_example
+def test_a_lost_round_changes_nothing(example):
+    law.a_lost_round_changes_nothing(example)
+
+
+@pytest.mark.parametrize("text", sorted({*EXAMPLES, *(text for limit in LIMITS for text in (limit.method, limit.of))}))
+def test_text_comes_back(text):
+    law.text_comes_back(text)
+
+
+@every_example
+def test_a_mapped_row_store_changes_no_bit(example):
+    assert lab.same(lab.played(example), lab.play(example, rows="mapped")) == []
+
+
+READER = """
+import hashlib, json, sys
+from pathlib import Path
+from fedstrata.wire import decode
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    tensors = decode(path.read_bytes()).tensors
+    print(json.dumps({n: hashlib.sha256(f"{t.dtype}{tuple(t.shape)}".encode() + t.contiguous().numpy().tobytes()).hexdigest() for n, t in tensors.items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def decoded(tmp_path_factory):
+    """(what left, what another process read) by example: one process decodes the messages of all examples."""
+    folder: Path = tmp_path_factory.mktemp("letters")
+    letters = {example: law.billed_messages(example) for example in EXAMPLES}
+    everything = [letter for example in EXAMPLES for letter in letters[example]]
+    for number, (data, _) in enumerate(everything):
+        (folder / f"{number:06d}").write_bytes(data)
+    found = subprocess.run([sys.executable, "-c", READER, str(folder)], capture_output=True, text=True, check=True)
+    read = iter([json.loads(line) for line in found.stdout.splitlines()])
+    return {example: [(sent, next(read)) for _, sent in letters[example]] for example in EXAMPLES}
+
+
+@every_example
+def test_counted_bytes_decode_elsewhere_into_what_the_server_applied(example, decoded):
+    assert decoded[example]
+    for sent, read in decoded[example]:
+        assert read == sent
