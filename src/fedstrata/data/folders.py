@@ -21,7 +21,7 @@ from fedstrata.errors import ConfigError, DataError
 from fedstrata.streams import stream
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-Layout = Literal["class", "client/class", "domain/class"]
+Layout = Literal["class/file", "client/class/file", "domain/class/file"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class Files:
 
 @dataclass(frozen=True)
 class _Found:
-    """One picture of a tree: its group ("" for layout ``class``), class and file."""
+    """One picture of a tree: its group ("" for layout ``class/file``), class and file."""
 
     group: str
     label: str
@@ -98,14 +98,14 @@ def scan(root: Path, layout: Layout) -> tuple[list[_Found], int]:
         DataError: a class folder without pictures, no picture at all, or links that are not followed.
     """
     root = root.resolve()
-    groups = [Path()] if layout == "class" else [Path(folder.name) for folder in children(root, root) if folder.is_dir()]
+    groups = [Path()] if layout == "class/file" else [Path(folder.name) for folder in children(root, root) if folder.is_dir()]
     found, empty, other = [], [], 0
     for group in groups:
         for folder in (entry for entry in children(root / group, root) if entry.is_dir()):
             files = children(folder, root)
             pictures = [file for file in files if file.is_file() and file.suffix.lower() in PICTURES]
             other += len(files) - len(pictures)
-            found += [_Found(str(group) if layout != "class" else "", folder.name, file) for file in pictures]
+            found += [_Found(str(group) if layout != "class/file" else "", folder.name, file) for file in pictures]
             if not pictures:
                 empty.append(folder)
     known = {one.label for one in found}
@@ -113,7 +113,7 @@ def scan(root: Path, layout: Layout) -> tuple[list[_Found], int]:
         if folder.name not in known:
             raise DataError(f"{folder} holds no picture ({', '.join(PICTURES[:4])}, ...); remove the folder, or put the class's pictures there.")
     if not found:
-        raise DataError(f"{root} holds no pictures by layout {layout}/file; check path and layout (class, client/class or domain/class).")
+        raise DataError(f"{root} holds no pictures by layout {layout}; check path and layout.")
     return found, other
 
 
@@ -124,7 +124,7 @@ class Folder:
     Args:
         path: the folder; if it holds ``train`` and ``test`` (or ``val``), these are the two sets, else a fixed share of every (group, class) is
             the test set.
-        layout: class (``class/file``), client/class or domain/class.
+        layout: "class/file", "client/class/file" or "domain/class/file".
         size: side in pixels after resizing the shorter side and cutting out the middle.
         channels: 3, or 1 for grey.
         norm: a row of ``NORMS``.
@@ -132,7 +132,7 @@ class Folder:
     """
 
     path: str
-    layout: Layout = "class"
+    layout: Layout = "class/file"
     size: int = 64
     channels: Literal[1, 3] = 3
     norm: Norm = "half"
@@ -173,7 +173,7 @@ class Folder:
         if missing := sorted(set(names) - {found[r].label for r in np.flatnonzero(~late)}):
             raise DataError(f"data folder: class {missing[0]} has no training picture; every class of the test folder must be in the train folder.")
         groups = {}
-        if self.layout != "class":
+        if self.layout != "class/file":
             known, owner = np.unique([one.group for one in found], return_inverse=True)
             groups[self.layout.split("/")[0]] = Groups(tuple(map(str, known)), owner[~late].astype(np.int64), owner[late].astype(np.int64))
         labels = tuple(str(label) for label in names)

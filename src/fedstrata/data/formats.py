@@ -30,7 +30,11 @@ def read_npz(path: Path) -> Table:
         DataError: a damaged file, or object arrays.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file:  # numpy leaves the file open when it is damaged
+            if file.read(2) != b"PK":
+                raise DataError(f"{path} is no .npz file (a zip archive of arrays); fetch it again.")
+            file.seek(0)
+            stored = np.load(file, allow_pickle=False)
             return {name: stored[name] for name in stored.files}
     except ValueError as error:
         raise DataError(f"{path}: {error} Object arrays need pickle, which can run code, and are refused; store plain arrays.") from error

@@ -1,6 +1,6 @@
 """Image data sets in memory: the .npz stacks, the official IDX and CIFAR files, and Debian's Fashion-MNIST.
 
-Mean and std of a set are in units of [0, 1] pixels; see :data:`NORMS` for their sources. ``norm`` chooses another row, or "none" for
+Mean and std of a set are in units of [0, 1] pixels; see :data:`NORMS` for their sources. ``norm`` chooses another row, or "raw" for
 pixels in [0, 1].
 """
 
@@ -20,10 +20,10 @@ from fedstrata.data.samples import Images
 from fedstrata.data.task import Groups, Source, Task
 from fedstrata.errors import ConfigError, DataError
 
-Norm = Literal["none", "mnist", "fashion_mnist", "cifar10", "cifar100", "imagenet", "half"]
+Norm = Literal["raw", "mnist", "fashion_mnist", "cifar10", "cifar100", "imagenet", "half"]
 Numbers = tuple[float, ...]
 NORMS: dict[str, tuple[Numbers, Numbers]] = {
-    "none": ((0.0,), (1.0,)),
+    "raw": ((0.0,), (1.0,)),  # pixels in [0, 1]
     "half": ((0.5,), (0.5,)),  # to [-1, 1]
     "mnist": ((0.1307,), (0.3081,)),  # of the training set; the PyTorch example's figures
     "fashion_mnist": ((0.2860,), (0.3530,)),  # of the training set
@@ -48,7 +48,7 @@ def channel_norm(norm: str, channels: int) -> tuple[Numbers, Numbers]:
     if len(mean) == 1:
         return mean * channels, std * channels
     if len(mean) != channels:
-        raise ConfigError(f"norm={norm} is for {len(mean)} channels, and these images have {channels}; use none, half, mnist or fashion_mnist.")
+        raise ConfigError(f"norm={norm} is for {len(mean)} channels, and these images have {channels}; use raw, half, mnist or fashion_mnist.")
     return mean, std
 
 
@@ -169,7 +169,7 @@ class Cifar10:
     """50,000 + 10,000 colour photographs, 32x32.
 
     Args:
-        norm: a row of :data:`NORMS`; FedFN uses imagenet, FedPart none.
+        norm: a row of :data:`NORMS`; FedFN uses imagenet, FedPart raw.
     """
 
     norm: Norm = "cifar10"

@@ -165,11 +165,11 @@ def _own_tests(
 ) -> tuple[ClientTests | None, tuple[str, ...]]:
     if own is not None:
         return OwnSplit(partition, train.labels, own.share, own.by, seed), ()
-    if source.test is None and convention != "server":
+    if source.test is None:
         raise DataError(
             f"test is {convention}, and {source.name} has no test set; use test='own(share=0.2)', which keeps a share of each client's samples."
         )
-    if source.test is None or convention == "server":
+    if convention == "server":
         return None, ()
     test = pool_of(source, source.test)
     twin = partition.mirror(test)

@@ -82,7 +82,7 @@ class OwnSplit:
     partition: Partition
     labels: Ints | None
     share: float
-    by: Literal["class", "random"]
+    by: Literal["label", "random"]
     seed: int
     which: Which = field(default="train", init=False)
 
@@ -114,11 +114,11 @@ class Own:
 
     Args:
         share: in (0, 1).
-        by: "class" keeps the client's class mix, "random" does not.
+        by: "label" keeps the client's class mix, "random" does not.
     """
 
     share: float = 0.2
-    by: Literal["class", "random"] = "class"
+    by: Literal["label", "random"] = "label"
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:

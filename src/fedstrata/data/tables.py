@@ -147,8 +147,8 @@ def encode(columns: Columns, how: Encoding, late: Mask | None, share: float, ide
         cells = owner if owner is not None else target if names else np.zeros(len(target), dtype=np.int64)
         codes = np.unique(cells, return_inverse=True)[1].astype(np.int64)
         late = mask_by(codes, lambda n: min(int(share * n + 0.5), n - 1), stream(0, "table-test"))
-    if not late.any() or late.all():
-        raise DataError(f"{where}: {int(late.sum())} of {len(late)} rows are test rows; both sets need at least one.")
+    if late.all():
+        raise DataError(f"{where}: all {len(late)} rows are test rows; a training set needs at least one.")
     if names and (unseen := np.setdiff1d(target[late], target[~late])).size:
         raise DataError(f"{where}: class {names[int(unseen[0])]!r} is in the test rows only; every class needs a training row.")
     numeric, onehot, levels = _matrices(features, late)
@@ -249,7 +249,8 @@ class _Build:
         mask = torch.from_numpy(self.late)
         train, test = Tensors(x[~mask], labels[~mask]), Tensors(x[mask], labels[mask])
         scale = None if scaled else self.scale
-        return Source(self.identity, self.task, train, test, self.groups, bool(self.groups), notes=self.notes + notes, scale=scale)
+        tested = test if len(test) else None  # clients of one or two rows give none
+        return Source(self.identity, self.task, train, tested, self.groups, bool(self.groups), notes=self.notes + notes, scale=scale)
 
     def scale(self, parts: list[Ints]) -> Source:
         """Normalise by the sums of ``parts``: each client's training positions, into train followed by test."""
