@@ -1,0 +1,124 @@
+"""Pieces broken on purpose, each in one place: a law or a reference that would not notice is no law."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import lab
+from fedstrata.compose import Method
+from fedstrata.methods import Limit, rows
+from fedstrata.methods.fedprox import FedProx
+from fedstrata.methods.personal import FedPer
+from fedstrata.methods.scaffold import Scaffold
+from fedstrata.methods.serveropt import FedAvgM
+from fedstrata.params import Params, tmap
+from fedstrata.piece import Piece
+from laws import law
+from methods import rules
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered():
+    lab.played.cache_clear()
+    yield
+    lab.played.cache_clear()
+
+
+def limit_of(piece) -> Limit:
+    return next(row.limit for row in rows() if row.piece is piece)
+
+
+def bites(check, *arguments):
+    with pytest.raises(AssertionError):
+        check(*arguments)
+
+
+def test_a_wrong_factor_in_fedprox_breaks_its_limit(monkeypatch):
+    """mu + 1e-6 in place of mu."""
+    law.limit_is_exact(limit_of(FedProx))
+    monkeypatch.setattr(
+        FedProx, "gradient", lambda self, g, v: lambda p, b: tmap(lambda s, x, a: s + (self.mu + 1e-6) * (x - a), g(p, b), p, v.anchor)
+    )
+    bites(law.limit_is_exact, limit_of(FedProx))
+
+
+def test_a_doubled_factor_in_fedprox_breaks_its_reference(monkeypatch):
+    """mu = 0 hides a factor of two; the written-out rule does not."""
+    monkeypatch.setattr(FedProx, "gradient", lambda self, g, v: lambda p, b: tmap(lambda s, x, a: s + 2 * self.mu * (x - a), g(p, b), p, v.anchor))
+    law.limit_is_exact(limit_of(FedProx))
+    bites(rules.against, "fedprox(mu=0.5)", lambda w: rules.fedprox(w, 0.5))
+
+
+def test_a_wrong_beta_in_fedavgm_breaks_its_limit(monkeypatch):
+    """Velocity 0.9 v + step, whatever beta is."""
+
+    def merge(self, step, slot, v):
+        velocity = 0.9 * slot["velocity"].pick(step) + step
+        return self.lr * velocity, {"velocity": slot["velocity"] | velocity}
+
+    law.limit_is_exact(limit_of(FedAvgM))
+    monkeypatch.setattr(FedAvgM, "merge", merge)
+    bites(law.limit_is_exact, limit_of(FedAvgM))
+
+
+def test_a_wrong_sign_in_scaffold_breaks_its_reference(monkeypatch):
+    """g + c_i - c in place of g - c_i + c."""
+    rules.against("scaffold", rules.scaffold)
+    monkeypatch.setattr(Scaffold, "gradient", lambda self, g, v: lambda p, b: g(p, b) + (v.own["control"] - v.extras["control"]))
+    bites(rules.against, "scaffold", rules.scaffold)
+
+
+def test_a_head_that_is_averaged_after_all_breaks_the_limit_of_fedper(monkeypatch):
+    law.limit_is_exact(limit_of(FedPer))
+    monkeypatch.setattr(FedPer, "plan", lambda self, plan, *_: plan)
+    bites(law.limit_is_exact, limit_of(FedPer))
+
+
+@dataclass(frozen=True)
+class Forgetful(Piece):
+    """Keeps what must survive in the piece instead of in its slot."""
+
+    memory: list = field(default_factory=list)
+
+    def merge(self, step, slot, v):
+        self.memory.append((v.setup, step))
+        return step + 0.1 * next(first for setup, first in self.memory if setup is v.setup), slot
+
+
+@dataclass(frozen=True)
+class Impatient(Piece):
+    """Whoever uploads first in a round counts most."""
+
+    turns: list = field(default_factory=list)
+
+    def upload(self, delta, own, v):
+        before = sum(setup is v.setup and t == v.round for setup, t in self.turns)
+        self.turns.append((v.setup, v.round))
+        return delta * (1 - 0.01 * before), {}, own
+
+
+@dataclass(frozen=True)
+class Restless(Piece):
+    """Moves on the server what no client sends."""
+
+    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
+        return plan.without(setup.layout.select("role:head"))
+
+    def merge(self, step, slot, v):
+        head = v.params.pick(v.layout.select("role:head"))
+        return Params.of(dict(step) | {n: torch.full_like(t, 0.01) for n, t in head.items()}), slot
+
+
+@pytest.mark.parametrize(
+    ("piece", "check"),
+    [
+        (Forgetful, law.carried_over_state_is_all_state),
+        (Impatient, law.reply_order_is_irrelevant),
+        (Restless, law.untouched_stays_untouched),
+    ],
+)
+def test_impure_pieces_break_their_law(piece, check, monkeypatch):
+    method = Method((piece(),))
+    monkeypatch.setattr(lab, "parse", lambda text: method)
+    bites(check, "broken")

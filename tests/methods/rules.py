@@ -1,0 +1,331 @@
+"""Methods written out as in their papers, with loops of their own, in float64, on a network written out by hand.
+
+What is taken from the engine: who took part, the order of samples (so that both see the same batches) and the initial weights. Weights are one
+flat vector; `mask` marks the entries that belong to some layers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+import lab
+from fedstrata.round import Order
+
+NORM, HEAD = ("norm.weight", "norm.bias"), ("head.weight", "head.bias")
+
+
+class World:
+    """The laws' toy after a run of the engine, seen from outside."""
+
+    def __init__(self, run, cohorts):
+        config, self.federation = run.parts.config, run.parts.federation
+        module = lab.small("layer")
+        self.shapes = {n: p.shape for n, p in module.named_parameters()}
+        self.w0 = torch.cat([p.detach().double().reshape(-1) for p in module.parameters()])
+        self.cohorts, self.m = cohorts, self.federation.clients
+        self.lr, self.epochs, self.batch, self.seed = config.local.lr, config.local.epochs, config.local.batch, config.seed
+        self.momentum = config.local.momentum
+        self.index = [self.federation.training(i) for i in range(self.m)]
+        self.n = [len(index) for index in self.index]
+
+    def shares(self, cohort):
+        total = sum(self.n[i] for i in cohort)
+        return [self.n[i] / total for i in cohort]
+
+    def steps(self, client, epochs=None):
+        return (epochs or self.epochs) * math.ceil(self.n[client] / min(self.batch, self.n[client]))
+
+    def batches(self, client, t, purpose="local", *, epochs=None, steps=None):
+        """[(x, y)] that the engine reads for this purpose in round t."""
+        order = Order(self.seed, (purpose, t, client, 0), self.n[client], self.batch, "cycle", merge_single=False)
+        epochs = self.epochs if epochs is None and steps is None else epochs
+        rows = [self.index[client][positions] for _, positions in order.batches(epochs=epochs, steps=steps)]
+        return [(self.federation.train.x[r].double(), self.federation.train.y[r]) for r in rows]
+
+    # -- the network
+
+    def mask(self, *names):
+        """True at the entries of these tensors."""
+        return torch.cat([torch.full((shape.numel(),), name in names) for name, shape in self.shapes.items()])
+
+    def split(self, w):
+        parts = w.split([shape.numel() for shape in self.shapes.values()])
+        return {n: part.reshape(shape) for (n, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def features(self, w, x):
+        p = self.split(w)
+        h = x @ p["first.weight"].T + p["first.bias"]
+        h = (h - h.mean(1, keepdim=True)) / torch.sqrt(h.var(1, unbiased=False, keepdim=True) + 1e-5)
+        h = (h * p["norm.weight"] + p["norm.bias"]).clamp(min=0)
+        return (h @ p["second.weight"].T + p["second.bias"]).clamp(min=0)
+
+    def loss(self, w, batch):
+        """Mean cross-entropy."""
+        p, (x, y) = self.split(w), batch
+        logits = self.features(w, x) @ p["head.weight"].T + p["head.bias"]
+        return (torch.logsumexp(logits, 1) - logits[torch.arange(len(y)), y]).mean()
+
+    def grad(self, w, batch, loss=None):
+        leaf = w.clone().requires_grad_()
+        return torch.autograd.grad((loss or self.loss)(leaf, batch), leaf)[0]
+
+    def descend(self, w, batches, slope=None, *, moves=None, lr=None):
+        """SGD (with the run's momentum) from w; `moves` marks what is trained."""
+        slope, lr = slope or self.grad, lr or self.lr
+        velocity = torch.zeros_like(w)
+        for batch in batches:
+            velocity = self.momentum * velocity + slope(w, batch)
+            w = w - lr * (velocity if moves is None else velocity * moves)
+        return w
+
+
+def alone(world, w):
+    """Own models where clients use the server's."""
+    return [w] * world.m
+
+
+def fedavg(world, slope=lambda world, w: world.grad):
+    w = world.w0
+    for t, cohort in enumerate(world.cohorts):
+        ends = [world.descend(w, world.batches(i, t), slope(world, w)) for i in cohort]
+        w = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
+    return w, alone(world, w)
+
+
+def fedprox(world, mu):
+    """L + mu/2 |y - w|^2, by autograd."""
+    return fedavg(world, lambda world, w: lambda y, b: world.grad(y, b, lambda z, c: world.loss(z, c) + mu / 2 * ((z - w) ** 2).sum()))
+
+
+def scaffold(world, lr=1.0):
+    w, c = world.w0, torch.zeros_like(world.w0)
+    own = [torch.zeros_like(w) for _ in range(world.m)]
+    rho = world.momentum
+    for t, cohort in enumerate(world.cohorts):
+        ends, fresh = [], []
+        for i in cohort:
+            y = world.descend(w, world.batches(i, t), lambda z, b, i=i, c=c: world.grad(z, b) - own[i] + c)
+            k = world.steps(i)
+            if rho:
+                k = (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
+            ends.append(y)
+            fresh.append(own[i] - c + (w - y) / (k * world.lr))
+        change = sum(f - own[i] for f, i in zip(fresh, cohort, strict=True)) / len(cohort)
+        w = w + lr * sum(y - w for y in ends) / len(cohort)
+        c = c + len(cohort) / world.m * change
+        for f, i in zip(fresh, cohort, strict=True):
+            own[i] = f
+    return w, alone(world, w), {"server": c, "clients": own}
+
+
+def fedopt(world, move):
+    """D, the weighted mean update, goes through `move(D, memory) -> step`."""
+    w, memory = world.w0, {}
+    for t, cohort in enumerate(world.cohorts):
+        ends = [world.descend(w, world.batches(i, t)) for i in cohort]
+        w = w + move(sum(p * (y - w) for p, y in zip(world.shares(cohort), ends, strict=True)), memory)
+    return w, alone(world, w), memory
+
+
+def fedavgm(world, beta, lr):
+    def move(d, memory):
+        memory["v"] = beta * memory.get("v", 0) + d
+        return lr * memory["v"]
+
+    return fedopt(world, move)
+
+
+def adaptive(world, name, lr, tau=1e-3, b1=0.9, b2=0.99):
+    def move(d, memory):
+        first = 0.0 if name == "adagrad" else b1
+        memory["m"] = first * memory.get("m", 0) + (1 - first) * d
+        v = memory.get("v", torch.full_like(d, tau**2))
+        memory["v"] = {
+            "adagrad": lambda: v + d**2,
+            "yogi": lambda: v - (1 - b2) * d**2 * torch.sign(v - d**2),
+            "adam": lambda: b2 * v + (1 - b2) * d**2,
+        }[name]()
+        return lr * memory["m"] / (memory["v"].sqrt() + tau)
+
+    return fedopt(world, move)
+
+
+def fednova(world, mu=0.0):
+    w, rho, eta = world.w0, world.momentum, world.lr
+    for t, cohort in enumerate(world.cohorts):
+        a, d = [], []
+        for i in cohort:
+            y = world.descend(w, world.batches(i, t), lambda z, b, w=w: world.grad(z, b) + mu * (z - w))
+            tau = world.steps(i)
+            length = (1 - (1 - eta * mu) ** tau) / (eta * mu) if mu else (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+            a.append(length)
+            d.append((y - w) / length)
+        p = world.shares(cohort)
+        w = w + sum(q * x for q, x in zip(p, a, strict=True)) * sum(q * x for q, x in zip(p, d, strict=True))
+    return w, alone(world, w)
+
+
+def feddyn(world, alpha):
+    w, h = world.w0, torch.zeros_like(world.w0)
+    own = [torch.zeros_like(w) for _ in range(world.m)]
+    for t, cohort in enumerate(world.cohorts):
+        ends = []
+        for i in cohort:
+
+            def objective(z, b, i=i, w=w):
+                return world.loss(z, b) - own[i] @ z + alpha / 2 * ((z - w) ** 2).sum()
+
+            ends.append(world.descend(w, world.batches(i, t), lambda z, b, f=objective: world.grad(z, b, f)))
+        for y, i in zip(ends, cohort, strict=True):
+            own[i] = own[i] - alpha * (y - w)
+        h = h - alpha / world.m * sum(y - w for y in ends)
+        w = sum(ends) / len(cohort) - h / alpha
+    return w, alone(world, w), {"server": h, "clients": own}
+
+
+def cosine(a, b):
+    return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
+
+
+def moon(world, mu, tau):
+    w, previous = world.w0, {}
+    for t, cohort in enumerate(world.cohorts):
+        ends = []
+        for i in cohort:
+
+            def objective(z, b, w=w, past=previous.get(i)):
+                if past is None:
+                    return world.loss(z, b)
+                now, near, far = (world.features(v, b[0]) for v in (z, w, past))
+                good, bad = torch.exp(cosine(now, near) / tau), torch.exp(cosine(now, far) / tau)
+                return world.loss(z, b) + mu * (-torch.log(good / (good + bad))).mean()
+
+            ends.append(world.descend(w, world.batches(i, t), lambda z, b, f=objective: world.grad(z, b, f)))
+        previous |= dict(zip(cohort, ends, strict=True))
+        w = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
+    return w, alone(world, w)
+
+
+def ditto(world, mu):
+    w, private = world.w0, {}
+    for t, cohort in enumerate(world.cohorts):
+        for i in cohort:
+            start = private.get(i, world.w0)
+            private[i] = world.descend(start, world.batches(i, t, "ditto.private"), lambda v, b, w=w: world.grad(v, b) + mu * (v - w))
+        ends = [world.descend(w, world.batches(i, t)) for i in cohort]
+        w = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
+    return w, [private.get(i, w) for i in range(world.m)]
+
+
+def halves(batch, n):
+    """n equal parts of a batch; what is left over is not read. A batch too small for that serves as all parts."""
+    x, y = batch
+    size = len(y) // n
+    return [(x[k * size : (k + 1) * size], y[k * size : (k + 1) * size]) for k in range(n)] if size else [batch] * n
+
+
+def perfedavg(world, alpha, delta=None):
+    def slope(w, batch):
+        one, two, *three = halves(batch, 2 if delta is None else 3)
+        g = world.grad(w - alpha * world.grad(w, one), two)
+        if delta is None:
+            return g
+        return g - alpha * (world.grad(w + delta * g, three[0]) - world.grad(w - delta * g, three[0])) / (2 * delta)
+
+    w, _ = fedavg(world, lambda *_: slope)
+    t = len(world.cohorts)
+    return w, [world.descend(w, world.batches(i, t, "perfedavg.adapt", steps=1), lr=alpha) for i in range(world.m)]
+
+
+def pfedme(world, lam, inner, lr, decay, beta):
+    w, personal = world.w0, {}
+    for t, cohort in enumerate(world.cohorts):
+        ends = []
+        for i in cohort:
+            y = theta = w
+            for batch in world.batches(i, t):
+                for _ in range(inner):
+                    theta = theta - lr * (world.grad(theta, batch) + lam * (theta - y) + decay * theta)
+                y = y - lam * world.lr * (y - theta)
+            personal[i] = theta
+            ends.append(y)
+        w = (1 - beta) * w + beta * sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
+    return w, [personal.get(i, w) for i in range(world.m)]
+
+
+def private_layers(world, private, train=None):
+    """Entries in `private` stay with the client; the rest is averaged. `train(start, i, t)` is local training."""
+    train = train or (lambda start, i, t: world.descend(start, world.batches(i, t)))
+    w, kept = world.w0, {}
+    for t, cohort in enumerate(world.cohorts):
+        ends = [train(torch.where(private, kept.get(i, world.w0), w), i, t) for i in cohort]
+        kept |= dict(zip(cohort, ends, strict=True))
+        mean = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
+        w = torch.where(private, world.w0, mean)
+    return w, [torch.where(private, kept.get(i, world.w0), w) for i in range(world.m)]
+
+
+def fedper(world):
+    return private_layers(world, world.mask(*HEAD))
+
+
+def lgfedavg(world):
+    return private_layers(world, ~world.mask(*HEAD))
+
+
+def fedbn(world):
+    return private_layers(world, world.mask(*NORM))
+
+
+def local(world):
+    return private_layers(world, torch.ones_like(world.w0, dtype=torch.bool))
+
+
+def fedrep(world, head_epochs):
+    head = world.mask(*HEAD)
+
+    def train(start, i, t):
+        middle = world.descend(start, world.batches(i, t, "head", epochs=head_epochs), moves=head)
+        return world.descend(middle, world.batches(i, t), moves=~head)
+
+    return private_layers(world, head, train)
+
+
+def fedbabu(world, epochs, head_only):
+    head = world.mask(*HEAD)
+    w, _ = private_layers(world, torch.zeros_like(head), lambda start, i, t: world.descend(start, world.batches(i, t), moves=~head))
+    t = len(world.cohorts)
+    tuned = [world.descend(w, world.batches(i, t, "fedbabu.tune", epochs=epochs), moves=head if head_only else None) for i in range(world.m)]
+    return w, tuned
+
+
+def finetune(world, steps, lr):
+    w, _ = fedavg(world)
+    t = len(world.cohorts)
+    return w, [world.descend(w, world.batches(i, t, "finetune.finetune", steps=steps), lr=lr) for i in range(world.m)]
+
+
+# ---- comparison -----------------------------------------------------------------------------------------------------------------------------
+
+ROUNDING = 1e-5  # the engine's float32 (6e-8 a rounding) through some 40 local steps and 3 rounds of a network that amplifies a little
+
+
+def against(method, rule, tolerance=ROUNDING, **settings):
+    """The engine's run and the written-out rule agree on the server's model and on all clients' own; returns both for more comparisons."""
+    run = lab.engine(lab.parts(method, **settings))
+    found = lab.finish(run)
+    world = World(run, [row["cohort"] for row in found.rows])
+    assert len({tuple(sorted(c)) for c in world.cohorts}) > 1, "partial participation"
+    w, own, *state = rule(world)
+    assert distance(world, found.params, w) <= tolerance, f"server: {distance(world, found.params, w):.2e}"
+    apart = [distance(world, model, v) for model, v in zip(found.models, own, strict=True)]
+    assert max(apart) <= tolerance, f"own models: {max(apart):.2e}"
+    return found, world, state[0] if state else {}
+
+
+def distance(world, params, w):
+    """max|a - b| / max|b| of the engine's tensors against a flat vector."""
+    theirs = world.split(w)
+    return float(max((params[n].double() - theirs[n]).abs().max() for n in theirs) / w.abs().max())

@@ -1,0 +1,185 @@
+"""Every method against its rule written out by hand: three rounds, three of six clients of unequal sizes, in float64."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import lab
+from fedstrata.methods import method
+from fedstrata.params import Params
+from fedstrata.piece import Piece
+from methods import rules
+from methods.rules import against, distance
+
+
+def states_agree(found, world, expected, piece, name_server, name_client):
+    """Server slot and clients' rows against the written-out ones; clients that never took part have no row."""
+    assert distance(world, found.slots[piece][name_server], expected["server"]) <= rules.ROUNDING
+    for row, control in zip(found.clients, expected["clients"], strict=True):
+        if row is None:
+            assert not control.any()
+        else:
+            flat = row[f"{piece}/{name_client}"]
+            assert distance(world, Params(flat, found.params.spec), control) <= rules.ROUNDING
+
+
+def test_fedavg_equals_the_written_out_rule():
+    against("fedavg", rules.fedavg)
+
+
+def test_fedavg_with_momentum_equals_the_written_out_rule():
+    against("fedavg", rules.fedavg, local_momentum=0.9, local_lr=0.02)
+
+
+def test_fedprox_equals_the_written_out_rule():
+    against("fedprox(mu=0.5)", lambda w: rules.fedprox(w, 0.5))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_scaffold_equals_the_written_out_rule(momentum):
+    found, world, state = against("scaffold", rules.scaffold, local_momentum=momentum, local_lr=0.05)
+    states_agree(found, world, state, "scaffold", "control", "control")
+
+
+def test_scaffold_with_a_server_step_equals_the_written_out_rule():
+    against("scaffold(lr=0.5)", lambda w: rules.scaffold(w, 0.5))
+
+
+def test_fedavgm_equals_the_written_out_rule():
+    found, world, memory = against("fedavgm(beta=0.8, lr=0.7)", lambda w: rules.fedavgm(w, 0.8, 0.7))
+    assert distance(world, found.slots["fedavgm"]["velocity"], memory["v"]) <= rules.ROUNDING
+
+
+def adaptive_agrees(name):
+    found, world, memory = against(f"fed{name}(lr=0.05)", lambda w: rules.adaptive(w, name, 0.05))
+    assert distance(world, found.slots[f"fed{name}"]["second"], memory["v"]) <= rules.ROUNDING
+    assert distance(world, found.slots[f"fed{name}"]["mean"], memory["m"]) <= rules.ROUNDING
+
+
+def test_fedadagrad_equals_the_written_out_rule():
+    adaptive_agrees("adagrad")
+
+
+def test_fedyogi_equals_the_written_out_rule():
+    adaptive_agrees("yogi")
+
+
+def test_fedadam_equals_the_written_out_rule():
+    adaptive_agrees("adam")
+
+
+def test_fednova_equals_the_written_out_rule():
+    against("fednova", rules.fednova)
+
+
+def test_fednova_with_momentum_equals_the_written_out_rule():
+    against("fednova", rules.fednova, local_momentum=0.9, local_lr=0.02)
+
+
+def test_fednova_with_a_proximal_term_equals_the_written_out_rule():
+    against("fednova(mu=0.3) + fedprox(mu=0.3)", lambda w: rules.fednova(w, 0.3))
+
+
+def test_feddyn_equals_the_written_out_rule():
+    found, world, state = against("feddyn(alpha=0.1)", lambda w: rules.feddyn(w, 0.1))
+    states_agree(found, world, state, "feddyn", "drift", "dual")
+
+
+def test_moon_equals_the_written_out_rule():
+    against("moon(mu=2, tau=0.5)", lambda w: rules.moon(w, 2.0, 0.5))
+
+
+def test_ditto_equals_the_written_out_rule():
+    against("ditto(mu=0.5)", lambda w: rules.ditto(w, 0.5))
+
+
+def test_perfedavg_equals_the_written_out_rule():
+    against("perfedavg", lambda w: rules.perfedavg(w, w.lr))
+    against("perfedavg(alpha=0.03)", lambda w: rules.perfedavg(w, 0.03))
+
+
+def test_perfedavg_without_hessians_equals_the_written_out_rule():
+    """A difference of 0.05, where float32 leaves the quotient 1e-6 exact; the quotient's own error is the same on both sides."""
+    against("perfedavg(variant=hessian_free, delta=0.05)", lambda w: rules.perfedavg(w, w.lr, 0.05), tolerance=3e-5)
+
+
+def test_pfedme_equals_the_written_out_rule():
+    against("pfedme(lam=5, inner=3, lr=0.05, beta=0.5)", lambda w: rules.pfedme(w, 5, 3, 0.05, 0.001, 0.5))
+
+
+def test_fedper_equals_the_written_out_rule():
+    against("fedper", rules.fedper)
+
+
+def test_lgfedavg_equals_the_written_out_rule():
+    against("lgfedavg", rules.lgfedavg)
+
+
+def test_fedrep_equals_the_written_out_rule():
+    against("fedrep(head_epochs=2)", lambda w: rules.fedrep(w, 2))
+
+
+@pytest.mark.parametrize("tune", ["all", "head"])
+def test_fedbabu_equals_the_written_out_rule(tune):
+    against(f"fedbabu(epochs=2, tune={tune})", lambda w: rules.fedbabu(w, 2, tune == "head"))
+
+
+def test_fedbn_equals_the_written_out_rule():
+    against("fedbn", rules.fedbn)
+
+
+def test_local_equals_the_written_out_rule():
+    against("local", rules.local)
+
+
+def test_finetune_equals_the_written_out_rule():
+    against("finetune(steps=3, lr=0.02)", lambda w: rules.finetune(w, 3, 0.02))
+
+
+# ---- identities -----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cohort", [3, 6])
+@pytest.mark.parametrize("lr", [0.1, 0.01])
+def test_scaffold_mean_of_client_controls_is_the_server_control(cohort, lr):
+    """Unequal data, K > 1 steps; to float32 rounding of six controls whose entries are a gradient's size."""
+    found = lab.play("scaffold", cohort=cohort, local_lr=lr)
+    controls = [row["scaffold/control"].double() for row in found.clients if row is not None]
+    server = found.slots["scaffold"]["control"].flat.double()
+    assert (sum(controls) / 6 - server).abs().max() <= 1e-6 * max(c.abs().max() for c in controls)
+
+
+@pytest.mark.parametrize("cohort", [3, 6])
+def test_feddyn_mean_of_client_duals_is_the_server_drift(cohort):
+    found = lab.play("feddyn(alpha=0.1)", cohort=cohort)
+    duals = [row["feddyn/dual"].double() for row in found.clients if row is not None]
+    assert (sum(duals) / 6 - found.slots["feddyn"]["drift"].flat.double()).abs().max() <= 1e-6 * max(d.abs().max() for d in duals)
+
+
+def test_fedbabu_and_fedrep_freeze_what_they_say():
+    seen = []
+
+    @dataclass(frozen=True)
+    class Spy(Piece):
+        def gradient(self, gradient, v):
+            def look(p, b):
+                seen.append((v.phase.name, v.round, {n: t.detach().clone() for n, t in p.views.items()}))
+                return gradient(p, b)
+
+            return look
+
+    lab.play(method("fedrep(head_epochs=2)") + Spy(), cohort=1, rounds=1)
+    seen = seen[:-2]  # the ledger's probe runs one batch of each phase after the round
+    phases = [name for name, _, _ in seen]
+    assert phases == sorted(phases), "all of the head phase, then all of the body phase"
+    assert set(phases) == {"head", "local"}
+    for phase, frozen in (("head", ("first.weight", "second.bias")), ("local", ("head.weight", "head.bias"))):
+        values = [p for name, _, p in seen if name == phase]
+        assert all(torch.equal(values[0][n], values[-1][n]) for n in frozen)
+    moved = [p for name, _, p in seen if name == "local"]
+    assert not torch.equal(moved[0]["first.weight"], moved[-1]["first.weight"])
+
+    babu = lab.play("fedbabu(epochs=0)")
+    assert torch.equal(babu.params["head.weight"], lab.small().head.weight)
+    assert not torch.equal(babu.params["first.weight"], lab.small().first.weight)
