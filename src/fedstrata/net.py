@@ -206,14 +206,15 @@ class Bound:
         return self._call(1, p, z)
 
     def _call(self, which: int, p: Params, x: Tensor) -> Tensor:
-        module = self._twin(p.still)[which]
+        module = self.twin(p.still)[which]
         cut = len(self.head_name) + 1
         tensors = {n[cut:]: p[n] for n in self._head_names} if which else {n: p[n] for n in self._body_names}
         if not which and p.buffers is not None and p.still != "batch":
             tensors |= {n: t if p.still == "eval" else t.clone() for n, t in p.buffers.views.items() if not self._in_head(n)}
         return functional_call(module, tensors, (x,), tie_weights=True, strict=False)  # type: ignore[no-any-return]
 
-    def _twin(self, still: Stillness) -> tuple[nn.Module, nn.Module]:
+    def twin(self, still: Stillness) -> tuple[nn.Module, nn.Module]:
+        """Body and head for evaluation at other parameters: the module itself, or a copy that stands still in the way asked for."""
         if not still:
             return self.body, self.head
         if still not in self._twins:
@@ -223,8 +224,6 @@ class Bound:
                     if still == "batch" and isinstance(norm, nn.modules.batchnorm._NormBase):
                         norm.train()
                         norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
-                for parameter in module.parameters():
-                    parameter.requires_grad_(False)
             self._twins[still] = body, head
         return self._twins[still]
 

@@ -211,12 +211,12 @@ def sqdist(a: Params, b: Params) -> Tensor:
 
 
 def _flatten(p: Params) -> tuple[list[Any], Any]:
-    return [p.flat, p.buffers], (p.spec, p.still)
+    return [p.flat] if p.buffers is None else [p.flat, p.buffers], (p.spec, p.still)
 
 
 def _unflatten(children: Iterable[Any], context: Any) -> Params:
-    flat, buffers = children
-    return Params(flat, context[0], buffers=buffers, still=context[1])
+    flat, *buffers = children
+    return Params(flat, context[0], buffers=buffers[0] if buffers else None, still=context[1])
 
 
 pytree.register_pytree_node(Params, _flatten, _unflatten)  # a value that torch.func transforms may carry

@@ -317,6 +317,7 @@ class Piece:
     Class attributes:
         needs: "sum" if the server step is a function of weighted sums, "individuals" if it must see single replies.
         splits: local steps look at parts of a batch, so that batches must not be padded.
+        elementwise: the gradient middleware treats every number of the flat vector alike, so that it serves a stack of clients as it is.
         wire: the piece changes what an update looks like on the wire and must come last.
         codec: names the lossless packing of the update that this piece makes possible; see ``fedstrata.wire.codec``.
         head: the piece replaces the model's head.
@@ -325,6 +326,7 @@ class Piece:
 
     needs: ClassVar[Literal["sum", "individuals"]] = "sum"
     splits: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
     wire: ClassVar[bool] = False
     codec: ClassVar[str] = "dense"
     head: ClassVar[bool] = False

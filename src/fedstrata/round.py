@@ -173,8 +173,13 @@ def unpack(piece: str, template: State, row: Mapping[str, Tensor] | None) -> Sta
     stored: dict[str, Params | Tensor] = {}
     for name, value in flatten_state(template).items():
         tensor = row[f"{piece}/{name}"]
-        stored[name] = Params(tensor, value.spec) if isinstance(value, Params) else tensor
+        stored[name] = Params(tensor, value.spec, buffers=_empty(value)) if isinstance(value, Params) else tensor
     return restore_state(stored)
+
+
+def _empty(p: Params) -> Params | None:
+    """Statistics of a model that has none."""
+    return p.buffers if p.buffers is not None and not len(p.buffers) else None
 
 
 # ---- data order ---------------------------------------------------------------------------------------------------------------------------

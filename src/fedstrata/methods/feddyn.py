@@ -23,6 +23,7 @@ class FedDyn(Piece):
     """
 
     source: ClassVar[str] = "Acar et al., ICLR 2021"
+    elementwise: ClassVar[bool] = True
     alpha: float = 0.01
 
     def __post_init__(self) -> None:

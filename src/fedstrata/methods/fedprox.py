@@ -19,6 +19,7 @@ class FedProx(Piece):
     """
 
     source: ClassVar[str] = "Li et al., MLSys 2020"
+    elementwise: ClassVar[bool] = True
     mu: float = 0.01
 
     def __post_init__(self) -> None:

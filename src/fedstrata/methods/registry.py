@@ -88,7 +88,7 @@ _ROWS: list[Row] = [
     Row(FedBABU, "body trained in federation, head random; fine-tuned by each client", ("fedbabu(epochs=2)",), Limit("fedbabu(epochs=0)", "fedrep(head_epochs=0)")),
     Row(FedBN, "private norm layers", ("fedbn",), Limit("fedbn", "fedper(personal='kind:norm')")),
     Row(Ditto, "private model pulled towards the global one", ("ditto(mu=0.5)",), Limit("ditto(mu=0.5)", "fedavg", shared_only=True)),
-    Row(PerFedAvg, "meta-learning: good after one local step", ("perfedavg", "perfedavg(variant=hessian_free)"), _without("each step reads half of its batch", "perfedavg")),
+    Row(PerFedAvg, "meta-learning: good after one local step", ("perfedavg", "perfedavg(variant=hessian_free, delta=0.1)"), _without("each step reads half of its batch", "perfedavg")),
     Row(PFedMe, "personal models by Moreau envelopes", ("pfedme(lam=5, inner=3)",), _without("w moves only through th, lam=0 stands still", "pfedme")),
     Row(Local, "no communication", ("local",), Limit("local", "fedper(personal='all')")),
     Row(FineTune, "each client adapts a private copy", ("finetune(steps=3)",), Limit("finetune(steps=0)", "fedavg")),

@@ -24,6 +24,7 @@ class Scaffold(Piece):
     """
 
     source: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    elementwise: ClassVar[bool] = True
     lr: float = 1.0
 
     def __post_init__(self) -> None:

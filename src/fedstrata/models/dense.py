@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -37,6 +39,22 @@ class Perceptron(Model):
         widths = (inputs, *hidden)
         self.layers = nn.ModuleList(Dense(a, b, norms, drop) for a, b in pairwise(widths))
         self.head = nn.Linear(widths[-1], classes)
+        self.stackable = norms.kind == "none" and drop == 0.0
+
+    def stacked(self, p: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Features of C models at once, one batched matrix product a layer.
+
+        Args:
+            p: parameters by name, each [C, *shape].
+            x: [C, B, ...].
+        Returns:
+            [C, B, d], what enters the head.
+        """
+        z = x.flatten(2).transpose(1, 2)  # [C, D, B]: samples last, so that gradients of weights come out in the layout of the weights
+        for i in range(len(self.layers)):
+            weight, bias = p[f"layers.{i}.linear.weight"], p[f"layers.{i}.linear.bias"]
+            z = functional.relu(torch.baddbmm(bias.unsqueeze(2), weight, z))  # [C, H, B]
+        return z.transpose(1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, ...] -> [B, classes]."""
