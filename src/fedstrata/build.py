@@ -137,6 +137,7 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
         weighting=config.weighting,
         eligible=eligible,
     )
+    config.needed(setup.cohort)  # an impossible quorum is refused before anything is written
     method.check(setup)
     settings = Local(local.draw, local.clip, local.precision)
 

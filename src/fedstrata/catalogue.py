@@ -16,6 +16,20 @@ EXECUTORS: Mapping[str, str] = {
 }
 
 
+MEASURES: Mapping[str, str] = {
+    "accuracy": "share of right answers",
+    "balanced_accuracy": "mean recall over the classes present",
+    "macro_f1": "mean F1 over the classes present or predicted",
+    "auc": "area under the curve, each class against the rest, mean over the classes present",
+    "log_loss": "mean negative log-likelihood, in nats",
+    "calibration_error": "gap between confidence and accuracy, 15 bins",
+    "rmse": "root of the mean squared error, in units of the target (regression)",
+    "r2": "share of the target's variance explained (regression)",
+    "shared_on_clients": "the shared model's accuracy on clients' own test splits, mean over clients",
+}
+"""Keys of "metrics" in summary.json; null where undefined."""
+
+
 def _methods() -> Rows:
     from fedstrata.methods import rows  # noqa: PLC0415  # a registry is loaded only when it is listed
 
@@ -42,9 +56,7 @@ def _models() -> Rows:
 
 
 def _measures() -> Rows:
-    from fedstrata import measure  # noqa: PLC0415
-
-    return [{"measure": name, "what it says": about} for name, about in measure.catalogue().items()]
+    return [{"measure": name, "what it says": about} for name, about in MEASURES.items()]
 
 
 def _executors() -> Rows:

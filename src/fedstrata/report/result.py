@@ -33,9 +33,9 @@ class Result:
     """
 
     summary: Mapping[str, Any]
-    rounds: Sequence[Mapping[str, Any]]
+    rounds: Sequence[Mapping[str, Any]] = field(repr=False)
     folder: Path | None = None
-    clients: Mapping[int, Scores] = field(default_factory=dict)
+    clients: Mapping[int, Scores] = field(default_factory=dict, repr=False)
     params: Params | None = field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()
     federation: Federation | None = field(default=None, repr=False, compare=False)

@@ -23,16 +23,17 @@ def report(results: Sequence[Result], console: Console, out: Path | None = None)
         console: for the tables.
         out: folder for files; default the run folder of one run, ./report for several.
     Returns:
-        the files written: rounds.csv, curve.png, and for a single run clients.csv and partition.png.
+        the files written: a table of rounds a run (CSV), curve.png, and for a single run clients.csv and partition.png.
     """
     alone = results[0] if len(results) == 1 else None
     folder = out or (alone.folder if alone and alone.folder else Path("report"))
     folder.mkdir(parents=True, exist_ok=True)
     console.print(result_table(alone) if alone else comparison(results))
+    if alone:
+        console.print(rounds_table(alone))
     for result in results:
-        console.print(rounds_table(result))
         for note in result.notes:
-            console.print(f"note: {note}", soft_wrap=True)
+            console.print(f"note: {result.name}: {note}", soft_wrap=True)
     if alone:
         files = [rounds_csv(alone, folder / "rounds.csv"), *_of_one(alone, folder, console)]
     else:

@@ -69,7 +69,8 @@ def comparison(results: Sequence[Result]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     columns = ["final", "best", "window", "selected", "personal", "personal_worst10"]
     shown = [c for c in columns if any((r.summary.get("accuracy") or {}).get(c) is not None for r in results)]
-    for name in ("run", "method", "seed", "rounds", *shown, "up", "down", "training", "time"):
+    heads = [c.replace("personal_worst10", "worst tenth") for c in shown]
+    for name in ("run", "method", "seed", "rounds", *heads, "up", "down", "training", "time"):
         table.add_column(name, justify="left" if name in ("run", "method") else "right", overflow="fold")
     for result in results:
         s, accuracy = result.summary, result.summary.get("accuracy") or {}
@@ -83,7 +84,7 @@ def rounds_table(result: Result, most: int = 20) -> Table:
     """Evaluated rounds of one run; evenly spaced ones where they are more than ``most``, and always the last."""
     rows = [row for row in result.rounds if row.get("accuracy") is not None or row.get("metrics")] or list(result.rounds)
     stride = max(1, -(-len(rows) // most))
-    table = Table(box=box.SIMPLE_HEAD, title=f"{result.name}: {len(result.rounds)} rounds, every {stride}. evaluated one shown", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, title=_rounds_title(result, stride), title_justify="left")
     for name in ("round", "accuracy", "personal", "loss", "replies", "refused", "up", "down", "time"):
         table.add_column(name, justify="right")
     for row in rows[::-1][::stride][::-1]:
@@ -99,6 +100,10 @@ def rounds_table(result: Result, most: int = 20) -> Table:
             duration(row.get("seconds")),
         )
     return table
+
+
+def _rounds_title(result: Result, stride: int) -> str:
+    return f"{result.name}: {len(result.rounds)} rounds" + (f", one in {stride} evaluated ones shown" if stride > 1 else "")
 
 
 def facts_table(facts: Mapping[str, str], title: str = "") -> Table:

@@ -1,0 +1,90 @@
+"""Training from Python: what ``fedstrata run`` and ``fedstrata resume`` do, as two functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedstrata.config import Config
+from fedstrata.data.federation import Federation
+from fedstrata.events import Observer
+from fedstrata.report.files import write
+from fedstrata.report.result import Result
+from fedstrata.run import resume as _resume
+from fedstrata.run import run as _run
+
+
+def run(
+    method: str = "fedavg",
+    *,
+    federation: Federation | None = None,
+    module: nn.Module | None = None,
+    observers: Sequence[Observer] = (),
+    stop: Callable[[], bool] | None = None,
+    **settings: Any,
+) -> Result:
+    """Train a federation into a new run folder.
+
+    Args:
+        method: in call syntax, "fedprox(mu=0.01) + fedavgm".
+        federation: your own data instead of the configured ones; see :meth:`fedstrata.Federation.of`.
+        module: your own model instead of the configured one, [B, *shape] -> [B, classes]; it is copied.
+        observers: called with every event.
+        stop: asked after every round; True ends the run, which can be resumed.
+        settings: the keys of ``fedstrata run --help``; a dot is written as an underscore (``local_lr=0.05``) or as a table (``local={"lr": 0.05}``).
+    Raises:
+        FedstrataError: what cannot be meant, before anything is written.
+        fedstrata.run.Stopped: ``stop`` said so.
+
+    >>> result = run("fedprox(mu=0.01)", rounds=2, local_epochs=1, seed=1)  # doctest: +SKIP
+    >>> result.summary["accuracy"]["final"]  # doctest: +SKIP
+    """
+    config = Config(method=method, **settings)
+    return _written(_run(config, federation=federation, module=module, observers=observers, stop=stop), config, federation)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    previous: bool = False,
+    executor: str | None = None,
+    workers: int | None = None,
+    federation: Federation | None = None,
+    module: nn.Module | None = None,
+    observers: Sequence[Observer] = (),
+    stop: Callable[[], bool] | None = None,
+) -> Result:
+    """Go on with an interrupted run, to the model that it would have reached, bit for bit.
+
+    Args:
+        folder: the run folder.
+        previous: go on from the checkpoint before the last one, where that is damaged.
+        executor: instead of the run's own.
+        workers: instead of the run's own.
+        federation: again, where the run was given one.
+        module: again, where the run was given one.
+        observers: as in :func:`run`.
+        stop: as in :func:`run`.
+    Raises:
+        StateError: no run there, a damaged checkpoint, or another run's configuration, data or model.
+    """
+    result = _resume(
+        folder,
+        previous=previous,
+        executor=executor,
+        workers=workers,
+        federation=federation,
+        module=module,
+        observers=observers,
+        stop=stop,
+    )
+    return _written(result, Config.read(Path(folder) / "config.toml"), federation)
+
+
+def _written(result: Result, config: Config, federation: Federation | None) -> Result:
+    """The result, after the files for people were written."""
+    write(result, federation or result.federation or config.federation())
+    return result

@@ -1,0 +1,96 @@
+"""Imports go one way. Read from the source, so that lazy imports count too."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "fedstrata"
+
+# From the bottom up. A room may import itself and what stands on lower floors; rooms of one floor stand beside each other.
+FLOORS = [
+    {"__init__"},  # its version; what it offers is imported from everywhere, and nobody below may ask it for more
+    {"errors", "streams"},
+    {"calls", "container", "events", "interrupt", "keys", "optim", "params"},
+    {"layout", "schedules", "sections", "toml"},
+    {"net"},
+    {"measure", "piece"},
+    {"compose", "data", "models"},
+    {"config", "methods", "round"},
+    {"report", "server", "state", "wire"},
+    {"build", "evaluate", "ledger"},
+    {"backends"},
+    {"engine"},
+    {"bench", "run"},
+    {"api", "catalogue"},
+    {"cli"},
+    {"__main__"},
+]
+FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+VOCABULARY = {"calls", "compose", "errors", "layout", "net", "params", "piece", "streams", "optim", "methods"}
+
+
+def sources():
+    return sorted(ROOT.rglob("*.py"))
+
+
+def room_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[0]
+
+
+def imports(path):
+    """(line, room, imported module) of every import of our own package, wherever it stands, except those for type checkers only."""
+    tree = ast.parse(path.read_text())
+    typing_only = {inner for node in ast.walk(tree) if isinstance(node, ast.If) and _is_type_checking(node.test) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if node in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            names = [f"{node.module}.{a.name}" for a in node.names] if node.module == "fedstrata" else [node.module or ""]
+        else:
+            continue
+        for name in names:
+            top, _, rest = name.partition(".")
+            if top == "fedstrata":
+                room = rest.split(".")[0] or "__init__"
+                yield node.lineno, ("__init__" if room == "__version__" else room), name
+
+
+def _is_type_checking(test):
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_downwards(path):
+    room = room_of(path)
+    if room == "__init__":
+        return
+    assert room in FLOOR, f"{room} has no floor yet: say in this test what it stands on"
+    for line, other, name in imports(path):
+        if other != room:
+            assert FLOOR[other] < FLOOR[room], f"{path.name}:{line}: {room} imports {name}, which does not stand below it"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "methods").rglob("*.py")), ids=lambda p: p.stem)
+def test_methods_import_only_the_vocabulary(path):
+    for line, other, name in imports(path):
+        assert other in VOCABULARY, f"{path.name}:{line}: a method imports {name}"
+
+
+@pytest.mark.parametrize(("library", "home"), [("ray", "backends/ray.py"), ("flwr", "backends/flower.py")])
+def test_a_runtime_is_imported_by_its_own_backend_only(library, home):
+    for path in sources():
+        if str(path.relative_to(ROOT)) == home:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.split(".")[0] == library for name in names), f"{path.name} imports {library}"
+
+
+def test_pyplot_is_never_imported():
+    for path in sources():
+        assert "pyplot" not in path.read_text(), path
