@@ -319,3 +319,17 @@ def test_synthetic_follows_the_released_rule():
 def test_synthetic_does_not_move_with_the_run_seed():
     one, other = (load(DataSpec(data="synthetic", seed=s)) for s in (0, 1))
     assert torch.equal(one.train.x, other.train.x)
+
+
+def test_synthetic_clients_are_made_once_and_may_be_dealt_anew():
+    with pytest.raises(DataError, match=r"would take 108\.0 GB; say synthetic\(clients="):
+        load(DataSpec(data="synthetic", clients=1_000_000, partition="overlap(size=20)"))
+    fed = load(DataSpec(data="synthetic(clients=5)", clients=1_000_000, partition="overlap(size=20)"))
+    assert fed.clients == 1_000_000
+
+
+def test_overlap_tests_have_the_size_asked_for():
+    fed = load(DataSpec(partition="overlap(size=30, test=9)", test="client"))
+    assert len(fed.testing(0)[1]) == 9
+    with pytest.raises(DataError, match="use test=359 or less"):
+        load(DataSpec(partition="overlap(size=30, test=400)", test="client"))

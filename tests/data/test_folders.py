@@ -168,3 +168,17 @@ def test_the_official_tiny_imagenet_folder(tmp_path):
     assert (len(fed.train), len(fed.test), fed.task.shape) == (6, 2, (3, 32, 32))
     assert fed.test.y.tolist() == [0, 1]
     assert fed.test.take(torch.tensor([0])).shape == (1, 3, 32, 32)
+
+
+def test_resize_then_cut_keeps_the_middle(tmp_path):
+    for label in "ab":
+        for k in range(3):
+            picture(tmp_path / label / f"{k}.png", size=(16, 16))
+    pixels = np.zeros((16, 16, 3), dtype=np.uint8)
+    pixels[4:12, 4:12] = 255
+    for path in tmp_path.glob("*/*.png"):
+        Image.fromarray(pixels).save(path)
+    fed = load(folder(tmp_path, resize=16))
+    assert fed.train.take(torch.tensor([0])).min() == 1
+    with pytest.raises(ConfigError, match="resize >= size"):
+        load(folder(tmp_path, resize=4))

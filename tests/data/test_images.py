@@ -257,3 +257,9 @@ def test_pacs_domains_are_clients_and_test_on_their_own_domain(real):
 
 def test_cifar10_says_which_test_images_are_not_exact(real):
     assert "9000 of 10000" in load(DataSpec(data="cifar10", root=real("cifar10"))).notes[0]
+
+
+def test_the_pickled_cifar_is_refused_with_the_way_out(tmp_path):
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    with pytest.raises(DataError, match="get the binary version"):
+        load(DataSpec(data="cifar10", root=tmp_path))

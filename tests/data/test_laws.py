@@ -252,7 +252,7 @@ def test_class_laws_refuse_a_regression(law):
             "dirichlet(alfa=1)",
             "dirichlet",
         ],
-        *["shards(s=0)", "classes(k=0)", "overlap(size=0)", "overlap(size=5, alpha=0)", "quantity(alpha=inf)"],
+        *["dirichlet", "shards(s=0)", "classes(k=0)", "overlap(size=0)", "overlap(size=5, alpha=0)", "quantity(alpha=inf)"],
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(law):

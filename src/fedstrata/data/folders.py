@@ -28,7 +28,7 @@ Layout = Literal["class/file", "client/class/file", "domain/class/file"]
 class Files:
     """Pictures on disk, decoded when they are taken.
 
-    The shorter side is resized to ``size`` (antialiased, bilinear) and the middle square is cut out, so that every sample has one shape.
+    The shorter side is resized (antialiased, bilinear) and the middle square is cut out, so that every sample has one shape.
 
     Args:
         paths: one file a sample.
@@ -36,6 +36,7 @@ class Files:
         size: side in pixels.
         mean: [C] in units of [0, 1] pixels; C is 1 (grey) or 3.
         std: [C].
+        resize: the shorter side before the cut, at least ``size``; 0 means ``size``.
     """
 
     paths: tuple[Path, ...]
@@ -43,6 +44,7 @@ class Files:
     size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    resize: int = 0
     lazy: bool = field(default=True, init=False)
 
     def __len__(self) -> int:
@@ -59,7 +61,7 @@ class Files:
 
     def _picture(self, path: Path, channels: int) -> np.ndarray:
         picture = open_picture(path, channels, str(path))
-        ratio = self.size / min(picture.size)
+        ratio = (self.resize or self.size) / min(picture.size)
         if ratio != 1:
             sides = [max(self.size, round(side * ratio)) for side in picture.size]
             picture = picture.resize((sides[0], sides[1]), Image.Resampling.BILINEAR)
@@ -126,6 +128,7 @@ class Folder:
             the test set.
         layout: "class/file", "client/class/file" or "domain/class/file".
         size: side in pixels after resizing the shorter side and cutting out the middle.
+        resize: the shorter side before the cut; None is ``size``. ImageNet's usual 224 of 256 is size=224, resize=256.
         channels: 3, or 1 for grey.
         norm: a row of ``NORMS``.
         test: share for the test set where the folder has no split of its own, in (0, 1).
@@ -134,12 +137,17 @@ class Folder:
     path: str
     layout: Layout = "class/file"
     size: int = 64
+    resize: int | None = None
     channels: Literal[1, 3] = 3
     norm: Norm = "half"
     test: float = 0.2
 
     def __post_init__(self) -> None:
         checked_side("folder", self.size)
+        if self.resize is not None and self.resize < self.size:
+            raise ConfigError(
+                f"data folder: resize is {self.resize} and size {self.size}; the middle is cut out of what was resized, so resize >= size."
+            )
         if not 0 < self.test < 1:
             raise ConfigError(f"data folder: test is {self.test}; it is a share, in (0, 1), such as 0.2.")
 
@@ -169,7 +177,9 @@ class Folder:
         sets = []
         for mask in (~late, late):
             rows = np.flatnonzero(mask)
-            sets.append(Files(tuple(found[r].path for r in rows), torch.from_numpy(codes[rows].astype(np.int64)), self.size, mean, std))
+            sets.append(
+                Files(tuple(found[r].path for r in rows), torch.from_numpy(codes[rows].astype(np.int64)), self.size, mean, std, self.resize or 0)
+            )
         if missing := sorted(set(names) - {found[r].label for r in np.flatnonzero(~late)}):
             raise DataError(f"data folder: class {missing[0]} has no training picture; every class of the test folder must be in the train folder.")
         groups = {}
@@ -178,7 +188,9 @@ class Folder:
             groups[self.layout.split("/")[0]] = Groups(tuple(map(str, known)), owner[~late].astype(np.int64), owner[late].astype(np.int64))
         labels = tuple(str(label) for label in names)
         task = Task("classification", (self.channels, self.size, self.size), len(labels), labels)
-        identity = f"folder(layout={self.layout}, size={self.size}, channels={self.channels}, norm={self.norm}, test={self.test})"
+        identity = (
+            f"folder(layout={self.layout}, size={self.size}, resize={self.resize}, channels={self.channels}, norm={self.norm}, test={self.test})"
+        )
         test = sets[1] if len(sets[1]) else None
         return Source(identity, task, sets[0], test, groups, natural=bool(groups), dark=dark_of(mean, std), notes=notes)
 

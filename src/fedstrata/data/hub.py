@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,7 +126,8 @@ class Hub:
                 fitted = picture.convert("RGB" if self.channels == 3 else "L").resize((self.size, self.size))
                 pixels[row] = np.asarray(fitted).reshape(self.size, self.size, self.channels).transpose(2, 0, 1)
             parts.append(image_set(pixels, self._labels(part)[0], names, self.norm, f"hub {self.path}, column {self.label}"))
-        return image_source(identity, parts[0], parts[1], names, self._groups(sets))
+        source = image_source(identity, parts[0], parts[1], names, self._groups(sets))
+        return replace(source, natural=self.client is not None)
 
     def _texts(self, sets: list[Any], identity: str) -> Source:
         names = self._labels(sets[0])[1]

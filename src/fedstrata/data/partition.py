@@ -158,6 +158,7 @@ class Overlapping:
         alpha: Dirichlet concentration of a client's class shares; None draws uniformly.
         seed: client i draws from the stream (seed, purpose, i).
         purpose: "overlap", or "overlap-test" for the twin that deals the test set.
+        tested: samples of a client's own test split; None for the same share of the test set.
     """
 
     law: str
@@ -167,6 +168,7 @@ class Overlapping:
     alpha: float | None
     seed: int
     purpose: str = "overlap"
+    tested: int | None = None
     lazy: bool = field(default=True, init=False)
     notes: tuple[str, ...] = ()
     _classes: list[Ints] = field(init=False, repr=False)
@@ -200,8 +202,10 @@ class Overlapping:
 
     def mirror(self, test: Pool) -> Partition | None:
         """A test split of the same share of the test set (500 of 50,000 gives 100 of 10,000), with the same class shares."""
-        each = max(1, int(self.each * test.size / self.pool.size + 0.5))
-        return Overlapping(self.law, test, self.clients, min(each, test.size), self.alpha, self.seed, "overlap-test")
+        each = max(1, int(self.each * test.size / self.pool.size + 0.5)) if self.tested is None else self.tested
+        if each > test.size:
+            raise DataError(f"{self.law} tests each client on {each} samples, and the test set has {test.size}; use test={test.size} or less.")
+        return Overlapping(self.law, test, self.clients, each, self.alpha, self.seed, "overlap-test")
 
 
 def _rounded(shares: NDArray[np.float64], total: int) -> list[int]:

@@ -64,8 +64,10 @@ class Place:
             raise DataError(
                 f"data {data}: the folder {missing[0]} does not exist; say data.root=FOLDER where FOLDER/{wanted} lies; data=digits needs no files."
             )
+        pickled = next((folder for folder in looked if (folder / "cifar-10-batches-py").exists() or (folder / "cifar-100-python").exists()), None)
+        hint = f"{pickled} holds the Python version, whose pickles can run code and are not read; get the binary version. " if pickled else ""
         raise DataError(
-            f"data {data}: found none of {', '.join(files)} in {', '.join(str(folder) for folder in looked)}; "
+            f"{hint}data {data}: found none of {', '.join(files)} in {', '.join(str(folder) for folder in looked)}; "
             f"put {wanted} below data.root; data=digits needs no files."
         )
 

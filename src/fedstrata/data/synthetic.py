@@ -17,7 +17,7 @@ from fedstrata.errors import ConfigError, DataError
 from fedstrata.streams import stream
 
 Floats = NDArray[np.float64]
-FEATURES, CLASSES, CLIENTS = 60, 10, 30
+FEATURES, CLASSES, CLIENTS, MOST = 60, 10, 30, 10_000
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,14 @@ class Synthetic:
     Args:
         alpha: how much the models differ, at least 0. A standard deviation, as in the released code (the text can be read as a variance).
         beta: how much the inputs differ, at least 0; a standard deviation too.
+        clients: clients to make; None makes as many as the run has, or 30.
         seed: of the data; the run's seed does not change them.
     Source: Li et al. 2020, FedProx, sec. 5.1 and the released generator; 30 clients there, ``clients`` here.
     """
 
     alpha: float = 1.0
     beta: float = 1.0
+    clients: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -45,7 +47,7 @@ class Synthetic:
     def read(self, place: Place) -> Source:
         """See :class:`Reader`."""
         rng = stream(self.seed, "synthetic")
-        sizes = _sizes(place, rng)
+        sizes = _sizes(self.clients, place, rng)
         model_mean, input_mean = rng.normal(0, self.alpha, len(sizes)), rng.normal(0, self.beta, len(sizes))
         centres = (rng.normal(middle, 1, FEATURES) for middle in input_mean)
         models = (rng.normal(middle, 1, (FEATURES + 1, CLASSES)) for middle in model_mean)
@@ -57,24 +59,29 @@ class SyntheticIid:
     """One model W, b ~ N(0, 1) and inputs around 0 for all clients, with the sizes of :class:`Synthetic`.
 
     Args:
+        clients: clients to make; None makes as many as the run has, or 30.
         seed: of the data; the run's seed does not change them.
     Source: Li et al. 2020, FedProx, Synthetic-IID.
     """
 
+    clients: int | None = None
     seed: int = 0
 
     def read(self, place: Place) -> Source:
         """See :class:`Reader`."""
         rng = stream(self.seed, "synthetic_iid")
-        sizes = _sizes(place, rng)
+        sizes = _sizes(self.clients, place, rng)
         model = rng.normal(0, 1, (FEATURES + 1, CLASSES))
         return _source(f"synthetic_iid(seed={self.seed})", sizes, repeat(np.zeros(FEATURES)), repeat(model), rng)
 
 
-def _sizes(place: Place, rng: np.random.Generator) -> Ints:
-    count = CLIENTS if place.clients is None else place.clients
-    if count < 1:
-        raise DataError(f"clients is {count}; a federation has at least 1.")
+def _sizes(clients: int | None, place: Place, rng: np.random.Generator) -> Ints:
+    count = clients or place.clients or CLIENTS
+    if not 1 <= count <= MOST:
+        raise DataError(
+            f"synthetic: {count} clients of about 450 samples each would take {count * 450 * FEATURES * 4 / 1e9:.1f} GB; "
+            f"say synthetic(clients=...) with 1 to {MOST}, and deal them anew with a partition."
+        )
     return rng.lognormal(4, 2, count).astype(np.int64) + 50
 
 
