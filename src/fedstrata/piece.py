@@ -59,6 +59,7 @@ class Plan:
         keep: stored by the client when it has trained.
         phases: local training, in order.
         places: for single places of the cohort, fields that differ (a straggler's phases, a small device's train set).
+        cohort: who sits at each place; empty where a plan is made outside a round.
     """
 
     train: Names
@@ -68,6 +69,7 @@ class Plan:
     keep: Names = frozenset()
     phases: tuple[Phase, ...] = (Phase(),)
     places: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    cohort: tuple[int, ...] = ()
 
     def at(self, place: int) -> Plan:
         """The plan of one place of the cohort."""
@@ -111,6 +113,23 @@ class Answers:
 
     clients: tuple[int, ...]
     scores: Tensor
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a client sits in a round.
+
+    Attributes:
+        place: in the cohort; client: who sits there; round: zero-based.
+        cohort: all clients by place, with repeats.
+        answers: to this piece's question, or None.
+    """
+
+    place: int
+    client: int
+    round: int
+    cohort: tuple[int, ...]
+    answers: Answers | None = None
 
 
 class Samples(Protocol):
@@ -365,8 +384,8 @@ class Piece:
         """Which tensors are trained, sent, averaged and kept this round."""
         return plan
 
-    def send(self, params: Params, slot: State, place: int, rng: Generator, setup: Setup) -> tuple[Params, State]:
-        """What the client at this place starts from, and counted extras."""
+    def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
+        """What the client in this seat starts from, and counted extras; ``rng`` is derived for the round and place."""
         return params, {}
 
     def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:

@@ -14,7 +14,7 @@ from fedstrata.compose import PLAIN, Method, name_of
 from fedstrata.errors import MethodError
 from fedstrata.layout import Layout
 from fedstrata.params import Params
-from fedstrata.piece import Answers, Phase, Piece, Plan, Reply, ServerView, Setup, State
+from fedstrata.piece import Answers, Phase, Piece, Plan, Reply, Seat, ServerView, Setup, State
 from fedstrata.round import Failure, Work
 
 BN = ("share", "local", "server", "trained", "batch")
@@ -86,7 +86,7 @@ def plan_round(
     name = name_of(owner)
     rng = streams.stream(setup.seed, "sample", t)
     cohort = [int(i) for i in owner.sample(setup.eligible, server.slots.get(name, {}), answers.get(name), rng, setup.cohort)]
-    plan = base_plan(setup.layout, bn)
+    plan = replace(base_plan(setup.layout, bn), cohort=tuple(cohort))
     for name, piece in method.named.items():
         plan = piece.plan(plan, server.slots[name], answers.get(name), t, setup)
     if bn == "trained":
@@ -95,17 +95,17 @@ def plan_round(
     seen: Counter[int] = Counter()
     works = []
     for place, client in enumerate(cohort):
-        sent, extras = _send(server, method, setup, place)
+        sent, extras = _send(server, method, setup, Seat(place, client, t, plan.cohort), answers)
         works.append(Work(place, client, seen[client], t, plan.at(place), sent, extras, row(client), lr))
         seen[client] += 1
     return Turn(plan, tuple(works), answers)
 
 
-def _send(server: Server, method: Method, setup: Setup, place: int) -> tuple[Params, dict[str, State]]:
+def _send(server: Server, method: Method, setup: Setup, seat: Seat, answers: Mapping[str, Answers]) -> tuple[Params, dict[str, State]]:
     sent, extras = server.params, {}
     for name, piece in method.named.items():
-        rng = streams.stream(setup.seed, f"send.{name}", server.round, place)
-        sent, extra = piece.send(sent, server.slots[name], place, rng, setup)
+        rng = streams.stream(setup.seed, f"send.{name}", server.round, seat.place)
+        sent, extra = piece.send(sent, server.slots[name], replace(seat, answers=answers.get(name)), rng, setup)
         if extra:
             extras[name] = extra
     return sent, extras

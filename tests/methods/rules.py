@@ -194,8 +194,9 @@ def moon(world, mu, tau):
     for t, cohort in enumerate(world.cohorts):
         ends = []
         for i in cohort:
+            past = previous.get(i)
 
-            def objective(z, b, w=w, past=previous.get(i)):
+            def objective(z, b, w=w, past=past):
                 if past is None:
                     return world.loss(z, b)
                 now, near, far = (world.features(v, b[0]) for v in (z, w, past))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedstrata.piece import Answers, Phase, Piece, Plan, Setup, State, require
@@ -67,7 +67,7 @@ class FedRep(FedPer):
         plan = super().plan(plan, slot, answers, round, setup)
         body = Phase("local", train=plan.train - head)
         first = (Phase("head", train=head, epochs=self.head_epochs),) if self.head_epochs else ()
-        return Plan(plan.train, plan.down, plan.up, plan.average, plan.keep, (*first, body), plan.places)
+        return replace(plan, phases=(*first, body))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedstrata.errors import MethodError
 from fedstrata.params import Params, zeros
-from fedstrata.piece import Gradient, Piece, Reply, ServerView, Setup, State, View, require, uniform_weights
+from fedstrata.piece import Gradient, Piece, Reply, Seat, ServerView, Setup, State, View, require, uniform_weights
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Scaffold(Piece):
     def init_client(self, setup: Setup) -> State:
         return {"control": zeros(setup.params)}
 
-    def send(self, params: Params, slot: State, place: int, rng: object, setup: Setup) -> tuple[Params, State]:
+    def send(self, params: Params, slot: State, seat: Seat, rng: object, setup: Setup) -> tuple[Params, State]:
         return params, {"control": slot["control"]}
 
     def gradient(self, gradient: Gradient, v: View) -> Gradient:
