@@ -101,8 +101,10 @@ class Engine:
         question = piece.ask(slot, self.server.round, self.parts.setup)
         if question is None:
             return None
-        answers = self.evaluator.answer(question, self.parts.setup.eligible)
-        size = messages.weigh_ask(question.models, self.server.round)
+        current = self.server.params
+        models = tuple(current if m is None else m.with_statistics(current) for m in question.models)
+        answers = self.evaluator.answer(replace(question, models=models), self.parts.setup.eligible)
+        size = messages.weigh_ask(models, self.server.round)
         self.ledger.asked(type(size)(size.payload * len(answers.clients), size.framing * len(answers.clients)))
         return answers
 

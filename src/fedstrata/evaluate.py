@@ -118,6 +118,7 @@ class Evaluator:
         samples, index = held
         found = []
         for model in ask.models:
+            assert model is not None, "the engine puts the current model in place"
             output = self.predict(kit, model, samples, index)
             y = samples.y[index]
             found.append(mean_score(output, y) if ask.what == "accuracy" else float(kit.net.loss(output, y).double().mean()))

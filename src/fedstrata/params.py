@@ -162,6 +162,10 @@ class Params(Mapping[str, Tensor]):
         """The same values without gradient, for a teacher or an anchor that a network is evaluated at."""
         return Params(self.flat.detach(), self.spec, buffers=self.buffers, still=still)
 
+    def with_statistics(self, other: Params) -> Params:
+        """These values, with the statistics of ``other`` where they have none of their own."""
+        return self if self.buffers is not None else Params(self.flat, self.spec, buffers=other.buffers, still=self.still)
+
     def clone(self) -> Params:
         """The same values in a vector of their own, without gradient."""
         buffers = None if self.buffers is None else self.buffers.clone()

@@ -90,13 +90,13 @@ class Ask:
     """A question to clients, answered before sampling and planning.
 
     Attributes:
-        models: parameters to score; each asked client is sent all of them.
+        models: parameters to score; None stands for the server's current model. Each asked client is sent all of them.
         split: whose samples: the client's own "train", "validation" or "test".
         what: mean "loss" or "accuracy".
         clients: who is asked; None is everyone.
     """
 
-    models: tuple[Params, ...]
+    models: tuple[Params | None, ...]
     split: Split = "validation"
     what: Literal["loss", "accuracy"] = "loss"
     clients: tuple[int, ...] | None = None

@@ -92,6 +92,8 @@ def plan_round(
     if bn == "trained":
         plan = _statistics_of_trained(plan, setup.layout)
     _check_plan(plan, setup.layout)
+    if method.owner("reduce") is PLAIN:
+        _check_places(plan)
     seen: Counter[int] = Counter()
     works = []
     for place, client in enumerate(cohort):
@@ -108,7 +110,7 @@ def _send(server: Server, method: Method, setup: Setup, seat: Seat, answers: Map
         sent, extra = piece.send(sent, server.slots[name], replace(seat, answers=answers.get(name)), rng, setup)
         if extra:
             extras[name] = extra
-    return sent, extras
+    return sent.with_statistics(server.params), extras
 
 
 def _statistics_of_trained(plan: Plan, layout: Layout) -> Plan:
@@ -128,6 +130,16 @@ def _check_plan(plan: Plan, layout: Layout) -> None:
         raise MethodError(f"the plan averages {silent[:3]} without having them sent up; what is averaged is part of up.")
     if not plan.phases or any(not isinstance(p, Phase) for p in plan.phases):
         raise MethodError("the plan has no phase of local training.")
+
+
+def _check_places(plan: Plan) -> None:
+    for place in plan.places:
+        silent = sorted(plan.average - plan.at(place).up)
+        if silent:
+            raise MethodError(
+                f"the plan averages {silent[:3]}, which the client at place {place} does not send; let it send them (what it does not train "
+                "stays as it was), or add a piece whose `reduce` averages each tensor over those who sent it."
+            )
 
 
 def finish_round(server: Server, method: Method, setup: Setup, turn: Turn, replies: Sequence[Reply], quorum: int) -> tuple[Server, bool]:

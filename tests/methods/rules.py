@@ -37,9 +37,9 @@ class World:
     def steps(self, client, epochs=None):
         return (epochs or self.epochs) * math.ceil(self.n[client] / min(self.batch, self.n[client]))
 
-    def batches(self, client, t, purpose="local", *, epochs=None, steps=None):
+    def batches(self, client, t, purpose="local", *, epochs=None, steps=None, occurrence=0):
         """[(x, y)] that the engine reads for this purpose in round t."""
-        order = Order(self.seed, (purpose, t, client, 0), self.n[client], self.batch, "cycle", merge_single=False)
+        order = Order(self.seed, (purpose, t, client, occurrence), self.n[client], self.batch, "cycle", merge_single=False)
         epochs = self.epochs if epochs is None and steps is None else epochs
         rows = [self.index[client][positions] for _, positions in order.batches(epochs=epochs, steps=steps)]
         return [(self.federation.train.x[r].double(), self.federation.train.y[r]) for r in rows]
@@ -61,10 +61,13 @@ class World:
         h = (h * p["norm.weight"] + p["norm.bias"]).clamp(min=0)
         return (h @ p["second.weight"].T + p["second.bias"]).clamp(min=0)
 
+    def head(self, p, z):
+        return z @ p["head.weight"].T + p["head.bias"]
+
     def loss(self, w, batch):
         """Mean cross-entropy."""
-        p, (x, y) = self.split(w), batch
-        logits = self.features(w, x) @ p["head.weight"].T + p["head.bias"]
+        x, y = batch
+        logits = self.head(self.split(w), self.features(w, x))
         return (torch.logsumexp(logits, 1) - logits[torch.arange(len(y)), y]).mean()
 
     def grad(self, w, batch, loss=None):
@@ -313,11 +316,11 @@ def finetune(world, steps, lr):
 ROUNDING = 1e-5  # the engine's float32 (6e-8 a rounding) through some 40 local steps and 3 rounds of a network that amplifies a little
 
 
-def against(method, rule, tolerance=ROUNDING, **settings):
+def against(method, rule, tolerance=ROUNDING, world=World, **settings):
     """The engine's run and the written-out rule agree on the server's model and on all clients' own; returns both for more comparisons."""
     run = lab.engine(lab.parts(method, **settings))
     found = lab.finish(run)
-    world = World(run, [row["cohort"] for row in found.rows])
+    world = world(run, [row["cohort"] for row in found.rows])
     assert len({tuple(sorted(c)) for c in world.cohorts}) > 1, "partial participation"
     w, own, *state = rule(world)
     assert distance(world, found.params, w) <= tolerance, f"server: {distance(world, found.params, w):.2e}"
