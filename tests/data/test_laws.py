@@ -16,6 +16,7 @@ from fedstrata.data.partition import Pool
 from fedstrata.data.registry import find_law, partitions, register_law
 from fedstrata.data.task import Groups
 from fedstrata.errors import ConfigError, DataError
+from fedstrata.streams import stream
 
 DISJOINT = ["iid", "dirichlet(alpha=0.3, min=1)", "dirichlet(alpha=100.0, min=0)", "dirichlet_equal(alpha=0.1)", "classes(k=1)", "classes(k=2)"]
 DISJOINT += ["quantity(alpha=0.5)", "quantity(alpha=0.05, min=0)"]
@@ -105,10 +106,24 @@ def test_recipe_t2_an_impossible_minimum_is_seen_at_once(pool):
         Dirichlet(0.1, min=61, tries=10**9).deal(pool(60_000, 10), 1000, 0)
 
 
-def test_dirichlet_closes_clients_that_are_full(pool):
-    """A client that holds N / clients gets nothing of the next class, so with alpha = 1000 and 2 clients nobody runs away."""
-    part = Dirichlet(0.1, min=0).deal(pool(1000, 10), 2, 0)
-    assert part.sizes().max() < 700  # one class (100) above the mean at most, plus what the last class forces
+@pytest.mark.parametrize("seed", range(5))
+def test_dirichlet_follows_the_published_loop(seed, pool):
+    """The LDA loop of the FedFN harness, written plainly, on the same stream: equal counts of every class at every client."""
+    train, clients, alpha, least = pool(997, 7), 6, 0.2, 10
+    rng = stream(seed, "partition", "dirichlet")
+    held = [0] * clients
+    while min(held) < least:
+        counts = np.zeros((clients, 7), dtype=int)
+        held = [0] * clients
+        for c in range(7):
+            size = int((train.labels == c).sum())
+            q = rng.dirichlet(alpha * np.ones(clients))
+            q = np.array([0.0 if held[i] >= 997 / clients else q[i] for i in range(clients)])
+            cuts = np.floor(np.cumsum(q / q.sum()) * size).astype(int)[:-1]
+            counts[:, c] = [len(piece) for piece in np.split(np.arange(size), cuts)]
+            held = (np.array(held) + counts[:, c]).tolist()
+    part = Dirichlet(alpha, min=least).deal(train, clients, seed)
+    assert np.array_equal([np.bincount(train.labels[part.indices(i)], minlength=7) for i in range(clients)], counts)
 
 
 @pytest.mark.parametrize("law", ["iid", "dirichlet_equal(alpha=1)", "quantity(alpha=1)", "classes(k=1)"])
@@ -164,6 +179,8 @@ def test_classes_gives_exactly_k_to_everybody(pool):
     part = deal("classes(k=3)", train, 40)
     assert all(len(np.unique(train.labels[part.indices(i)])) == 3 for i in range(40))
     assert len(everything(part)) == 3000
+    holders = [sum((train.labels[part.indices(i)] == c).any() for i in range(40)) for c in range(10)]
+    assert set(holders) == {12}  # 40 clients x 3 classes over 10: everybody's turn comes equally often
 
 
 def test_classes_without_a_holder_are_reported(pool):
