@@ -75,7 +75,7 @@ class Eligible(Sequence[int]):
     def __len__(self) -> int:
         return self.clients - len(self.out)
 
-    def __getitem__(self, place):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204, D105  # int or slice
+    def __getitem__(self, place):  # type: ignore[no-untyped-def]  # int or slice
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]
         if not -len(self) <= place < len(self):
@@ -113,9 +113,8 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
     federation = config.federation() if federation is None else federation
     module, head = _module(config, federation, module)
     loss, local = loss_of(federation.task.kind), config.local
-    _, net, _ = bind_net(module, head, loss, method)
     eligible = Eligible(federation.clients, federation.heldout)
-    bound, net, memo = bind_net(module, head, loss, method)
+    bound, net, _ = bind_net(module, head, loss, method)
     params = Params(bound.flat.detach().clone(), bound.spec, buffers=bound.buffers.clone())
     setup = Setup(
         layout=bound.layout,
@@ -159,7 +158,9 @@ def _module(config: Config, federation: Federation, module: nn.Module | None) ->
         module = swap_dropout(module)
     head = check(module, task)
     if head is None:
-        raise ConfigError("the model does not end in a linear layer whose input could serve as features; let its last operation be an nn.Linear, the head.")
+        raise ConfigError(
+            "the model does not end in a linear layer whose input could serve as features; let its last operation be an nn.Linear, the head."
+        )
     if config.bn != "share" and not any(isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules()):
         raise ConfigError(f"bn={config.bn} is set, but the model has no batch norm; leave bn out, or use norm=batch.")
     return module.to(torch.float32), head

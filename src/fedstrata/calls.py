@@ -1,4 +1,4 @@
-"""Call syntax for settings: ``dirichlet(alpha=0.1)``, ``fedphoenix(ratio=0.03) + fedfn``. Parsed by hand-picked syntax nodes; nothing is evaluated."""
+"""Call syntax for settings: ``dirichlet(alpha=0.1)``, ``fedprox(mu=0.1) + fedavgm``. A few kinds of syntax nodes are read; nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def parse_calls(text: str) -> tuple[Call, ...]:
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"cannot read {text!r}: write name(key=value), for example dirichlet(alpha=0.3); joined by + where several are meant.") from error
+        raise ConfigError(
+            f"cannot read {text!r}: write name(key=value), for example dirichlet(alpha=0.3); joined by + where several are meant."
+        ) from error
     return tuple(_call(part, text) for part in _summands(node))
 
 
@@ -94,7 +96,9 @@ def _value(node: ast.expr, text: str) -> Value:
         return words.get(node.id, node.id)
     if isinstance(node, ast.List | ast.Tuple):
         return tuple(_value(item, text) for item in node.elts)
-    raise ConfigError(f"cannot read the value {ast.unparse(node)!r} in {text!r}: numbers, names, quoted text, true, false, null and [lists] are values.")
+    raise ConfigError(
+        f"cannot read the value {ast.unparse(node)!r} in {text!r}: numbers, names, quoted text, true, false, null and [lists] are values."
+    )
 
 
 def bind(call: Call, factory: Callable[..., T], *, what: str) -> T:
@@ -138,31 +142,42 @@ def _options(parameters: Mapping[str, inspect.Parameter]) -> str:
 
 def _fit(value: Value, hint: Any, where: str) -> Any:
     """The value as the annotation wants it; an int serves as a float, nothing else is converted."""
-    if hint is Any:
-        return value
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        for option in typing.get_args(hint):
-            try:
-                return _fit(value, option, where)
-            except ConfigError:
-                continue
-    elif origin is typing.Literal:
-        if value in typing.get_args(hint):
-            return value
-        choices = [str(c) for c in typing.get_args(hint)]
-        raise ConfigError(f"{where} is {value!r}; it is one of {', '.join(choices)}.{nearest(str(value), choices)}")
-    elif origin is tuple:
+        return _fit_any(value, typing.get_args(hint), where)
+    if origin is typing.Literal:
+        return _fit_choice(value, typing.get_args(hint), where)
+    if origin is tuple:
         items = value if isinstance(value, tuple) else (value,)
         return tuple(_fit(item, typing.get_args(hint)[0], where) for item in items)
-    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if math.isnan(value):
-            raise ConfigError(f"{where} is not a number.")
-        return float(value)
-    elif hint is type(None):
-        if value is None:
-            return None
-    elif isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is float and number:
+        return _number(value, where)
+    if hint is Any or (hint is type(None) and value is None):
         return value
-    wanted = getattr(hint, "__name__", str(hint))
+    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise ConfigError(f"{where} is {value!r}; a value of type {getattr(hint, '__name__', str(hint))} is wanted.")
+
+
+def _fit_any(value: Value, options: tuple[Any, ...], where: str) -> Any:
+    for option in options:
+        try:
+            return _fit(value, option, where)
+        except ConfigError:
+            continue
+    wanted = " or ".join("null" if o is type(None) else getattr(o, "__name__", str(o)) for o in options)
     raise ConfigError(f"{where} is {value!r}; a value of type {wanted} is wanted.")
+
+
+def _fit_choice(value: Value, options: tuple[Any, ...], where: str) -> Any:
+    if value in options:
+        return value
+    choices = [str(c) for c in options]
+    raise ConfigError(f"{where} is {value!r}; it is one of {', '.join(choices)}.{nearest(str(value), choices)}")
+
+
+def _number(value: Any, where: str) -> float:
+    if math.isnan(value):
+        raise ConfigError(f"{where} is not a number.")
+    return float(value)

@@ -238,7 +238,7 @@ def describe(
     given = list(settings or ())
     at = 1 if given and "=" not in given[0] else 0  # a file comes first, and the method holds over it
     config = read_settings([*given[:at], f"method={method}", *given[at:]])
-    from fedstrata.ledger import describe as cost  # noqa: PLC0415
+    from fedstrata.describe import describe as cost  # noqa: PLC0415
     from fedstrata.report.costs import as_plain, show  # noqa: PLC0415
 
     description = cost(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from fedstrata.calls import bind, parse_calls
 from fedstrata.errors import ConfigError, MethodError, nearest
@@ -52,7 +53,7 @@ class Method:
 
     @property
     def needs(self) -> str:
-        """"individuals" if some piece must see single replies, otherwise "sum"."""
+        """What the server step needs: "individuals" if some piece must see single replies, otherwise "sum"."""
         return "individuals" if any(p.needs == "individuals" for p in self.pieces) else "sum"
 
     def model(self, net: Net) -> Net:
@@ -99,9 +100,11 @@ def _check_chain(pieces: tuple[Piece, ...]) -> None:
     heads = [name_of(p) for p in pieces if p.head]
     if len(heads) > 1:
         raise MethodError(f"{' and '.join(heads)} both replace the model's head; only one piece of a chain can. Leave one of them out.")
-    for piece, follower in zip(pieces, pieces[1:], strict=False):
+    for piece, follower in pairwise(pieces):
         if piece.wire and (follower.wire or follower.overrides("upload")):
-            raise MethodError(f"{name_of(piece)} must come last: {name_of(follower)} would work on what it has already packed. Write it at the end, or leave one out.")
+            raise MethodError(
+                f"{name_of(piece)} must come last: {name_of(follower)} would work on what is packed already. Write it at the end, or leave one out."
+            )
 
 
 def parse(text: str, table: Mapping[str, type[Piece]]) -> Method:

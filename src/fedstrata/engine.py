@@ -126,7 +126,7 @@ class Engine:
         expected = self._expected(turn.plan.at(reply.place))
         if (reply.delta.spec, reply.statistics.spec) != expected:
             shapes = messages.up_shapes(turn.plan.at(reply.place), self.server.params)
-            found = inspect(messages.contents(reply), reply.samples, shapes, limit)  # type: ignore[arg-type]
+            found = inspect(messages.contents(reply), reply.samples, shapes, limit)
         else:
             mail = {n: t for n, t in messages.contents(reply).items() if n.startswith("mail/")} if reply.mail else {}
             shapes = {n: (tuple(t.shape), t.dtype) for n, t in (tensors | mail).items()}
@@ -169,7 +169,17 @@ class Engine:
     def evaluate(self, t: int) -> Row:
         """Scores after round ``t``: null values where this round is not evaluated or the task has none."""
         config = self.parts.config
-        names = ("accuracy", "metrics", "validation", "personal", "personal_weighted", "personal_std", "personal_worst10", "shared_on_clients", "heldout")
+        names = (
+            "accuracy",
+            "metrics",
+            "validation",
+            "personal",
+            "personal_weighted",
+            "personal_std",
+            "personal_worst10",
+            "shared_on_clients",
+            "heldout",
+        )
         row: Row = dict.fromkeys(names)
         if (t + 1) % config.eval.every and t + 1 < config.rounds:
             return row | {"evaluated": False, "eval_seconds": 0.0}
@@ -215,7 +225,7 @@ class Engine:
         outside = [f[0] for i, f in enumerate(found) if i in out and f[0] is not None]
         shared = [f[1] for f in inside if f[1] is not None]
         row = spread_of([f[0] for f in inside if f[0] is not None], [f[2] for f in inside])
-        self.by_client = {i: f for i, f in enumerate(found)}
+        self.by_client = dict(enumerate(found))
         return row | {"shared_on_clients": sum(shared) / len(shared) if shared else None, "heldout": sum(outside) / len(outside) if outside else None}
 
     def _validation(self, params: Params) -> float | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedstrata.measure.scores import Scores, scores
 from fedstrata.params import Params
-from fedstrata.piece import Answers, Ask, Plan
+from fedstrata.piece import Answers, Ask, Plan, Split
 from fedstrata.round import Kit, Session, Work
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Evaluator:
 
     def predict(self, kit: Kit, params: Params, samples: Samples, index: Tensor) -> Tensor:
         """[N, classes] outputs of a model in evaluation mode."""
-        return torch.cat([self._pass(kit, params, samples.take(part)) for part in index.split(BATCH)]) if len(index) else torch.zeros(0)
+        return torch.cat([self._pass(kit, params, samples.take(part)) for part in torch.split(index, BATCH)]) if len(index) else torch.zeros(0)
 
     def _pass(self, kit: Kit, params: Params, x: Tensor) -> Tensor:
         kit.bound.load(params)
@@ -73,7 +73,7 @@ class Evaluator:
         """The server's model on its test set."""
         test = self.federation.test
         assert test is not None, "asked only where the server has a test set"
-        parts = torch.arange(len(test)).split(BATCH)
+        parts = torch.split(torch.arange(len(test)), BATCH)
         outputs = self.spread(lambda kit, part: self._pass(kit, params, test.take(part)), parts)
         return scores(torch.cat(outputs), test.y)
 
@@ -107,12 +107,7 @@ class Evaluator:
         return Answers(clients, torch.tensor(rows, dtype=torch.float64).reshape(len(clients), len(ask.models)))
 
     def _scores(self, kit: Kit, ask: Ask, client: int) -> list[float]:
-        federation = self.federation
-        held = {
-            "train": lambda: (federation.train, federation.training(client)),
-            "validation": lambda: (federation.train, federation.validating(client)),
-            "test": lambda: federation.testing(client),
-        }[ask.split]()
+        held = self._held(ask.split, client)
         if held is None or not len(held[1]):
             return [float("nan")] * len(ask.models)
         samples, index = held
@@ -123,6 +118,12 @@ class Evaluator:
             y = samples.y[index]
             found.append(mean_score(output, y) if ask.what == "accuracy" else float(kit.net.loss(output, y).double().mean()))
         return found
+
+    def _held(self, split: Split, client: int) -> tuple[Samples, Tensor] | None:
+        if split == "test":
+            return self.federation.testing(client)
+        index = self.federation.training(client) if split == "train" else self.federation.validating(client)
+        return self.federation.train, index
 
 
 def mean_score(output: Tensor, y: Tensor) -> float:

@@ -250,14 +250,18 @@ def entries_of(module: nn.Module, head: str) -> list[Entry]:
         owner = name.rpartition(".")[0]
         mine = [g for g in groups if any(owner == p or owner.startswith(p + ".") or p == "" for p in g.prefixes)]
         if len(mine) != 1:
-            raise LayoutError(f"parameter {name!r} lies in {len(mine)} of the declared layer groups ({', '.join(g.name for g in mine)}); it must lie in exactly one.")
+            raise LayoutError(
+                f"parameter {name!r} lies in {len(mine)} of the declared layer groups ({', '.join(g.name for g in mine)}); exactly one is right."
+            )
         kind = kind_of(modules[owner])
         found.append(Entry(name, parameter.shape, kind if kind != "other" else mine[0].kind, _role(name, head), mine[0].name, mine[0].kind))
     order = {g.name: i for i, g in enumerate(groups)}
     found.sort(key=lambda e: order[e.group])  # stable: definition order within a group
     for prefix, leaf in modules.items():
         if isinstance(leaf, nn.modules.batchnorm._NormBase):
-            group, layer = next(((g.name, g.kind) for g in groups if any(prefix == p or prefix.startswith(p + ".") for p in g.prefixes)), (prefix, "norm"))
+            group, layer = next(
+                ((g.name, g.kind) for g in groups if any(prefix == p or prefix.startswith(p + ".") for p in g.prefixes)), (prefix, "norm")
+            )
             for local, buffer in leaf.named_buffers(recurse=False):
                 if buffer.is_floating_point():
                     name = f"{prefix}.{local}" if prefix else local

@@ -50,7 +50,9 @@ class Ledger:
             bill += Bill(down=messages.weigh_down(work))
         by_place = {w.place: w for w in works}
         for reply in replies:
-            bill += Bill(up=messages.weigh_up(reply, codecs_of(self.kit, by_place[reply.place].plan)), flops=self.flops(by_place[reply.place], reply.passes))
+            bill += Bill(
+                up=messages.weigh_up(reply, codecs_of(self.kit, by_place[reply.place].plan)), flops=self.flops(by_place[reply.place], reply.passes)
+            )
         self.total += bill
         return bill
 

@@ -36,6 +36,7 @@ class Dropout(nn.Module):
         self.draw: Callable[[torch.Size], Tensor] | None = None  # set by the engine: uniforms of that shape
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, ...] -> the same shape."""
         if not self.training or self.p == 0:
             return x
         assert self.draw is not None, "the engine gives every Dropout its stream before training"
@@ -140,7 +141,9 @@ class Bound:
         self.flat = torch.cat([net.initial[n].detach().reshape(-1).to(first.dtype) for n in self.spec.names])
         self.grad = torch.zeros_like(self.flat)
         self.buffers = self.statistics0.clone()
-        self.parts = {n: _leaf(t, g) for (n, t), g in zip(Params(self.flat, self.spec).views.items(), Params(self.grad, self.spec).views.values(), strict=True)}
+        self.parts = {
+            n: _leaf(t, g) for (n, t), g in zip(Params(self.flat, self.spec).views.items(), Params(self.grad, self.spec).views.values(), strict=True)
+        }
         self.flat.requires_grad_()
         self.flat.grad = self.grad  # terms written on the whole vector add into the same gradient
         self.params = Params(self.flat, self.spec, buffers=self.buffers, views=dict(self.parts))
@@ -182,11 +185,10 @@ class Bound:
         self.body.train(training)
         self.head.train(training)
         for norm in self.norms:
-            if batch_statistics and not training:
-                norm.train()
-                norm.momentum = 0.0
-            else:
-                norm.momentum = norm.__dict__.setdefault("_fedstrata_momentum", norm.momentum)
+            kept = norm.__dict__.setdefault("_fedstrata_momentum", norm.momentum)
+            looks = batch_statistics and not training
+            norm.train(training or looks)
+            norm.momentum = 0.0 if looks else kept
 
     def draw_from(self, generator: torch.Generator | None) -> None:
         """The stream that dropout masks come from."""

@@ -49,14 +49,15 @@ class Optimizer:
         if self.clip is not None:
             _clip(gradients, self.clip)
         if not self.state:
-            self.state = [[torch.zeros_like(v) for _ in range(self._slots())] for v in values]
+            self.state = [[torch.zeros_like(v) for _ in range(self.slots())] for v in values]
         self.count += 1
         move = self._sgd if self.name == "sgd" else self._adam
         for value, gradient, slots in zip(values, gradients, self.state, strict=True):
             kept = [s[: value.shape[0]] for s in slots] if value.dim() > 1 else slots  # a stack shrinks as its clients finish
             move(value, gradient, kept, lr)
 
-    def _slots(self) -> int:
+    def slots(self) -> int:
+        """Vectors of state for each parameter vector."""
         return (1 if self.momentum else 0) if self.name == "sgd" else 2
 
     def _sgd(self, value: Tensor, gradient: Tensor, slots: list[Tensor], lr: float) -> None:

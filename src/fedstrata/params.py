@@ -91,7 +91,9 @@ class Params(Mapping[str, Tensor]):
 
     __slots__ = ("_views", "buffers", "flat", "spec", "still")
 
-    def __init__(self, flat: Tensor, spec: Spec, *, buffers: Params | None = None, still: Stillness = "", views: dict[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, flat: Tensor, spec: Spec, *, buffers: Params | None = None, still: Stillness = "", views: dict[str, Tensor] | None = None
+    ) -> None:
         self.flat = flat
         self.spec = spec
         self.buffers = buffers
@@ -125,7 +127,7 @@ class Params(Mapping[str, Tensor]):
         """Name to view, [..., *shape]. One split serves all, so that its backward is one concatenation."""
         if self._views is None:
             lead = self.flat.shape[:-1]
-            parts = self.flat.split(self.spec.sizes, dim=-1) if self.spec.names else ()
+            parts = torch.split(self.flat, list(self.spec.sizes), dim=-1) if self.spec.names else ()
             self._views = {n: part.view(*lead, *shape) for n, part, shape in zip(self.spec.names, parts, self.spec.shapes, strict=True)}
         return self._views
 

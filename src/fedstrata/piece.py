@@ -82,7 +82,9 @@ class Plan:
 
     def without(self, names: Names) -> Plan:
         """These tensors take no part at all: every client has them from the start and nobody moves them."""
-        return replace(self, train=self.train - names, down=self.down - names, up=self.up - names, average=self.average - names, keep=self.keep - names)
+        return replace(
+            self, train=self.train - names, down=self.down - names, up=self.up - names, average=self.average - names, keep=self.keep - names
+        )
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,8 @@ class Tools(Protocol):
             loss: instead of the plain one.
             gradient: middleware round the gradient.
             train: parameters that move; None is all.
-            epochs, steps: the length; None is the run's.
+            epochs: the length in passes; None is the run's.
+            steps: the length in batches, instead of epochs.
             lr: absolute; None is this round's.
         """
 

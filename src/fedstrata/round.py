@@ -26,12 +26,19 @@ from fedstrata.piece import Gradient, Loss, Phase, Piece, Plan, Reply, Setup, St
 class ClientData(Protocol):
     """What the engine reads of a federation; see ``fedstrata.data``."""
 
-    def training(self, client: int) -> Tensor: ...
-    def counts(self, client: int) -> Tensor: ...
     @property
-    def train(self) -> Any: ...
+    def train(self) -> Any:
+        """All training samples: ``take``, ``y``, ``lazy``."""
+
     @property
-    def augment(self) -> Any: ...
+    def augment(self) -> Any:
+        """Changes to training batches, or None."""
+
+    def training(self, client: int) -> Tensor:
+        """[n] int64 positions of a client's training samples."""
+
+    def counts(self, client: int) -> Tensor:
+        """[classes] int64 labels among them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Kit:
         """The precision that forward passes run in."""
         if self.local.precision == "float32":
             return nullcontext()
-        return torch.autocast("cpu", dtype=torch.bfloat16)  # type: ignore[no-any-return,no-untyped-call]
+        return torch.autocast("cpu", dtype=torch.bfloat16)
 
     def slope(self, loss: Loss, p: Params, batch: Batch) -> tuple[Params, float]:
         """Gradient at parameters that the module is not bound to, and the loss."""
@@ -219,7 +226,7 @@ class Order:
         return streams.stream(self.seed, "order", *self.keys, epoch)
 
     def _cut(self, order: Tensor) -> list[Tensor]:
-        parts = list(order.split(self.batch))
+        parts = list(torch.split(order, self.batch))
         if self.merge_single and len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [order[(len(parts) - 2) * self.batch :]]  # a norm cannot look at one sample
         return parts
@@ -255,7 +262,14 @@ class Eager:
     """
 
     def __init__(
-        self, kit: Kit, loss: Loss, gradient: Callable[[Gradient], Gradient], names: Names, lr: float, custom: Callable[..., Any] | None = None, carry: Any = None
+        self,
+        kit: Kit,
+        loss: Loss,
+        gradient: Callable[[Gradient], Gradient],
+        names: Names,
+        lr: float,
+        custom: Callable[..., Any] | None = None,
+        carry: Any = None,
     ) -> None:
         self.kit, self.loss, self.lr, self.custom, self.carry = kit, loss, lr, custom, carry
         self.optimizer = kit.optimizer()
@@ -482,7 +496,7 @@ class Session:
         if owner.step is None:
             return loss, wrap, None
         own = views[name_of(owner)]
-        return loss, wrap, lambda p, b, g, c: owner.step(p, b, g, c, own)  # type: ignore[misc]
+        return loss, wrap, lambda p, b, g, c: owner.step(p, b, g, c, own)
 
     def train(self, start: Params) -> tuple[float, int]:
         """All phases on the bound vector; mean loss and steps."""

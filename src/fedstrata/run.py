@@ -57,7 +57,8 @@ def run(
 
     Args:
         config: everything that is set.
-        federation, module: Python objects instead of the configured data and model; a resume needs them again.
+        federation: instead of the configured data; a resume needs it again.
+        module: instead of the configured model; a resume needs it again.
         observers: told what happens.
         stop: asked after every round; True ends the run, which can be resumed.
     Raises:
@@ -70,7 +71,7 @@ def run(
     manifest = _manifest(parts, custom=[n for n, given in (("federation", federation), ("module", module)) if given is not None])
     write_file(folder / MANIFEST, [_json(manifest)], "run")
     sync_folder(folder)
-    return _Run(parts, folder, observers, stop, config.executor, config.worker_count()).go(None)
+    return _Run(parts, folder, observers, stop, config.executor, config.worker_count()).go(previous=None)
 
 
 def resume(
@@ -89,8 +90,12 @@ def resume(
     Args:
         folder: of the run.
         previous: continue from the checkpoint before the last one, where that is damaged.
-        executor, workers: instead of those that the run had.
-        federation, module, observers, stop: as in :func:`run`.
+        executor: instead of the one that the run had.
+        workers: instead of those that the run had.
+        federation: as in :func:`run`.
+        module: as in :func:`run`.
+        observers: as in :func:`run`.
+        stop: as in :func:`run`.
     Raises:
         StateError: no run there, a damaged checkpoint, or a configuration, data set or code that is not this run's; nothing stored is changed.
     """
@@ -105,16 +110,33 @@ def resume(
     now = _manifest(parts, custom=manifest["custom"])
     for key, meaning in (("fingerprint", "data or partition"), ("layout", "model")):
         if now[key] != manifest[key]:
-            raise StateError(f"{folder}: the {meaning} differs from what the run began with ({key} {now[key][:12]} now, {manifest[key][:12]} then); restore it or start anew.")
-    notes = tuple(f"{k} was {manifest['versions'].get(k)} and is {v}: the result may differ in the last bits" for k, v in now["versions"].items() if v != manifest["versions"].get(k))
-    return _Run(parts, folder, observers, stop, executor or config.executor, workers or config.worker_count(), notes, asked=executor is not None).go(previous)
+            raise StateError(
+                f"{folder}: the {meaning} is not what the run began with ({key} {now[key][:12]} now, {manifest[key][:12]} then); restore it."
+            )
+    notes = tuple(
+        f"{k} was {manifest['versions'].get(k)} and is {v}: the result may differ in the last bits"
+        for k, v in now["versions"].items()
+        if v != manifest["versions"].get(k)
+    )
+    return _Run(parts, folder, observers, stop, executor or config.executor, workers or config.worker_count(), notes, asked=executor is not None).go(
+        previous
+    )
 
 
 class _Run:
     """One process's turn at a run."""
 
     def __init__(
-        self, parts: Parts, folder: Path, observers: Sequence[Observer], stop: Callable[[], bool] | None, executor: str, workers: int, notes: tuple[str, ...] = (), *, asked: bool = False
+        self,
+        parts: Parts,
+        folder: Path,
+        observers: Sequence[Observer],
+        stop: Callable[[], bool] | None,
+        executor: str,
+        workers: int,
+        notes: tuple[str, ...] = (),
+        *,
+        asked: bool = False,
     ) -> None:
         self.parts, self.folder, self.observers, self.stop = parts, folder, observers, stop
         self.executor, self.workers, self.asked = executor, workers, asked
@@ -126,13 +148,13 @@ class _Run:
         for observer in self.observers:
             observer(event)
 
-    def go(self, previous: bool | None) -> Result:
+    def go(self, *, previous: bool | None) -> Result:
         """Run to the end, from round 0 (None) or from a checkpoint."""
         threads = torch.get_num_threads()
         with ExitStack() as stack:
             stack.callback(torch.set_num_threads, threads)
             stack.enter_context(lock(self.folder))
-            kept = self._kept(previous) if previous is not None else None
+            kept = self._kept(previous=previous) if previous is not None else None
             engine = Engine(self.parts, self.executor, self.workers, lambda *choice: self.tell(Chosen(*choice)))
             stack.callback(engine.close)
             if kept is not None:
@@ -151,12 +173,26 @@ class _Run:
         law = p.federation.partition.law
         setup = p.setup
         self.tell(
-            Started(self.folder, str(p.method), p.federation.name, model, str(law), setup.clients, setup.cohort, c.rounds, p.parameters, self.executor, self.workers, engine.server.round, self.notes)
+            Started(
+                self.folder,
+                str(p.method),
+                p.federation.name,
+                model,
+                str(law),
+                setup.clients,
+                setup.cohort,
+                c.rounds,
+                p.parameters,
+                self.executor,
+                self.workers,
+                engine.server.round,
+                self.notes,
+            )
         )
 
     # ---- checkpoints --------------------------------------------------------------------------------------------------------------------
 
-    def _kept(self, previous: bool | None) -> Checkpoint | None:
+    def _kept(self, *, previous: bool | None) -> Checkpoint | None:
         """The executor that the run had chosen is kept, so that a resume measures nothing anew."""
         folder = self.folder / CHECKPOINTS
         if not committed(folder):  # killed before round 0 was committed
@@ -320,7 +356,13 @@ def _manifest(parts: Parts, custom: Sequence[str]) -> dict[str, Any]:
     shape = json.dumps([[e.name, list(e.shape), e.group, e.kind] for e in layout.entries.values()])
     return {
         "fedstrata": __version__,
-        "versions": {"fedstrata": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version(), "machine": platform.machine()},
+        "versions": {
+            "fedstrata": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+        },
         "config": parts.config.flat(),
         "digest": parts.config.digest(),
         "fingerprint": parts.federation.fingerprint,

@@ -69,13 +69,21 @@ def base_plan(layout: Layout, bn: str) -> Plan:
 
 
 def plan_round(
-    server: Server, method: Method, setup: Setup, bn: str, lr: float, ask: Callable[[str, Piece, State], Answers | None], row: Callable[[int], Mapping[str, Tensor] | None]
+    server: Server,
+    method: Method,
+    setup: Setup,
+    bn: str,
+    lr: float,
+    ask: Callable[[str, Piece, State], Answers | None],
+    row: Callable[[int], Mapping[str, Tensor] | None],
 ) -> Turn:
     """Questions, sampling, plan and what each place is sent.
 
     Args:
         server: before the round.
-        method, setup, bn: of the run.
+        method: of the run.
+        setup: of the run.
+        bn: the batch-norm policy, one of BN.
         lr: this round's local learning rate.
         ask: has clients answer a piece's question.
         row: a client's stored row.
@@ -163,7 +171,7 @@ def finish_round(server: Server, method: Method, setup: Setup, turn: Turn, repli
     step, slot = reducer.reduce(replies, weights, slots.get(name_of(reducer), {}), view(name_of(reducer)))
     if reducer is not PLAIN:
         slots[name_of(reducer)] = slot
-    for name, piece in reversed(method.named.items()):
+    for name, piece in reversed(list(method.named.items())):
         step, slots[name] = piece.merge(step, slots[name], view(name))
     moved = server.params | (server.params.pick(step) + step)
     buffers = _average_statistics(server.params, turn.plan, setup.layout, replies, weights)

@@ -85,7 +85,9 @@ class Batched:
 def refuse(kit: Kit) -> None:
     """A model that cannot be stacked."""
     if kit.bound.norms:
-        raise ConfigError("executor=batched cannot stack batch norms, whose statistics belong to one client; use norm=group or none, or executor=loop, threads or processes.")
+        raise ConfigError(
+            "executor=batched cannot stack batch norms, whose statistics belong to one client; use norm=group or none, or another executor."
+        )
     recurrent = [g.name for g in kit.setup.layout.groups.values() if g.kind == "recurrent"]
     if recurrent:
         raise ConfigError(f"executor=batched cannot stack recurrent layers ({', '.join(recurrent)}); use executor=loop, threads or processes.")

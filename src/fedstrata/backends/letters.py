@@ -105,8 +105,18 @@ def reply_out(reply: Reply) -> tuple[Plain, dict[str, Tensor]]:
     note: Plain = {}
     tensors = {"delta": reply.delta.flat, "statistics": reply.statistics.flat}
     tensors |= states_out(reply.mail, "mail", note) | {f"row/{n}": t for n, t in reply.row.items()}
-    specs = {k: [[n, list(s)] for n, s in zip(p.spec.names, p.spec.shapes, strict=True)] for k, p in (("delta", reply.delta), ("statistics", reply.statistics))}
-    head = {"place": reply.place, "client": reply.client, "samples": reply.samples, "steps": reply.steps, "loss": reply.loss, "passes": dict(reply.passes)}
+    specs = {
+        k: [[n, list(s)] for n, s in zip(p.spec.names, p.spec.shapes, strict=True)]
+        for k, p in (("delta", reply.delta), ("statistics", reply.statistics))
+    }
+    head = {
+        "place": reply.place,
+        "client": reply.client,
+        "samples": reply.samples,
+        "steps": reply.steps,
+        "loss": reply.loss,
+        "passes": dict(reply.passes),
+    }
     return head | {"note": note, "specs": specs}, tensors
 
 

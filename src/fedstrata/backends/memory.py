@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 ALIGN = 64
-_TYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.bfloat16, torch.float16)}
+_TYPES = {
+    str(t).removeprefix("torch."): t
+    for t in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.bfloat16, torch.float16)
+}
 
 
 class Channel:

@@ -77,9 +77,13 @@ class Processes:
 
     def __init__(self, make: KitMaker, workers: int, threads: int) -> None:
         if not sys.platform.startswith("linux"):
-            raise ConfigError(f"executor=processes forks workers with shared memory files, which needs Linux; this is {sys.platform}. Use executor=threads.")
+            raise ConfigError(
+                f"executor=processes forks workers with shared memory files, which needs Linux; this is {sys.platform}. Use executor=threads."
+            )
         if threads != 1:
-            raise ConfigError(f"executor=processes needs local.threads=1 (a forked OpenMP pool hangs); it is {threads}. Use executor=threads or local.threads=1.")
+            raise ConfigError(
+                f"executor=processes needs local.threads=1 (a forked OpenMP pool hangs); it is {threads}. Use executor=threads or local.threads=1."
+            )
         self.kit = make()
         self.workers, self.threads = workers, threads
         self.sets = letters.NameSets(self.kit.setup.layout)

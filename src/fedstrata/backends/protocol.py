@@ -19,8 +19,15 @@ class Executor(Protocol):
         workers: clients trained at a time.
     """
 
-    name: str
-    workers: int
+    @property
+    def name(self) -> str:
+        """As configured; of ``auto``, what is fastest so far."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """Clients trained at a time."""
+        ...
 
     def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
         """One reply or failure for each work, in any order."""

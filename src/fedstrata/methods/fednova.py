@@ -36,7 +36,9 @@ class FedNova(Piece):
         if setup.optimizer != "sgd":
             raise MethodError(f"fednova knows how SGD accumulates gradients; local.optimizer is {setup.optimizer}. Set local.optimizer=sgd.")
         if self.mu and setup.momentum:
-            raise MethodError(f"fednova has no closed form for momentum ({setup.momentum}) and a proximal term ({self.mu}) together; drop one of them.")
+            raise MethodError(
+                f"fednova has no closed form for momentum ({setup.momentum}) and a proximal term ({self.mu}) together; drop one of them."
+            )
 
     def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
         if len(v.plan.phases) > 1:

@@ -25,7 +25,9 @@ class FineTune(Piece):
     groups: str = "all"
 
     def __post_init__(self) -> None:
-        require((self.epochs is None) != (self.steps is None), "finetune", f"epochs={self.epochs}, steps={self.steps}", "given either epochs or steps")
+        require(
+            (self.epochs is None) != (self.steps is None), "finetune", f"epochs={self.epochs}, steps={self.steps}", "given either epochs or steps"
+        )
         require((self.epochs or 0) >= 0, "finetune.epochs", self.epochs, "a number of epochs, at least 0")
         require((self.steps or 0) >= 0, "finetune.steps", self.steps, "a number of steps, at least 0")
         require(self.lr is None or self.lr > 0, "finetune.lr", self.lr, "a learning rate, above 0")

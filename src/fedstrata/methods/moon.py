@@ -49,7 +49,9 @@ class Moon(Piece):
             gap = cosine_similarity(z, far, dim=-1) - cosine_similarity(z, near, dim=-1)
             return b.mean(softplus(gap / self.tau))
 
-        return lambda p, b: loss(p, b) + self.mu * v.own["seen"] * contrast(p, b)
+        seen = v.own["seen"]
+        assert isinstance(seen, Tensor)
+        return lambda p, b: loss(p, b) + self.mu * seen * contrast(p, b)
 
     def upload(self, delta: Params, own: State, v: View) -> tuple[Params, State, State]:
         assert v.end is not None

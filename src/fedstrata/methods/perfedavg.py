@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
+
 from fedstrata.net import Batch
 from fedstrata.params import Params
 from fedstrata.piece import Gradient, Piece, State, View, require
@@ -56,4 +58,4 @@ def _parts(b: Batch, n: int, least: int) -> list[Batch]:
     size = len(b.y) // n
     if size < least:
         return [b] * n
-    return [Batch(x, y, None) for x, y in zip(b.x[: size * n].split(size), b.y[: size * n].split(size), strict=True)]
+    return [Batch(x, y, None) for x, y in zip(torch.split(b.x[: size * n], size), torch.split(b.y[: size * n], size), strict=True)]

@@ -79,17 +79,36 @@ _ROWS: list[Row] = [
     Row(FedAdagrad, "Adagrad on the server", ("fedadagrad(lr=0.05)",), _without("the step is always divided by its own size", "fedadagrad")),
     Row(FedYogi, "Yogi on the server", ("fedyogi(lr=0.05)",), _without("the step is always divided by its own size", "fedyogi")),
     Row(FedAdam, "Adam on the server", ("fedadam(lr=0.05)",), _without("the step is always divided by its own size", "fedadam")),
-    Row(FedNova, "normalised averaging for unequal local steps", ("fednova", "fednova(mu=0.1) + fedprox(mu=0.1)"), Limit("fednova", "fedavg", uniform=True)),
+    Row(
+        FedNova,
+        "normalised averaging for unequal local steps",
+        ("fednova", "fednova(mu=0.1) + fedprox(mu=0.1)"),
+        Limit("fednova", "fedavg", uniform=True),
+    ),
     Row(FedDyn, "dynamic regularisation", ("feddyn(alpha=0.1)",), _without("the server divides by alpha, so alpha=0 has no meaning", "feddyn")),
-    Row(Moon, "contrast against the global and the client's previous features", ("moon(mu=1)", "moon(references=eval)"), Limit("moon(mu=0)", "fedavg")),
+    Row(
+        Moon, "contrast against the global and the client's previous features", ("moon(mu=1)", "moon(references=eval)"), Limit("moon(mu=0)", "fedavg")
+    ),
     Row(FedPer, "private head", ("fedper",), Limit("fedper(personal='all')", "local")),
     Row(LGFedAvg, "private body, shared head", ("lgfedavg",), Limit("lgfedavg(personal='role:head')", "fedper")),
     Row(FedRep, "private head, trained in a phase of its own", ("fedrep(head_epochs=2)",), Limit("fedrep(head_epochs=0)", "fedbabu(epochs=0)")),
-    Row(FedBABU, "body trained in federation, head random; fine-tuned by each client", ("fedbabu(epochs=2)",), Limit("fedbabu(epochs=0)", "fedrep(head_epochs=0)")),
+    Row(
+        FedBABU,
+        "body trained in federation, head random; fine-tuned by each client",
+        ("fedbabu(epochs=2)",),
+        Limit("fedbabu(epochs=0)", "fedrep(head_epochs=0)"),
+    ),
     Row(FedBN, "private norm layers", ("fedbn",), Limit("fedbn", "fedper(personal='kind:norm')")),
     Row(Ditto, "private model pulled towards the global one", ("ditto(mu=0.5)",), Limit("ditto(mu=0.5)", "fedavg", shared_only=True)),
-    Row(PerFedAvg, "meta-learning: good after one local step", ("perfedavg", "perfedavg(variant=hessian_free, delta=0.1)"), _without("each step reads half of its batch", "perfedavg")),
-    Row(PFedMe, "personal models by Moreau envelopes", ("pfedme(lam=5, inner=3)",), _without("w moves only through th, lam=0 stands still", "pfedme")),
+    Row(
+        PerFedAvg,
+        "meta-learning: good after one local step",
+        ("perfedavg", "perfedavg(variant=hessian_free, delta=0.1)"),
+        _without("each step reads half of its batch", "perfedavg"),
+    ),
+    Row(
+        PFedMe, "personal models by Moreau envelopes", ("pfedme(lam=5, inner=3)",), _without("w moves only through th, lam=0 stands still", "pfedme")
+    ),
     Row(Local, "no communication", ("local",), Limit("local", "fedper(personal='all')")),
     Row(FineTune, "each client adapts a private copy", ("finetune(steps=3)",), Limit("finetune(steps=0)", "fedavg")),
 ]

@@ -6,16 +6,19 @@ import json
 import math
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
+from fedstrata.container import Form
 from fedstrata.params import Params
 from fedstrata.piece import Plan, Reply, State, flatten_state
 from fedstrata.round import Work
 from fedstrata.wire.codec import pack, packed_shapes
 from fedstrata.wire.frame import Frame, Kind, Size, Value, size
 
-Shape = tuple[str, tuple[int, ...], object]
+Shape: TypeAlias = "tuple[str, tuple[int, ...], torch.dtype]"
 
 
 def down(work: Work) -> Frame:
@@ -50,7 +53,7 @@ def weigh_up(reply: Reply, codecs: Mapping[str, str] | None = None) -> Size:
     """Bytes of :func:`up`, without building it."""
     shapes = (*_shapes("delta", reply.delta, None), *_shapes("statistics", reply.statistics, None), *_letter_shapes("mail", reply.mail))
     if codecs:
-        packed = packed_shapes({n: (s, d) for n, s, d in shapes}, codecs)  # type: ignore[misc]
+        packed = packed_shapes({n: (s, d) for n, s, d in shapes}, codecs)
         shapes = tuple((n, tuple(s), d) for n, (s, d) in packed.items())
     return _size("up", shapes, _up_fields(reply))
 
@@ -64,7 +67,7 @@ def weigh_ask(models: tuple[Params, ...], round: int) -> Size:  # noqa: A002  # 
     return total
 
 
-def up_shapes(plan: Plan, params: Params) -> dict[str, tuple[tuple[int, ...], object]]:
+def up_shapes(plan: Plan, params: Params) -> dict[str, Form]:
     """Names, shapes and types of update and statistics that a plan asks for."""
     assert params.buffers is not None
     asked = (*_shapes("delta", params, plan.up), *_shapes("statistics", params.buffers, plan.up))
@@ -85,7 +88,9 @@ def _named(prefix: str, p: Params, names: frozenset[str] | None) -> dict[str, Te
 
 
 @lru_cache(maxsize=256)
-def _spec_shapes(prefix: str, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], kind: object, wanted: frozenset[str] | None) -> tuple[Shape, ...]:
+def _spec_shapes(
+    prefix: str, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], kind: torch.dtype, wanted: frozenset[str] | None
+) -> tuple[Shape, ...]:
     return tuple((f"{prefix}/{n}", tuple(s), kind) for n, s in zip(names, shapes, strict=True) if wanted is None or n in wanted)
 
 
@@ -120,7 +125,7 @@ class _Sizes:
         if key not in self.known:
             if len(self.known) > 4096:
                 self.known.clear()
-            self.known[key] = size(kind, dict(fields), {n: (s, d) for n, s, d in shapes})  # type: ignore[misc]
+            self.known[key] = size(kind, dict(fields), {n: (s, d) for n, s, d in shapes})
         return self.known[key]
 
 

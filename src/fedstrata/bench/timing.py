@@ -1,0 +1,194 @@
+"""Interleaved timing: every contender trains the same cohort once a pair; ratios are taken within the pair."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from fedstrata.backends.choose import build as build_executor
+from fedstrata.backends.protocol import Executor
+from fedstrata.bench.bare import CODE, Bare
+from fedstrata.bench.jobs import JOBS
+from fedstrata.build import Parts
+from fedstrata.errors import ConfigError
+from fedstrata.piece import Reply
+from fedstrata.round import Work
+from fedstrata.server import Server, plan_round
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender of one job.
+
+    Attributes:
+        job, name: which.
+        speed: local training samples a second, median.
+        same, same_low, same_high: ratio to the bare loop with one intra-op thread: median and its interval.
+        best, best_low, best_high: ratio to the better bare loop of the same pair.
+        difference: largest relative difference of a client's end weights from the bare loop's.
+        pairs: number of pairs.
+    """
+
+    job: str
+    name: str
+    speed: float
+    same: float
+    same_low: float
+    same_high: float
+    best: float
+    best_low: float
+    best_high: float
+    difference: float
+    pairs: int
+
+
+def measure(job: str, pairs: int, workers: int, tell: Callable[[str], None] = lambda _: None) -> list[Row]:
+    """Time one job.
+
+    Args:
+        job: a letter of JOBS.
+        pairs: at least 5.
+        workers: of threads, processes and batched.
+        tell: progress.
+    """
+    parts = JOBS[job].parts()
+    bare = {f"bare, {n} thread{'s' if n > 1 else ''}": Bare(parts, n) for n in (1, 2)}
+    executors = _executors(job, parts, workers)
+    speeds: dict[str, list[float]] = {name: [] for name in (*bare, *executors)}
+    worst = dict.fromkeys(executors, 0.0)
+    try:
+        for pair in range(-1, pairs):  # the first warms up and checks that all compute the same
+            works = _works(parts, pair + 1)
+            names = list(speeds)
+            shift = pair % len(names)
+            found: dict[str, float] = {}
+            replies: dict[str, list[Reply]] = {}
+            for name in (*names[shift:], *names[:shift]):
+                found[name] = _bare(bare[name], works, parts) if name in bare else _ours(executors[name], works, replies, name)
+            for name, answers in replies.items():
+                worst[name] = max(worst[name], _difference(next(iter(bare.values())), answers))
+            if pair >= 0:
+                for name, speed in found.items():
+                    speeds[name].append(speed)
+            tell(f"{job} {pair + 1}/{pairs}: " + ", ".join(f"{n} {s:,.0f}/s" for n, s in found.items()))
+    finally:
+        for executor in executors.values():
+            executor.close()
+    return [_row(job, name, speeds, list(bare), worst.get(name, 0.0)) for name in speeds]
+
+
+def _executors(job: str, parts: Parts, workers: int) -> dict[str, Executor]:
+    """Processes first: they are forked before this process has threads of its own."""
+    kinds = [("processes", workers), ("threads", workers), ("loop", 1)] + ([("batched", workers)] if job == "S" else [])
+    return {f"{n}, {w}" if w > 1 else n: build_executor(n, parts.make, w, 1, lambda *_: None) for n, w in kinds}
+
+
+def _works(parts: Parts, number: int) -> tuple[Work, ...]:
+    server = Server(number, parts.setup.params, {})
+    return plan_round(server, parts.method, parts.setup, "share", parts.setup.lr, lambda *_: None, lambda _: None).works
+
+
+def _bare(loop: Bare, works: Sequence[Work], parts: Parts) -> float:
+    orders = loop.orders(works)
+    gc.collect()
+    start = time.perf_counter()
+    samples = loop.train(orders, parts.setup.lr)
+    return samples / (time.perf_counter() - start)
+
+
+def _ours(executor: Executor, works: Sequence[Work], replies: dict[str, list[Reply]], name: str) -> float:
+    torch.set_num_threads(1)
+    gc.collect()
+    start = time.perf_counter()
+    answers = sorted(executor.train(works), key=lambda a: a.place)
+    seconds = time.perf_counter() - start
+    good = [a for a in answers if isinstance(a, Reply)]
+    if len(good) != len(answers):
+        raise ConfigError(f"{name}: {next(a for a in answers if not isinstance(a, Reply))}")
+    replies[name] = good
+    return sum(sum(r.passes.values()) for r in good) / seconds
+
+
+def _difference(bare: Bare, replies: Sequence[Reply]) -> float:
+    worst = 0.0
+    for end, reply in zip(bare.ends, replies, strict=True):
+        for name, delta in reply.delta.views.items():
+            other: Tensor = end[name] - bare.start[name]
+            scale = float(end[name].abs().max())
+            worst = max(worst, float((other - delta).abs().max()) / max(scale, 1e-12))
+    return worst
+
+
+def _row(job: str, name: str, speeds: dict[str, list[float]], bare: Sequence[str], difference: float) -> Row:
+    mine = speeds[name]
+    same = interval([a / b for a, b in zip(mine, speeds[bare[0]], strict=True)])
+    best = interval([a / max(speeds[b][i] for b in bare) for i, a in enumerate(mine)])
+    return Row(job, name, statistics.median(mine), *same, *best, difference, len(mine))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, and the narrowest pair of order statistics that holds the true median with 95 % confidence (or all values, where they are few)."""
+    ordered, n = sorted(values), len(values)
+    cut, tail = 0, 0.0
+    while True:
+        tail += math.comb(n, cut) / 2**n
+        if 1 - 2 * tail < CONFIDENCE or cut >= (n - 1) // 2:
+            break
+        cut += 1
+    k = max(cut - 1, 0)
+    return statistics.median(ordered), ordered[k], ordered[n - 1 - k]
+
+
+def main(*, jobs: str, pairs: int, workers: int, as_json: bool) -> None:
+    """Run jobs and print the table; with ``as_json`` also one JSON object on stdout."""
+    wrong = [j for j in jobs if j not in JOBS]
+    if wrong or not jobs:
+        raise ConfigError(f"jobs is {jobs!r}; it is made of {', '.join(JOBS)}.")
+    console = Console(stderr=as_json, markup=False, highlight=False, width=None)
+    console.print(hardware())
+    console.print(f"baseline (float32, eager, torch.optim.SGD, best of 1 and 2 intra-op threads):\n{CODE}")
+    threads, rows = torch.get_num_threads(), []
+    try:
+        for job in jobs:
+            rows += measure(job, pairs, workers, lambda text: console.print(text, style="dim"))
+    finally:
+        torch.set_num_threads(threads)
+    console.print(table(rows))
+    if as_json:
+        print(json.dumps({"hardware": hardware(), "baseline": CODE, "rows": [asdict(r) for r in rows]}))
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Ratios with intervals."""
+    shown = Table(title="local training samples a second; ratios within interleaved pairs: median [95 % interval of the median]")
+    for column in ("job", "how", "samples/s", "to bare, 1 thread", "to the better bare", "end weights differ by", "pairs"):
+        shown.add_column(column, justify="left" if column in ("job", "how") else "right")
+    for r in rows:
+        same, best = (f"{a:.2f} [{b:.2f}, {c:.2f}]" for a, b, c in ((r.same, r.same_low, r.same_high), (r.best, r.best_low, r.best_high)))
+        shown.add_row(
+            f"{r.job} {JOBS[r.job].title}", r.name, f"{r.speed:,.0f}", same, best, f"{r.difference:.1e}" if r.difference else "0", str(r.pairs)
+        )
+    return shown
+
+
+def hardware() -> str:
+    """The machine and the versions, in one line."""
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), platform.processor()
+    )
+    return f"{cpu}, {len(os.sched_getaffinity(0))} cores, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}, float32"

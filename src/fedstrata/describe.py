@@ -1,0 +1,163 @@
+"""What a run would cost, before it is run: parameters, state, bytes, FLOPs and memory, in all and by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedstrata.build import assemble
+from fedstrata.config import Config
+from fedstrata.errors import ConfigError
+from fedstrata.layout import Names
+from fedstrata.ledger import codecs_of
+from fedstrata.net import Batch
+from fedstrata.optim import Optimizer
+from fedstrata.params import Params
+from fedstrata.piece import State, flatten_state
+from fedstrata.round import Kit, Session, why_not
+from fedstrata.server import Server, Turn, plan_round
+from fedstrata.wire import messages
+
+WIDTH = 8  # samples of the probing batch, or the client's own where it has fewer
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer group.
+
+    Attributes:
+        name, kind, role, depth, parameters: as in the layout.
+        flops: of one sample when only this layer is trained: whole forward pass, and backward to this layer.
+        memory: bytes at the peak of a local step on one batch when only this layer is trained: what autograd keeps, gradients and optimiser state.
+    """
+
+    name: str
+    kind: str
+    role: str
+    depth: int
+    parameters: int
+    flops: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """The costs of one configuration.
+
+    Attributes:
+        method, data, model: as configured.
+        parameters: numbers in the model; statistics: numbers in norm statistics.
+        layers: shallow to deep.
+        server_state, client_state: bytes of the pieces' slots, and of one client's row.
+        bytes_down, bytes_up: payload for one client in round 0; framing apart.
+        flops_step: FLOPs a sample by purpose, under the whole chain.
+        memory: bytes at the peak of a local step of the whole model.
+        probe: clients and batch that this was measured on.
+    """
+
+    method: str
+    data: str
+    model: str
+    parameters: int
+    statistics: int
+    layers: tuple[LayerCost, ...]
+    server_state: int
+    client_state: int
+    bytes_down: int
+    bytes_up: int
+    framing_down: int
+    framing_up: int
+    flops_step: Mapping[str, float]
+    memory: int
+    probe: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+
+def describe(config: Config) -> Description:
+    """Measure the costs of a configuration on one batch of one of its clients; nothing is trained.
+
+    Raises:
+        FedstrataError: what cannot be meant.
+        ConfigError: no client has samples to measure on.
+    """
+    parts = assemble(config)
+    kit = parts.make()
+    server = Server.start(parts.method, parts.setup)
+    turn = plan_round(server, parts.method, parts.setup, config.bn, parts.lr(0), lambda *_: None, lambda _: None)
+    session = _session(kit, turn)
+    loss, steps = session.train(session.begin())
+    reply = session.reply(Params(kit.bound.flat.detach().clone(), kit.bound.spec, buffers=kit.bound.buffers.clone()), loss, steps)
+    down, up = messages.weigh_down(session.work), messages.weigh_up(reply, codecs_of(kit, session.work.plan))
+    batch = next(session.batches("describe"))
+    batch = Batch(batch.x[:WIDTH], batch.y[:WIDTH])
+    layout = parts.setup.layout
+    layers = tuple(LayerCost(g.name, g.kind, g.role, g.depth, g.numel, *cost(kit, batch, frozenset(g.names))) for g in layout.groups.values())
+    return Description(
+        method=str(parts.method),
+        data=parts.federation.name,
+        model=config.model_for(parts.federation.task),
+        parameters=parts.parameters,
+        statistics=layout.statistics.total,
+        layers=layers,
+        server_state=sum(_bytes(s) for s in server.slots.values()),
+        client_state=sum(t.numel() * t.element_size() for t in reply.row.values()),
+        bytes_down=down.payload,
+        bytes_up=up.payload,
+        framing_down=down.framing,
+        framing_up=up.framing,
+        flops_step={purpose.partition(":")[0]: flops for purpose, flops in session.kit.costs.items()},
+        memory=cost(kit, batch, layout.parameters)[1],
+        probe=f"client {session.work.client}, {len(batch.y)} samples, memory scaled to local.batch={config.local.batch}",
+    )
+
+
+def _session(kit: Kit, turn: Turn) -> Session:
+    for work in turn.works:
+        if why_not(kit, work) is None:
+            return Session(replace(kit, costs={}), work, probe=True)
+    raise ConfigError("no client of round 0 has samples to train on, so nothing can be measured; look at the partition by `fedstrata check`.")
+
+
+def cost(kit: Kit, batch: Batch, names: Names) -> tuple[float, int]:
+    """FLOPs a sample and peak bytes of a batch of the configured size, when only these parameters are trained."""
+    bound = kit.bound
+    bound.mode(training=True)
+    bound.draw_from(torch.Generator().manual_seed(0))
+    bound.train_only(names)
+    kept: dict[int, int] = {}
+    parameters = {p.untyped_storage().data_ptr() for p in (bound.flat, bound.grad)}
+
+    def keep(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    kit.memo.clear()
+    with FlopCounterMode(display=False) as counter, saved_tensors_hooks(keep, lambda t: t):
+        loss = kit.plain_loss(bound.params, batch)
+        held = sum(kept.values())  # before the backward pass frees it
+        loss.backward()  # type: ignore[no-untyped-call]
+    bound.grad.zero_()
+    bound.train_only(kit.setup.layout.parameters)
+    numbers = sum(stop - start for start, stop in bound.spec.runs(names))
+    scale = kit.setup.batch / len(batch.y)
+    slots = Optimizer(kit.setup.optimizer, kit.setup.momentum).slots()
+    return counter.get_total_flops() / len(batch.y), int(held * scale) + 4 * numbers * (1 + slots)
+
+
+def _bytes(state: State) -> int:
+    tensors: Iterable[Tensor] = (v.flat if isinstance(v, Params) else v for v in flatten_state(state).values())
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+__all__: list[str] = ["Description", "LayerCost", "describe"]
