@@ -119,7 +119,7 @@ def resume(
         if v != manifest["versions"].get(k)
     )
     return _Run(parts, folder, observers, stop, executor or config.executor, workers or config.worker_count(), notes, asked=executor is not None).go(
-        previous
+        previous=previous
     )
 
 
