@@ -132,7 +132,7 @@ def test_names_are_refused_twice_or_unknown():
     _, net = bound()
     with pytest.raises(MethodError, match="already has a parameter"):
         net.with_parameter("head.bias", torch.zeros(1), kind="x", role="head")
-    with pytest.raises(MethodError, match="Did you mean 'head.bias'"):
+    with pytest.raises(MethodError, match=r"Did you mean 'head\.bias'"):
         net.without_parameter("head.bais")
 
 
