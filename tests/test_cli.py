@@ -22,7 +22,8 @@ SMALL = ["rounds=3", "cohort=4", "local.epochs=1", "executor=loop", "model=logis
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDSTRATA_DATA", raising=False)
+    for name in ("FEDSTRATA_DATA", "COLUMNS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
@@ -203,6 +204,25 @@ def test_resume_of_a_finished_run_gives_the_same_result(here, call):
     code, out, _ = call("resume", "runs/one", "--json")
     assert code == 0
     assert json.loads(out)["model_sha256"] == first["model_sha256"]
+
+
+def test_resume_refuses_an_executor_that_is_none(here, call):
+    call("run", *SMALL, "name=one")
+    assert "'loop'" in refused(call("resume", "runs/one", "--executor", "lop"))
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(here, call):
+    (here / "file").write_text("")
+    assert "file/runs" in refused(call("run", *SMALL, "out=file/runs"))
+
+
+def test_trouble_of_the_machine_is_one_line_and_exit_code_1(here, call, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", "runs/one/clients.csv")
+
+    monkeypatch.setattr("fedstrata.report.files.clients_csv", full)
+    code, _, err = call("run", *SMALL, "name=one")
+    assert (code, err) == (1, "fedstrata: error: No space left on device: runs/one/clients.csv\n")
 
 
 def test_resume_refuses_what_is_no_run_and_another_runs_configuration(here, call):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fedstrata.events import Observer
     from fedstrata.report.result import Result
 
-USAGE, INTERRUPTED = 2, 130
-"""Exit codes: something that the user can mend; stopped by a signal, with a checkpoint kept."""
+MACHINE, USAGE, INTERRUPTED = 1, 2, 130
+"""Exit codes: a disk or folder that fails; something that the user can mend in the command; stopped by a signal, with a checkpoint kept."""
 
 WIDE = 140  # columns of a table that goes to a file
 
@@ -61,16 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=None if arguments is None else list(arguments))
     except FedstrataError as error:
         fail(str(error))
+    except BrokenPipeError:  # the reader of a pipe has gone; nobody is left to tell
+        raise SystemExit(MACHINE) from None
+    except OSError as error:
+        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", MACHINE)
     except KeyboardInterrupt:
         print("fedstrata: stopped at once; what was checkpointed is kept, go on with `fedstrata resume RUN`", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
 
 
-def fail(message: str) -> NoReturn:
-    """One line on stderr, whatever the message holds, and exit code 2."""
+def fail(message: str, code: int = USAGE) -> NoReturn:
+    """One line on stderr, whatever the message holds, and the exit code."""
     text = "".join(c if c.isprintable() else " " for c in message)
     print(f"fedstrata: error: {text}", file=sys.stderr)
-    raise SystemExit(USAGE)
+    raise SystemExit(code)
 
 
 def console_for(*, stderr: bool = False) -> Console:
@@ -125,6 +129,8 @@ def resume(
     from fedstrata.run import resume as go_on  # noqa: PLC0415
 
     config = run_config(folder)
+    if executor is not None:
+        KEYS["executor"].read(executor)
     with observed(as_json=as_json, plain=plain) as (console, observer, interrupt):
         result = go_on(folder, previous=previous, executor=executor, workers=workers, observers=(observer,), stop=interrupt)
     finish(result, config, console, as_json=as_json)

@@ -233,7 +233,9 @@ class Config(Section):
 
     def worker_count(self) -> int:
         """Clients trained at a time: as set, or one a usable core."""
-        return len(os.sched_getaffinity(0)) if self.workers == "auto" else self.workers
+        if self.workers != "auto":
+            return self.workers
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # Linux alone tells usable ones
 
     def model_for(self, task: Task) -> str:
         """The model in call syntax: as set, or chosen by data set (MODELS), or by what a sample looks like."""

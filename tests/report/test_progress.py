@@ -11,6 +11,13 @@ from fedstrata.report.progress import Bar, Lines, progress
 START = Started(None, "fedavg", "digits", "mlp", "iid", 20, 5, 3, 9610, "auto", 2, notes=("iid: 1 sample is left over.",))
 
 
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def row(n, **more):
     return {"round": n, "loss": 0.5, "bytes_up": 1_000_000, "bytes_down": 2_000_000, "seconds": 0.1, "refused": [], "accuracy": None} | more
 
