@@ -21,7 +21,7 @@ FLOORS = [
     {"build", "evaluate", "ledger"},
     {"backends"},
     {"engine"},
-    {"bench", "run"},
+    {"bench", "describe", "run"},
     {"api", "catalogue"},
     {"cli"},
     {"__main__"},
