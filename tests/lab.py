@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedstrata.build import Parts, assemble
 from fedstrata.config import Config
 from fedstrata.data.federation import Federation
+from fedstrata.data.partition import Listed
 from fedstrata.engine import Engine
 from fedstrata.evaluate import personal_work
 from fedstrata.methods import method as parse
@@ -78,10 +81,18 @@ def arrays(sizes=SIZES, seed=0, shape=(FEATURES,)):
 
 
 def federation(sizes=SIZES, seed=0, shape=(FEATURES,), **options) -> Federation:
-    """Clients of these sizes (all above 0), with a server test set of 30 samples."""
-    x, y, client = arrays(sizes, seed, shape)
+    """Clients of these sizes (0 is allowed), with a server test set of 30 samples."""
+    x, y, _ = arrays(sizes, seed, shape)
     tx, ty, _ = arrays((30,), seed + 1, shape)
-    return Federation.of(x.numpy(), y.numpy(), client=client.numpy(), test=(tx.numpy(), ty.numpy()), testing="server", **options)
+    return listed(x, y, sizes, test=(tx.numpy(), ty.numpy()), **options)
+
+
+def listed(x, y, sizes, **options) -> Federation:
+    """A federation whose clients hold consecutive stretches of these lengths."""
+    options = {"testing": "server"} | options
+    made = Federation.of(x.numpy(), y.numpy(), partition="iid", clients=1, **options)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return dataclasses.replace(made, partition=Listed("listed", offsets, np.arange(len(y), dtype=np.int64)), fingerprint=f"{made.fingerprint}{sizes}")
 
 
 TOYS = {

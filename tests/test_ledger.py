@@ -55,13 +55,13 @@ def test_extra_forward_passes_of_moon_are_counted():
 
 def test_two_gradients_a_step_are_counted():
     """B1 and B2 are two and two samples of a batch of four: each sample is seen once, and the odd ones of a tail batch not at all."""
-    flops, samples, row = billed("perfedavg", toy=(lab.federation((8, 8, 8)), lab.small()), cohort=3)
+    flops, _, row = billed("perfedavg", toy=(lab.federation((8, 8, 8)), lab.small()), cohort=3)
     assert row["cohort"]
     assert flops == 2 * 24 * STEP
 
 
 def test_private_fits_in_training_are_counted_and_those_of_evaluation_are_not():
-    plain, samples, _ = billed()
+    plain, _, _ = billed()
     assert billed("ditto(mu=0.5)")[0] == 2 * plain
     assert billed("finetune(steps=3)")[0] == plain
 

@@ -135,6 +135,7 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
         weight_decay=local.weight_decay,
         weighting=config.weighting,
         eligible=eligible,
+        merges=bool(bound.norms),
     )
     config.needed(setup.cohort)  # an impossible quorum is refused before anything is written
     method.check(setup)

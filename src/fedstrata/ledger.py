@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fedstrata.params import Params
 from fedstrata.piece import Plan, Reply
 from fedstrata.round import Kit, Session, Work
 from fedstrata.wire import messages
@@ -70,7 +71,9 @@ class Ledger:
 def probe(kit: Kit, work: Work) -> dict[str, float]:
     """FLOPs a sample of everything that a client runs under this plan: forward, backward of what is trained, extra forwards."""
     session = Session(replace_costs(kit), work, probe=True)
-    session.train(session.begin())
+    loss, steps = session.train(session.begin())
+    bound = session.kit.bound
+    session.reply(Params(bound.flat.detach().clone(), bound.spec, buffers=bound.buffers.clone()), loss, steps)
     return session.kit.costs
 
 

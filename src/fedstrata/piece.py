@@ -159,6 +159,7 @@ class Setup:
         epochs, steps, batch, lr, optimizer, momentum, weight_decay: local settings (one of epochs and steps is None).
         weighting: how clients count in averages.
         eligible: clients that may take part (all but those held out).
+        merges: a last batch of one sample is merged into the one before it, because a norm looks at the batch.
     """
 
     layout: Layout
@@ -179,11 +180,12 @@ class Setup:
     weight_decay: float = 0.0
     weighting: Literal["samples", "uniform"] = "samples"
     eligible: Sequence[int] = ()
+    merges: bool = False
 
     def local_steps(self, samples: int, *, epochs: int | None = None, steps: int | None = None) -> int:
         """Local steps of a client with that many samples; the run's length unless another is given. Partial batches count."""
         steps = self.steps if epochs is None and steps is None else steps
-        return steps if steps is not None else (epochs or self.epochs or 0) * -(-samples // min(self.batch, max(samples, 1)))
+        return steps if steps is not None else (epochs or self.epochs or 0) * batches_of(samples, self.batch, merge=self.merges)
 
 
 @dataclass
@@ -477,6 +479,16 @@ def restore_state(flat: Mapping[str, Params | Tensor]) -> State:
             buffers = flat.get(name + STATISTICS)
             state[name] = Params(value.flat, value.spec, buffers=buffers) if isinstance(value, Params) and isinstance(buffers, Params) else value
     return state
+
+
+def batches_of(samples: int, batch: int, *, merge: bool) -> int:
+    """Batches in one pass over that many samples; with ``merge``, a last one of a single sample joins the one before it.
+
+    >>> batches_of(9, 4, merge=False), batches_of(9, 4, merge=True), batches_of(1, 4, merge=True)
+    (3, 2, 1)
+    """
+    full, tail = divmod(samples, batch)
+    return full if merge and tail == 1 and full else full + (tail > 0)
 
 
 def sample_weights(replies: Sequence[Reply]) -> Tensor:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,7 +19,7 @@ from fedstrata.layout import Names
 from fedstrata.net import Batch, Bound, Function, Net, gradient_at
 from fedstrata.optim import Optimizer
 from fedstrata.params import Params
-from fedstrata.piece import Gradient, Loss, Phase, Piece, Plan, Reply, Setup, State, View, flatten_state, restore_state
+from fedstrata.piece import Gradient, Loss, Phase, Piece, Plan, Reply, Setup, State, View, batches_of, flatten_state, restore_state
 
 
 class ClientData(Protocol):
@@ -194,7 +193,7 @@ def _empty(p: Params) -> Params | None:
 
 @dataclass(frozen=True)
 class Order:
-    """The positions that local steps read: derived from (seed, purpose, round, client, epoch) alone."""
+    """The positions that local steps read: derived from (seed, purpose, round, client) alone."""
 
     seed: int
     keys: tuple[int | str, ...]
@@ -205,25 +204,22 @@ class Order:
 
     def batches(self, *, epochs: int | None, steps: int | None) -> Iterator[tuple[int, Tensor]]:
         """Yields (epoch, positions [B] int64)."""
-        each = -(-self.samples // min(self.batch, self.samples))
+        each = batches_of(self.samples, self.batch, merge=self.merge_single)
+        rng = streams.stream(self.seed, "order", *self.keys)
         if self.draw == "cycle":
             left = steps if steps is not None else each * (epochs or 0)
             epoch = 0
             while left > 0:
-                for positions in self._cut(torch.from_numpy(self._rng(epoch).permutation(self.samples)))[:left]:
+                for positions in self._cut(torch.from_numpy(rng.permutation(self.samples)))[:left]:
                     yield epoch, positions
                 left -= each
                 epoch += 1
             return
         total = steps if steps is not None else each * (epochs or 0)
         size = min(self.batch, self.samples)
-        rng = self._rng(0)
         for step in range(total):
             drawn = rng.choice(self.samples, size, replace=False) if self.draw == "fresh" else rng.integers(self.samples, size=size)
             yield step, torch.from_numpy(drawn)
-
-    def _rng(self, epoch: int) -> np.random.Generator:
-        return streams.stream(self.seed, "order", *self.keys, epoch)
 
     def _cut(self, order: Tensor) -> list[Tensor]:
         parts = list(torch.split(order, self.batch))
