@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 
 from fedstrata.compose import name_of
@@ -41,10 +42,10 @@ class Stack:
         if not self.lazy:
             everything = torch.cat(self._indices)
             self.x, self.y = train.take(everything), train.y[everything]
-            self.offsets = torch.tensor([0, *[len(i) for i in self._indices]]).cumsum(0).tolist()
+            self.offsets = torch.tensor([0, *[len(i) for i in self._indices]]).cumsum(0)[:-1].unsqueeze(1)  # [C, 1]
 
     def leaves(self, active: int, names: Sequence[str]) -> tuple[Params, list[Tensor]]:
-        """Parameters of the first ``active`` clients whose views are leaves of autograd for these names, and those leaves."""
+        """Parameters of the first ``active`` clients whose views are leaves of autograd for these names, and those leaves; they share storage."""
         spec = self.kit.bound.spec
         flat = self.flat[:active]
         views = {n: t.detach() for n, t in Params(flat, spec).views.items()}
@@ -60,24 +61,22 @@ class Stack:
             epochs, steps = self.kit.setup.epochs, self.kit.setup.steps
         orders = [list(s.positions(phase.name, epochs=epochs, steps=steps)) for s in self.sessions]
         lengths = [len(o) for o in orders]
-        self.samples = [sum(len(positions) for _, positions in o) for o in orders]
         assert lengths == sorted(lengths, reverse=True), "clients of a stack are sorted by steps"
+        self.samples = [sum(len(positions) for _, positions in o) for o in orders]
+        sizes = pad_sequence([torch.tensor([len(p) for _, p in o]) for o in orders])  # [T, C]
+        index = pad_sequence([pad_sequence([p for _, p in o], batch_first=True) for o in orders])  # [T, C, B]
+        weights = (torch.arange(index.shape[-1]) < sizes.unsqueeze(-1)).to(self.flat.dtype)  # [T, C, B]
         for step in range(lengths[0]):
             active = sum(1 for n in lengths if n > step)
-            yield self._batch(phase.name, [orders[i][step] for i in range(active)])
-
-    def _batch(self, purpose: str, drawn: Sequence[tuple[int, Tensor]]) -> Batch:
-        sizes = [len(p) for _, p in drawn]
-        width = max(sizes)
-        weight = None
-        if min(sizes) < width:
-            weight = (torch.arange(width) < torch.tensor(sizes).unsqueeze(1)).to(self.flat.dtype)
-        if self.lazy:
-            parts = [s.read(purpose, epoch, positions) for s, (epoch, positions) in zip(self.sessions, drawn, strict=False)]
-            return Batch(torch.stack([_pad(b.x, width) for b in parts]), torch.stack([_pad(b.y, width) for b in parts]), weight)
-        index = torch.cat([_pad(p, width) + self.offsets[i] for i, (_, p) in enumerate(drawn)])
-        x, y = self.x.index_select(0, index), self.y.index_select(0, index)
-        return Batch(x.view(len(drawn), width, *x.shape[1:]), y.view(len(drawn), width), weight)
+            least, width = (int(n) for n in torch.aminmax(sizes[step, :active]))
+            weight = None if least == width else weights[step, :active, :width]
+            if self.lazy:
+                parts = [s.read(phase.name, orders[i][step][0], orders[i][step][1]) for i, s in enumerate(self.sessions[:active])]
+                yield Batch(torch.stack([_pad(b.x, width) for b in parts]), torch.stack([_pad(b.y, width) for b in parts]), weight)
+                continue
+            chosen = (index[step, :active, :width] + self.offsets[:active]).view(-1)
+            x, y = self.x.index_select(0, chosen), self.y.index_select(0, chosen)
+            yield Batch(x.view(active, width, *x.shape[1:]), y.view(active, width), weight)
 
 
 def _pad(t: Tensor, width: int) -> Tensor:
@@ -107,6 +106,7 @@ class StackedSteps:
         self.middle = [n for n, p in kit.method.named.items() if p.overrides("gradient")]
         self.direct = self.plain and getattr(body, "stackable", False) and not kit.method.has("model") and kit.local.precision == "float32"
         self._chains: dict[int, Gradient] = {}
+        self._leaves: dict[int, tuple[Params, list[Tensor]]] = {}
         self._asked: dict[torch.Size, list[torch.Size]] = {}
         self._data: tuple[Any, Any] | None = None
 
@@ -148,7 +148,9 @@ class StackedSteps:
 
     def _slopes(self, batch: Batch) -> Sequence[Tensor]:
         """Gradient of every client's mean loss, by trained tensor, each [A, *shape]."""
-        p, leaves = self.stack.leaves(self.active, self.names)
+        if self.active not in self._leaves:
+            self._leaves[self.active] = self.stack.leaves(self.active, self.names)
+        p, leaves = self._leaves[self.active]
         losses = self._losses(p, batch)  # [A]
         found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         self.stack.losses[: self.active] += losses.detach()
