@@ -114,7 +114,7 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
     module, head = _module(config, federation, module)
     loss, local = loss_of(federation.task.kind), config.local
     eligible = Eligible(federation.clients, federation.heldout)
-    bound, net, _ = bind_net(module, head, loss, method)
+    bound, net, memo = bind_net(module, head, loss, method)
     params = Params(bound.flat.detach().clone(), bound.spec, buffers=bound.buffers.clone())
     setup = Setup(
         layout=bound.layout,
@@ -141,8 +141,10 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
     method.check(setup)
     settings = Local(local.draw, local.clip, local.precision)
 
+    built = [(bound, net, memo)]  # the first worker takes what the setup was made with
+
     def make() -> Kit:
-        own, functions, features = bind_net(module, head, loss, method)
+        own, functions, features = built.pop() if built else bind_net(module, head, loss, method)
         return Kit(own, functions, method, setup, federation, settings, features)
 
     factor = schedule(config.schedule, config.rounds)

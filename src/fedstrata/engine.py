@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from fedstrata.evaluate import Evaluator, personal_work, spread_of
 from fedstrata.ledger import Bill, Ledger
 from fedstrata.params import Params
 from fedstrata.piece import Answers, Piece, Plan, Reply, State
-from fedstrata.round import Failure, Kit, Session, Work
+from fedstrata.round import Failure, Kit, Session, Work, pack
 from fedstrata.server import Server, Turn, base_plan, finish_round, plan_round
-from fedstrata.state import MappedRows, MemoryRows, RowStore
+from fedstrata.state import MappedRows, MemoryRows, RowStore, preflight
 from fedstrata.wire import messages
 from fedstrata.wire.gate import Bounds, inspect
 
@@ -36,7 +37,9 @@ class Engine:
         executor, workers: who trains.
         server: between rounds.
         rows: clients' rows.
-        best: (validation score, round) of the best evaluation so far.
+        seconds: spent in committed training rounds, evaluation apart.
+        lowest: the lowest client that has a row.
+        by_client: the last scores of single clients: (own model, server's model, test samples).
     """
 
     parts: Parts
@@ -46,15 +49,17 @@ class Engine:
     server: Server = field(init=False)
     rows: RowStore = field(init=False)
     seconds: float = 0.0
+    lowest: int | None = None
     by_client: dict[int, tuple[float | None, float | None, int]] | None = None
 
     def __post_init__(self) -> None:
         config, parts = self.parts.config, self.parts
         threads = config.local.threads
         torch.set_num_threads(threads)
+        preflight_rows(parts)
         self.executor = build_executor(self.executor_name, parts.make, self.workers, threads, self.on_choice)
         self.kit = parts.make()
-        self.ledger = Ledger(parts.make())
+        self.ledger = Ledger(self.kit)
         kits = [self.kit] + [parts.make() for _ in range(min(self.workers, 4) - 1)]
         self.evaluator = Evaluator(kits, parts.federation, config.bn == "batch", threads)
         self.server = Server.start(parts.method, parts.setup)
@@ -145,6 +150,7 @@ class Engine:
                 rows[reply.client] = settle(self.kit, turn.works[reply.place], reply, params)
         if rows:
             self.rows.put(self.server.round, rows)
+            self.lowest = min(rows) if self.lowest is None else min(self.lowest, *rows)
 
     # ---- what a round tells -------------------------------------------------------------------------------------------------------------
 
@@ -192,20 +198,24 @@ class Engine:
         return row | {"evaluated": True, "eval_seconds": time.perf_counter() - start}
 
     def _served(self) -> Params:
-        """The server's model; where norm statistics stay with clients, with those of the lowest client that has trained."""
+        """The server's model; where norm layers stay with clients, with those of the lowest client that has trained (``norms_of``)."""
         params, layout = self.server.params, self.parts.setup.layout
-        stays = frozenset(layout.statistics.names) & self.plan.keep - self.plan.average
-        if not stays:
+        stays = frozenset(n for n in self.plan.keep - self.plan.average if layout.entries[n].kind == "norm")
+        if not stays or self.lowest is None:
             return params
+        row = self.rows.get(self.lowest)
+        assert row is not None, "a client that has trained keeps its norms"
         assert params.buffers is not None
-        for client in self.parts.setup.eligible:
-            row = self.rows.get(client)
-            if row is not None:
-                own = Params.of({n: row[f"kept/{n}"] for n in layout.statistics.names if n in stays and f"kept/{n}" in row})
-                return Params(params.flat, params.spec, buffers=params.buffers | own)
-            if client > 10_000:  # nobody near the front has trained; the initial statistics serve
-                break
-        return params
+        own = {n: row[f"kept/{n}"] for n in stays if f"kept/{n}" in row}
+        moved = params | Params.of({n: t for n, t in own.items() if n in params}) if any(n in params for n in own) else params
+        statistics = {n: t for n, t in own.items() if n in params.buffers}
+        return Params(moved.flat, moved.spec, buffers=params.buffers | Params.of(statistics) if statistics else params.buffers)
+
+    @property
+    def norms_of(self) -> int | None:
+        """Whose norm layers the server's model is evaluated with, where they stay with clients."""
+        stays = any(self.parts.setup.layout.entries[n].kind == "norm" for n in self.plan.keep - self.plan.average)
+        return self.lowest if stays else None
 
     def _work(self, client: int, params: Params) -> Work:
         t = self.server.round
@@ -247,6 +257,21 @@ class Engine:
         for name, piece in parts.method.named.items():
             plan = piece.plan(plan, self.server.slots[name], None, self.server.round, parts.setup)
         return plan
+
+
+def preflight_rows(parts: Parts) -> None:
+    """Refuse, before round 0, rows that cannot fit: as many as can come to exist, times what one weighs."""
+    setup, plan = parts.setup, base_plan(parts.setup.layout, parts.config.bn)
+    slots = {n: p.init(setup) for n, p in parts.method.named.items()}
+    for name, piece in parts.method.named.items():
+        if not piece.overrides("ask"):  # a plan that hangs on answers is not known yet
+            plan = piece.plan(plan, slots[name], None, 0, setup)
+    states = {n: p.init_client(setup) for n, p in parts.method.named.items()}
+    weight = sum(t.numel() * t.element_size() for t in pack(states, {}).values())
+    weight += sum(4 * setup.layout.entries[n].shape.numel() for n in plan.keep)
+    if weight:
+        most = min(len(setup.eligible), setup.cohort * setup.rounds)
+        preflight(most, weight, Path(parts.config.out) if parts.config.rows == "mapped" else None)
 
 
 def settle(kit: Kit, work: Work, reply: Reply, params: Params) -> dict[str, Tensor]:

@@ -147,7 +147,6 @@ class Bound:
         self.flat.requires_grad_()
         self.flat.grad = self.grad  # terms written on the whole vector add into the same gradient
         self.params = Params(self.flat, self.spec, buffers=self.buffers, views=dict(self.parts))
-        self._own = {n: n in self.parts for n in self.initial}
         for name in self.initial:
             module, local = self._place(name)
             if name in self.parts:
@@ -159,6 +158,7 @@ class Bound:
             module._buffers[local] = view
         self._body_names = [n for n in self.initial if not self._in_head(n) and n in self.parts]
         self._head_names = [n for n in self.initial if self._in_head(n) and n in self.parts]
+        self.initial = {}  # the values live in the flat vector now
 
     def _in_head(self, name: str) -> bool:
         return name.startswith(self.head_name + ".")

@@ -153,6 +153,9 @@ class Params(Mapping[str, Tensor]):
         unknown = [n for n in part if n not in self]
         if unknown:
             raise KeyError(f"not among these parameters: {', '.join(unknown[:5])}")
+        mine = self.spec.only(part.spec.names)
+        if mine.names != part.spec.names:  # given in another order than ours
+            part = Params(torch.cat([part[n].flatten(part.flat.dim() - 1) for n in mine.names], dim=-1), mine)
         flat = self.flat.clone()
         at = 0
         for start, stop in self.spec.runs(part.spec.names):

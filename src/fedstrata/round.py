@@ -122,7 +122,7 @@ def bind_net(module: nn.Module, head: str, loss: Callable[[Tensor, Tensor], Tens
     net = method.model(bound.net(loss))
     bound.attach(net)
     memo = Memo(net.features)
-    return bound, replace(net, features=memo), memo
+    return bound, replace(net, features=memo, initial={}), memo  # the values live in the flat vector now
 
 
 @dataclass(frozen=True)

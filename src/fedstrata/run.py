@@ -222,6 +222,7 @@ class _Run:
             "seconds": engine.seconds,
             "bill": [total.up.payload, total.up.framing, total.down.payload, total.down.framing, total.flops],
             "costs": engine.ledger.costs,
+            "lowest": engine.lowest,
             "executor": engine.executor.name if settled else None,
             "workers": engine.executor.workers if settled else None,
         }
@@ -236,7 +237,7 @@ class _Run:
         self.length, self.saved = meta["lines"], checkpoint.round
         engine.server = _server(checkpoint, engine.server)
         engine.plan = engine.plan_now()
-        engine.seconds = meta["seconds"]
+        engine.seconds, engine.lowest = meta["seconds"], meta["lowest"]
         up, up_framing, down, down_framing, flops = meta["bill"]
         engine.ledger.total = Bill(Size(up, up_framing), Size(down, down_framing), flops)
         engine.ledger.costs = dict(meta["costs"])
@@ -296,6 +297,7 @@ def summarise(parts: Parts, rows: Sequence[Mapping[str, Any]], engine: Engine) -
         "workers": engine.executor.workers,
         "refused": refused,
         "rounds_without_update": sum(not r["moved"] for r in rows),
+        "norms_of": engine.norms_of,
         "bn": parts.config.bn if len(parts.setup.layout.statistics.names) else None,
         "model_sha256": fingerprint(engine.server.params),
     }

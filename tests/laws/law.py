@@ -82,18 +82,22 @@ def limit_is_exact(limit: Limit) -> None:
 # ---- (c, d) executors -----------------------------------------------------------------------------------------------------------------------
 
 
-def batched_equals_looped(example: str, toy: str = "layer") -> None:
+def batched_equals_looped(example: str, toy: str = "layer", tolerance: float = 1e-6) -> None:
     """Stacked clients give the looped model to 1e-6 of its largest entry."""
     loop, stacked = lab.played(example, toy), lab.play(example, toy, "batched", 2)
-    assert lab.gap(stacked.params, loop.params) <= 1e-6
+    server = lab.gap(stacked.params, loop.params)
+    assert server <= tolerance, f"server models differ by {server:.3g}"
     worst = max(lab.gap(a, b) for a, b in zip(stacked.models, loop.models, strict=True))
-    assert worst <= 1e-6, f"clients' own models differ by {worst:.3g}"
+    assert worst <= tolerance, f"clients' own models differ by {worst:.3g}"
 
 
 def batched_equals_looped_or_refuses(example: str, toy: str) -> str:
-    """For models that stacking may not serve: either equal, or refused with a reason."""
+    """For other models than the laws' toy: either equal, or refused with a reason.
+
+    To 1e-5, because FedAdagrad multiplies the rounding of a small mean update by up to lr / tau = 50.
+    """
     try:
-        batched_equals_looped(example, toy)
+        batched_equals_looped(example, toy, 1e-5)
     except FedstrataError as error:
         return "refused" if len(str(error).split()) > 5 else f"refused without a reason: {error}"
     return "equal"

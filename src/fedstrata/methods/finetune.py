@@ -13,7 +13,7 @@ from fedstrata.piece import Piece, Setup, State, View, require
 class FineTune(Piece):
     """After training, a client's own model is fitted for ``epochs`` (or ``steps``) more on its own samples; nothing of it is sent.
 
-    ``lr`` None is the round's local learning rate; ``groups`` selects the layers that move. FineTune(steps=0) is the chain without it.
+    ``lr`` None is ``local.lr``, without its schedule; ``groups`` selects the layers that move. FineTune(steps=0) is the chain without it.
 
     Source: the FT rows of FedFN and FedDr+ (there 5 epochs at a tenth of the learning rate).
     """
@@ -38,4 +38,4 @@ class FineTune(Piece):
     def personalise(self, p: Params, own: State, v: View) -> Params:
         if not (self.epochs or self.steps):
             return p
-        return v.fit(p, "finetune", epochs=self.epochs, steps=self.steps, lr=self.lr, train=v.layout.select(self.groups))
+        return v.fit(p, "finetune", epochs=self.epochs, steps=self.steps, lr=self.lr or v.setup.lr, train=v.layout.select(self.groups))
