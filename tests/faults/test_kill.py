@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_twenty_kills_at_seeded_points_leave_the_same_model(tmp_path: Path, seed
     folder = tmp_path / "killed"
     executors = ["loop", "threads", "processes"]
     kills = 0
-    status = in_a_process_of_its_own(lambda: start(folder, "loop"), f"*:{rng.randint(1, 12)}")
+    status = in_a_process_of_its_own(partial(start, folder, "loop"), f"*:{rng.randint(1, 12)}")
     while kills < 20:
         if os.WIFSIGNALED(status):
             assert os.WTERMSIG(status) == signal.SIGKILL
@@ -72,17 +73,17 @@ def test_twenty_kills_at_seeded_points_leave_the_same_model(tmp_path: Path, seed
             for left in folder.glob("*"):
                 left.unlink()
             folder.rmdir()
-            status = in_a_process_of_its_own(lambda: start(folder, "loop"), f"*:{rng.randint(1, 12)}")
+            status = in_a_process_of_its_own(partial(start, folder, "loop"), f"*:{rng.randint(1, 12)}")
             continue
         executor = rng.choice(executors)
-        status = in_a_process_of_its_own(lambda chosen=executor: resume(folder, executor=chosen), f"*:{rng.randint(1, 14)}")
+        status = in_a_process_of_its_own(partial(resume, folder, executor=executor), f"*:{rng.randint(1, 14)}")
         if len(committed(folder / "checkpoints")) and committed(folder / "checkpoints")[0] == 5 and kills < 20:
             # the run reached its end before it was killed often enough: go on in a fresh folder
-            assert in_a_process_of_its_own(lambda: resume(folder)) == 0
+            assert in_a_process_of_its_own(partial(resume, folder)) == 0
             compare(json.loads((folder / "summary.json").read_text()), whole)
             folder = tmp_path / f"killed-{kills}"
-            status = in_a_process_of_its_own(lambda: start(folder, "loop"), f"*:{rng.randint(1, 12)}")
-    assert in_a_process_of_its_own(lambda: resume(folder)) == 0
+            status = in_a_process_of_its_own(partial(start, folder, "loop"), f"*:{rng.randint(1, 12)}")
+    assert in_a_process_of_its_own(partial(resume, folder)) == 0
     compare(json.loads((folder / "summary.json").read_text()), whole)
 
 
@@ -100,7 +101,7 @@ def test_two_folders_one_model(tmp_path: Path) -> None:
 
 def test_rounds_of_a_killed_run_are_each_there_once(tmp_path: Path) -> None:
     folder = tmp_path / "killed"
-    status = in_a_process_of_its_own(lambda: start(folder, "loop"), "lines.written:4")
+    status = in_a_process_of_its_own(partial(start, folder, "loop"), "lines.written:4")
     assert os.WIFSIGNALED(status)
     result = fedstrata.resume(folder)
     assert [row["round"] for row in result.rounds] == list(range(6))
