@@ -290,3 +290,16 @@ def test_python_module_and_command_are_the_same(here):
     done = subprocess.run([sys.executable, "-m", "fedstrata", "run", "metod=1"], cwd=here, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("fedstrata: error: ")
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_serves(here, call):
+    first = json.loads(call("run", *SMALL, "name=one", "--json")[1])
+    checkpoints = sorted((here / "runs/one/checkpoints").rglob("*.safetensors"), key=lambda p: p.stat().st_mtime)
+    data = bytearray(checkpoints[-1].read_bytes())
+    data[-3] ^= 1
+    checkpoints[-1].write_bytes(data)
+    message = refused(call("resume", "runs/one"))
+    assert "previous" in message
+    code, out, _ = call("resume", "runs/one", "--previous", "--json")
+    assert code == 0
+    assert json.loads(out)["model_sha256"] == first["model_sha256"]

@@ -251,7 +251,7 @@ class _Run:
         write_file(self.folder / SUMMARY, [_json(summary)], "summary")
         sync_folder(self.folder)
         clients = {i: {"personal": own, "shared": shared} for i, (own, shared, n) in (engine.by_client or {}).items() if n}
-        result = Result(summary, self.rows, self.folder, clients, engine.server.params, self.notes)
+        result = Result(summary, self.rows, self.folder, clients, engine.server.params, self.notes, self.parts.federation)
         self.tell(Finished(summary, self.folder, self.notes))
         return result
 
