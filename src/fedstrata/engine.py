@@ -134,7 +134,8 @@ class Engine:
             found = inspect(messages.contents(reply), reply.samples, shapes, limit)
         else:
             mail = {n: t for n, t in messages.contents(reply).items() if n.startswith("mail/")} if reply.mail else {}
-            shapes = {n: (tuple(t.shape), t.dtype) for n, t in (tensors | mail).items()}
+            shapes = {n: (tuple(t.shape), t.dtype) for n, t in mail.items()}
+            shapes |= {n: ((spec.total,), self.server.params.flat.dtype) for n, spec in zip(tensors, expected, strict=True)}
             found = inspect(tensors | mail, reply.samples, shapes, limit)
         return None if found is None else Failure(reply.place, reply.client, found.code, found.message)
 
