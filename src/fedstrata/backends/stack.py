@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 
+from fedstrata.backends.chain import LinearChain
 from fedstrata.compose import name_of
 from fedstrata.errors import ConfigError
 from fedstrata.layout import Names
@@ -102,9 +103,12 @@ class StackedSteps:
         pieces = kit.method.pieces
         self.custom = kit.method.owner("step")
         self.plain = not kit.method.has("objective") and self.custom.step is None and all(p.elementwise for p in pieces if p.overrides("gradient"))
-        body: nn.Module = kit.bound.body
         self.middle = [n for n, p in kit.method.named.items() if p.overrides("gradient")]
-        self.direct = self.plain and getattr(body, "stackable", False) and not kit.method.has("model") and kit.local.precision == "float32"
+        layers = getattr(kit.bound.body, "linear_chain", ())
+        direct = layers and self.plain and not kit.method.has("model") and kit.local.precision == "float32"
+        self.chain = LinearChain(layers) if direct else None
+        o = self.optimizer
+        self.fused = self.chain is not None and not self.middle and o.name == "sgd" and not (o.momentum or o.weight_decay or o.clip)
         self._chains: dict[int, Gradient] = {}
         self._leaves: dict[int, tuple[Params, list[Tensor]]] = {}
         self._asked: dict[torch.Size, list[torch.Size]] = {}
@@ -116,6 +120,10 @@ class StackedSteps:
         for i in range(active):
             self.stack.counts[i] += 1
         flat = self.stack.flat[:active]
+        if self.fused and self.chain is not None:
+            losses = self.chain.sgd(self._leaf(active)[0].views, batch.x, lambda output: self._means(output, batch), self.lr, self.names)
+            self.stack.losses[:active] += losses
+            return
         if self.plain and not self.middle:
             slopes = [g.reshape(active, -1) for g in self._slopes(batch)]  # tensor by tensor: no pass over the whole vector is needed
             self.optimizer.step([flat[:, a:b] for a, b in self.places], slopes, self.lr)
@@ -148,29 +156,33 @@ class StackedSteps:
 
     def _slopes(self, batch: Batch) -> Sequence[Tensor]:
         """Gradient of every client's mean loss, by trained tensor, each [A, *shape]."""
-        if self.active not in self._leaves:
-            self._leaves[self.active] = self.stack.leaves(self.active, self.names)
-        p, leaves = self._leaves[self.active]
+        p, leaves = self._leaf(self.active)
         losses = self._losses(p, batch)  # [A]
         found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         self.stack.losses[: self.active] += losses.detach()
         return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
 
-    def _losses(self, p: Params, batch: Batch) -> Tensor:
-        self.kit.memo.clear()
-        if not self.direct:
-            spec = p.spec
+    def _leaf(self, active: int) -> tuple[Params, list[Tensor]]:
+        if active not in self._leaves:
+            self._leaves[active] = self.stack.leaves(active, self.names)
+        return self._leaves[active]
 
-            def one(views: dict[str, Tensor], flat: Tensor, x: Tensor, y: Tensor, w: Tensor | None) -> Tensor:
-                return self.kit.plain_loss(Params(flat, spec, views=views), Batch(x, y, w))
-
-            in_dims = (0, 0, 0, 0, None if batch.weight is None else 0)
-            return self._over_clients(one, in_dims, (p.views, p.flat, batch.x, batch.y, batch.weight))  # type: ignore[no-any-return]
-        body, head = self.kit.bound.body, self.kit.bound.head_name
-        z = body.stacked(p.views, batch.x)  # type: ignore[operator]
-        output = torch.baddbmm(p[f"{head}.bias"].unsqueeze(2), p[f"{head}.weight"], z.transpose(1, 2)).transpose(1, 2)  # [A, B, classes]
+    def _means(self, output: Tensor, batch: Batch) -> Tensor:
+        """[A] mean loss of each client from outputs [A, B, classes]."""
         each = self.kit.net.loss(output.flatten(0, 1), batch.y.flatten()).view(batch.y.shape)  # [A, B]
         return each.mean(1) if batch.weight is None else (each * batch.weight).sum(1) / batch.weight.sum(1)
+
+    def _losses(self, p: Params, batch: Batch) -> Tensor:
+        self.kit.memo.clear()
+        if self.chain is not None:
+            return self._means(self.chain.output(p.views, batch.x), batch)
+        spec = p.spec
+
+        def one(views: dict[str, Tensor], flat: Tensor, x: Tensor, y: Tensor, w: Tensor | None) -> Tensor:
+            return self.kit.plain_loss(Params(flat, spec, views=views), Batch(x, y, w))
+
+        in_dims = (0, 0, 0, 0, None if batch.weight is None else 0)
+        return self._over_clients(one, in_dims, (p.views, p.flat, batch.x, batch.y, batch.weight))  # type: ignore[no-any-return]
 
     # -- the general path: client code under vmap
 

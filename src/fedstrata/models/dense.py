@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -39,22 +37,10 @@ class Perceptron(Model):
         widths = (inputs, *hidden)
         self.layers = nn.ModuleList(Dense(a, b, norms, drop) for a, b in pairwise(widths))
         self.head = nn.Linear(widths[-1], classes)
-        self.stackable = norms.kind == "none" and drop == 0.0
-
-    def stacked(self, p: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Features of C models at once, one batched matrix product a layer.
-
-        Args:
-            p: parameters by name, each [C, *shape].
-            x: [C, B, ...].
-        Returns:
-            [C, B, d], what enters the head.
-        """
-        z = x.flatten(2).transpose(1, 2)  # [C, D, B]: samples last, so that gradients of weights come out in the layout of the weights
-        for i in range(len(self.layers)):
-            weight, bias = p[f"layers.{i}.linear.weight"], p[f"layers.{i}.linear.bias"]
-            z = functional.relu(torch.baddbmm(bias.unsqueeze(2), weight, z))  # [C, H, B]
-        return z.transpose(1, 2)
+        names = (*(f"layers.{i}.linear" for i in range(len(hidden))), "head")
+        plain = norms.kind == "none" and drop == 0.0
+        self.linear_chain = tuple((f"{n}.weight", f"{n}.bias") for n in names) if plain else ()
+        """(weight, bias) names where the model is linear layers with ReLU between them and nothing else: executors may stack it."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, ...] -> [B, classes]."""
