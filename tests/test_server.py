@@ -142,6 +142,14 @@ def test_a_plan_that_cannot_be_meant_is_refused(changes, said):
         lab.play(planned(**changes))
 
 
+def test_a_phase_that_trains_nothing_is_refused():
+    with pytest.raises(MethodError, match="phase 'head' of local training moves no parameter"):
+        lab.play("fedrep + fedbabu")
+    logistic = lab.filled(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3)))
+    with pytest.raises(MethodError, match="a model that is all head"):
+        lab.play("fedbabu", (lab.federation(), logistic))
+
+
 def test_private_and_without_take_names_out_of_every_set():
     layout = lab.parts(toy="batch").setup.layout
     plan = base_plan(layout, "share")

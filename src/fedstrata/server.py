@@ -138,6 +138,14 @@ def _check_plan(plan: Plan, layout: Layout) -> None:
         raise MethodError(f"the plan averages {silent[:3]} without having them sent up; what is averaged is part of up.")
     if not plan.phases or any(not isinstance(p, Phase) for p in plan.phases):
         raise MethodError("the plan has no phase of local training.")
+    for own in (plan, *(plan.at(place) for place in plan.places)):
+        for phase in own.phases:
+            names = own.train if phase.train is None else own.train & phase.train
+            if not names & layout.parameters:
+                raise MethodError(
+                    f"phase {phase.name!r} of local training moves no parameter: the chain (or a model that is all head) freezes "
+                    "what it would train. Leave one of its pieces out, or use another model."
+                )
 
 
 def _check_places(plan: Plan) -> None:
