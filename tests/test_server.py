@@ -200,6 +200,40 @@ def test_heldout_clients_never_train():
     assert seen == {1, 2, 4, 5}
 
 
+@dataclass(frozen=True)
+class Draws(Piece):
+    """A cohort of our choice; by default a random, possibly empty one."""
+
+    clients: tuple = ()
+
+    def sample(self, eligible, slot, answers, rng, cohort):
+        return self.clients or [i for i in eligible if rng.random() < 0.1]
+
+
+@pytest.mark.parametrize("client", [3, 6, -1])
+def test_a_piece_that_samples_who_may_not_take_part_is_refused(client):
+    toy = replace(lab.federation(), heldout=(3,)), lab.small()
+    with pytest.raises(MethodError, match=r"draws sampled .* who may not take part"):
+        lab.play(Draws((0, client)), toy)
+
+
+@pytest.mark.parametrize("executor", ["loop", "threads", "processes", "batched"])
+def test_a_cohort_of_random_size_may_be_empty(executor):
+    found = lab.play(Draws(), executor=executor, rounds=6)
+    assert {len(row["cohort"]) > 0 for row in found.rows} == {True, False}
+    assert all(row["moved"] is bool(row["cohort"]) for row in found.rows)
+
+
+def test_weights_for_several_models_need_a_reducer_of_their_own():
+    @dataclass(frozen=True)
+    class Soft(Piece):
+        def weigh(self, replies, slot, v):
+            return torch.full((len(replies), 2), 0.5)
+
+    with pytest.raises(MethodError, match="needs a piece that does it in `reduce`"):
+        lab.play(Soft())
+
+
 def test_everybody_takes_part_where_the_cohort_is_everybody():
     assert sorted(lab.play(cohort=6).rows[0]["cohort"]) == list(range(6))
 

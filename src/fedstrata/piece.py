@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.errors import ConfigError
+from fedstrata.errors import ConfigError, MethodError
 from fedstrata.layout import Layout, Names
 from fedstrata.net import Batch, Net
 from fedstrata.params import Params
@@ -402,6 +402,8 @@ class Piece:
 
         An update is relative to what that client was sent, so the difference of what was sent from the model counts too.
         """
+        if weights.dim() > 1:
+            raise MethodError("weights [clients, models] say how to average several models; the chain needs a piece that does it in `reduce`.")
         names = v.plan.average & v.layout.parameters
         total: Tensor | None = None
         for reply, sent, weight in zip(replies, v.sent, weights.tolist(), strict=True):

@@ -94,6 +94,9 @@ def plan_round(
     name = name_of(owner)
     rng = streams.stream(setup.seed, "sample", t)
     cohort = [int(i) for i in owner.sample(setup.eligible, server.slots.get(name, {}), answers.get(name), rng, setup.cohort)]
+    strange = [i for i in cohort if i not in setup.eligible] if owner is not PLAIN else []
+    if strange:
+        raise MethodError(f"{name_of(owner)} sampled {strange[:5]}, who may not take part (held out, or not registered); draw from `eligible`.")
     plan = replace(base_plan(setup.layout, bn), cohort=tuple(cohort))
     for name, piece in method.named.items():
         plan = piece.plan(plan, server.slots[name], answers.get(name), t, setup)
