@@ -11,19 +11,32 @@ KNOWN = json.loads(record.FILE.read_text(encoding="utf-8"))
 ELSEWHERE = 1e-4  # another order of float sums, through some hundreds of local steps
 
 
+def differences(found, known, *, here):
+    """What moved: any bit on the machine of the record, more than rounding elsewhere."""
+    if here:
+        return [key for key in known if found[key] != known[key]]
+    moved = [key for key in ("bytes_up", "flops") if found[key] != known[key]]
+    moved += [key for key in ("loss", "norm", "mean") if not math.isclose(found[key], known[key], rel_tol=ELSEWHERE)]
+    for key in ("accuracy", "personal"):  # one test sample of 360, or of a client's few, may change sides
+        if (found[key] is None) != (known[key] is None) or (found[key] is not None and abs(found[key] - known[key]) > 0.01):
+            moved.append(key)
+    return moved
+
+
 def test_every_golden_run_is_recorded():
     assert list(KNOWN["runs"]) == list(record.RUNS)
 
 
 @pytest.mark.parametrize("name", record.RUNS)
 def test_a_golden_run_is_unchanged(name):
-    found, known = record.measure(record.RUNS[name]), KNOWN["runs"][name]
-    assert (found["bytes_up"], found["flops"]) == (known["bytes_up"], known["flops"])
-    if record.machine() == KNOWN["machine"]:
-        assert found == known
-        return
-    for key in ("loss", "norm", "mean"):
-        assert found[key] == pytest.approx(known[key], rel=ELSEWHERE)
-    for key in ("accuracy", "personal"):  # one test sample of 360, or of a client's few, may change sides
-        assert (found[key] is None) == (known[key] is None)
-        assert found[key] is None or math.isclose(found[key], known[key], abs_tol=0.01)
+    here = record.machine() == KNOWN["machine"]
+    assert differences(record.measure(record.RUNS[name]), KNOWN["runs"][name], here=here) == []
+
+
+def test_both_comparisons_see_a_change():
+    known = next(iter(KNOWN["runs"].values()))
+    assert differences(known | {"sha256": "0"}, known, here=True) == ["sha256"]
+    assert differences(known | {"sha256": "0"}, known, here=False) == []
+    assert differences(known | {"norm": known["norm"] * 1.001}, known, here=False) == ["norm"]
+    assert differences(known | {"personal": 0.5}, known, here=False) == ["personal"]
+    assert differences(known | {"flops": 1.0}, known, here=False) == ["flops"]
