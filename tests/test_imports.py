@@ -13,10 +13,12 @@ FLOORS = [
     {"errors", "streams"},
     {"calls", "container", "events", "interrupt", "keys", "optim", "params"},
     {"layout", "schedules", "sections", "toml"},
-    {"net"},
-    {"measure", "piece"},
+    {"net", "states"},
+    {"measure", "plan"},
+    {"piece", "order"},
     {"compose", "data", "models"},
-    {"config", "methods", "round"},
+    {"config", "kit", "methods"},
+    {"round"},
     {"report", "server", "state", "wire"},
     {"build", "evaluate", "ledger"},
     {"backends"},
@@ -27,7 +29,7 @@ FLOORS = [
     {"__main__"},
 ]
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-VOCABULARY = {"calls", "compose", "errors", "layout", "net", "params", "piece", "streams", "optim", "methods"}
+VOCABULARY = {"calls", "compose", "errors", "layout", "net", "params", "piece", "plan", "states", "streams", "optim", "methods"}
 
 
 def sources():

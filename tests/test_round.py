@@ -11,8 +11,10 @@ import lab
 from fedstrata.compose import chain
 from fedstrata.errors import MethodError
 from fedstrata.methods import rows
-from fedstrata.piece import Phase, Piece
-from fedstrata.round import Failure, Order, Session, train_client
+from fedstrata.order import Order
+from fedstrata.piece import Piece
+from fedstrata.plan import Phase
+from fedstrata.round import Failure, Session, train_client
 from fedstrata.server import plan_round
 
 

@@ -14,7 +14,8 @@ from fedstrata import streams
 from fedstrata.compose import Method
 from fedstrata.errors import FedstrataError, MethodError
 from fedstrata.params import Params, tmap
-from fedstrata.piece import Ask, Phase, Piece, uniform_weights
+from fedstrata.piece import Piece, uniform_weights
+from fedstrata.plan import Ask, Phase
 from methods import rules
 from methods.rules import World, against, alone, distance
 

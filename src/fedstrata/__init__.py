@@ -10,7 +10,8 @@ from fedstrata.errors import ConfigError, DataError, FedstrataError, LayoutError
 from fedstrata.layout import Layout
 from fedstrata.net import Dropout, Net
 from fedstrata.params import Params
-from fedstrata.piece import Ask, Phase, Piece, Plan, Reply, ServerView, Setup, View
+from fedstrata.piece import Piece, Reply, ServerView, View
+from fedstrata.plan import Ask, Phase, Plan, Setup
 from fedstrata.report.result import Result
 
 __all__ = [

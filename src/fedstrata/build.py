@@ -14,12 +14,12 @@ from fedstrata.compose import Method
 from fedstrata.config import Config
 from fedstrata.data.federation import Federation
 from fedstrata.errors import ConfigError
+from fedstrata.kit import Kit, Local, bind_net
 from fedstrata.methods import method as parse_method
 from fedstrata.methods.finetune import FineTune
 from fedstrata.models import build, check, swap_dropout
 from fedstrata.params import Params
-from fedstrata.piece import Setup
-from fedstrata.round import Kit, Local, bind_net
+from fedstrata.plan import Setup
 from fedstrata.schedules import schedule
 
 
@@ -74,6 +74,9 @@ class Eligible(Sequence[int]):
 
     def __len__(self) -> int:
         return self.clients - len(self.out)
+
+    def __contains__(self, client: object) -> bool:
+        return isinstance(client, int) and 0 <= client < self.clients and client not in self.out
 
     def __contains__(self, client: object) -> bool:
         return isinstance(client, int) and 0 <= client < self.clients and client not in self.out

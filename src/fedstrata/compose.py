@@ -10,7 +10,8 @@ from itertools import pairwise
 from fedstrata.calls import bind, parse_calls
 from fedstrata.errors import ConfigError, MethodError, nearest
 from fedstrata.net import Net
-from fedstrata.piece import Piece, Setup
+from fedstrata.piece import Piece
+from fedstrata.plan import Setup
 
 SINGLE = {
     "sample": "who takes part",

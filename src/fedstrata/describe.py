@@ -14,14 +14,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedstrata.build import assemble
 from fedstrata.config import Config
 from fedstrata.errors import ConfigError
+from fedstrata.kit import Kit
 from fedstrata.layout import Names
 from fedstrata.ledger import codecs_of
 from fedstrata.net import Batch
 from fedstrata.optim import Optimizer
 from fedstrata.params import Params
-from fedstrata.piece import State, flatten_state
-from fedstrata.round import Kit, Session, why_not
+from fedstrata.round import Session, why_not
 from fedstrata.server import Server, Turn, plan_round
+from fedstrata.states import State, flatten_state
 from fedstrata.wire import messages
 
 WIDTH = 8  # samples of the probing batch, or the client's own where it has fewer

@@ -15,12 +15,15 @@ from torch import Tensor
 from fedstrata.backends.choose import build as build_executor
 from fedstrata.build import Parts
 from fedstrata.evaluate import Evaluator, personal_work, spread_of
+from fedstrata.kit import Kit
 from fedstrata.ledger import Bill, Ledger
 from fedstrata.params import Params
-from fedstrata.piece import Answers, Piece, Plan, Reply, State
-from fedstrata.round import Failure, Kit, Session, Work, pack
+from fedstrata.piece import Piece, Reply
+from fedstrata.plan import Answers, Plan
+from fedstrata.round import Failure, Session, Work
 from fedstrata.server import Server, Turn, base_plan, finish_round, plan_round
 from fedstrata.state import MappedRows, MemoryRows, RowStore, preflight
+from fedstrata.states import State, pack
 from fedstrata.wire import messages
 from fedstrata.wire.gate import Bounds, inspect
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedstrata.kit import Kit
 from fedstrata.measure.scores import Scores, scores
 from fedstrata.params import Params
-from fedstrata.piece import Answers, Ask, Plan, Split
-from fedstrata.round import Kit, Session, Work
+from fedstrata.plan import Answers, Ask, Plan, Split
+from fedstrata.round import Session, Work
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fedstrata.kit import Kit
 from fedstrata.params import Params
-from fedstrata.piece import Plan, Reply
-from fedstrata.round import Kit, Session, Work
+from fedstrata.piece import Reply
+from fedstrata.plan import Plan
+from fedstrata.round import Session, Work
 from fedstrata.wire import messages
 from fedstrata.wire.frame import Size
 

@@ -7,7 +7,7 @@ FedAvg. State goes in and comes out: a piece's *slot* lives on the server, its *
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -18,174 +18,14 @@ from fedstrata.errors import ConfigError, MethodError
 from fedstrata.layout import Layout, Names
 from fedstrata.net import Batch, Net
 from fedstrata.params import Params
+from fedstrata.plan import Answers, Ask, Phase, Plan, Seat, Setup
+from fedstrata.states import State
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-State: TypeAlias = dict[str, "Params | Tensor"]
 Loss: TypeAlias = Callable[[Params, Batch], Tensor]
 Gradient: TypeAlias = Callable[[Params, Batch], Params]
-Split: TypeAlias = Literal["train", "validation", "test"]
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One stretch of local training.
-
-    Attributes:
-        name: what ``v.phase`` shows.
-        train: parameters that move; None is the plan's ``train``.
-        epochs, steps: the length, one of them; both None is the run's own.
-        lr: factor on the run's local learning rate.
-    """
-
-    name: str = "local"
-    train: Names | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    lr: float = 1.0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which tensors play which part in a round. All are sets of tensor names (parameters and norm statistics), from ``layout.select``.
-
-    Attributes:
-        train: parameters that the client moves.
-        down: sent by the server. A tensor that is not sent is the client's own stored value, or, where it stored none, what every client has
-            known from the start (the initial model, a frozen head).
-        up: sent by the client, as differences from what it started with.
-        average: averaged into the server's model, within ``up``.
-        keep: stored by the client when it has trained.
-        phases: local training, in order.
-        places: for single places of the cohort, fields that differ (a straggler's phases, a small device's train set).
-        cohort: who sits at each place; empty where a plan is made outside a round.
-    """
-
-    train: Names
-    down: Names
-    up: Names
-    average: Names
-    keep: Names = frozenset()
-    phases: tuple[Phase, ...] = (Phase(),)
-    places: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    cohort: tuple[int, ...] = ()
-
-    def at(self, place: int) -> Plan:
-        """The plan of one place of the cohort."""
-        own = self.places.get(place)
-        return replace(self, **own, places={}) if own else self
-
-    def private(self, names: Names) -> Plan:
-        """These tensors stay with each client: stored there, neither sent nor averaged."""
-        return replace(self, down=self.down - names, up=self.up - names, average=self.average - names, keep=self.keep | names)
-
-    def without(self, names: Names) -> Plan:
-        """These tensors take no part at all: every client has them from the start and nobody moves them."""
-        return replace(
-            self, train=self.train - names, down=self.down - names, up=self.up - names, average=self.average - names, keep=self.keep - names
-        )
-
-
-@dataclass(frozen=True)
-class Ask:
-    """A question to clients, answered before sampling and planning.
-
-    Attributes:
-        models: parameters to score; None stands for the server's current model. Each asked client is sent all of them.
-        split: whose samples: the client's own "train", "validation" or "test".
-        what: mean "loss" or "accuracy".
-        clients: who is asked; None is everyone.
-    """
-
-    models: tuple[Params | None, ...]
-    split: Split = "validation"
-    what: Literal["loss", "accuracy"] = "loss"
-    clients: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What clients said.
-
-    Attributes:
-        clients: who answered, ascending.
-        scores: [clients, models] float64; NaN where a client has no sample on that split.
-    """
-
-    clients: tuple[int, ...]
-    scores: Tensor
-
-
-@dataclass(frozen=True)
-class Seat:
-    """Where a client sits in a round.
-
-    Attributes:
-        place: in the cohort; client: who sits there; round: zero-based.
-        cohort: all clients by place, with repeats.
-        answers: to this piece's question, or None.
-    """
-
-    place: int
-    client: int
-    round: int
-    cohort: tuple[int, ...]
-    answers: Answers | None = None
-
-
-class Samples(Protocol):
-    """What a piece may know about the federation without touching data."""
-
-    def size(self, client: int) -> int:
-        """Training samples of a client."""
-
-    def counts(self, client: int) -> Tensor:
-        """[classes] int64: training labels of a client."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What is fixed for a run.
-
-    Attributes:
-        layout: names, groups and roles.
-        net: the model's functions.
-        params: initial parameters, with initial statistics.
-        classes: outputs of the head.
-        clients: registered; cohort: taking part in a round; rounds: planned.
-        seed: of the run.
-        samples: sizes and label counts of clients.
-        epochs, steps, batch, lr, optimizer, momentum, weight_decay: local settings (one of epochs and steps is None).
-        weighting: how clients count in averages.
-        eligible: clients that may take part (all but those held out).
-        merges: a last batch of one sample is merged into the one before it, because a norm looks at the batch.
-    """
-
-    layout: Layout
-    net: Net
-    params: Params
-    classes: int
-    clients: int
-    cohort: int
-    rounds: int
-    seed: int
-    samples: Samples
-    epochs: int | None = 1
-    steps: int | None = None
-    batch: int = 32
-    lr: float = 0.1
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    weighting: Literal["samples", "uniform"] = "samples"
-    eligible: Sequence[int] = ()
-    merges: bool = False
-
-    def local_steps(self, samples: int, *, epochs: int | None = None, steps: int | None = None) -> int:
-        """Local steps of a client with that many samples; the run's length unless another is given. Partial batches count."""
-        steps = self.steps if epochs is None and steps is None else steps
-        return steps if steps is not None else (epochs or self.epochs or 0) * batches_of(samples, self.batch, merge=self.merges)
 
 
 @dataclass
@@ -458,39 +298,6 @@ class Piece:
         name = type(self).__name__.lower()
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{name}({', '.join(shown)})" if shown else name
-
-
-STATISTICS = "@statistics"
-
-
-def flatten_state(state: State) -> dict[str, Params | Tensor]:
-    """A state with the norm statistics of its parameters as entries of their own."""
-    flat: dict[str, Params | Tensor] = {}
-    for name, value in state.items():
-        flat[name] = value
-        if isinstance(value, Params) and value.buffers is not None and len(value.buffers):
-            flat[name + STATISTICS] = value.buffers
-    return flat
-
-
-def restore_state(flat: Mapping[str, Params | Tensor]) -> State:
-    """Back from :func:`flatten_state`."""
-    state: State = {}
-    for name, value in flat.items():
-        if not name.endswith(STATISTICS):
-            buffers = flat.get(name + STATISTICS)
-            state[name] = Params(value.flat, value.spec, buffers=buffers) if isinstance(value, Params) and isinstance(buffers, Params) else value
-    return state
-
-
-def batches_of(samples: int, batch: int, *, merge: bool) -> int:
-    """Batches in one pass over that many samples; with ``merge``, a last one of a single sample joins the one before it.
-
-    >>> batches_of(9, 4, merge=False), batches_of(9, 4, merge=True), batches_of(1, 4, merge=True)
-    (3, 2, 1)
-    """
-    full, tail = divmod(samples, batch)
-    return full if merge and tail == 1 and full else full + (tail > 0)
 
 
 def sample_weights(replies: Sequence[Reply]) -> Tensor:

@@ -3,126 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedstrata import streams
-from fedstrata.compose import Method, name_of
+from fedstrata.compose import name_of
 from fedstrata.errors import FedstrataError
+from fedstrata.kit import Kit
 from fedstrata.layout import Names
-from fedstrata.net import Batch, Bound, Function, Net, gradient_at
-from fedstrata.optim import Optimizer
+from fedstrata.net import Batch
+from fedstrata.order import Order
 from fedstrata.params import Params
-from fedstrata.piece import Gradient, Loss, Phase, Piece, Plan, Reply, Setup, State, View, batches_of, flatten_state, restore_state
-
-
-class ClientData(Protocol):
-    """What the engine reads of a federation; see ``fedstrata.data``."""
-
-    @property
-    def train(self) -> Any:
-        """All training samples: ``take``, ``y``, ``lazy``."""
-
-    @property
-    def augment(self) -> Any:
-        """Changes to training batches, or None."""
-
-    def training(self, client: int) -> Tensor:
-        """[n] int64 positions of a client's training samples."""
-
-    def counts(self, client: int) -> Tensor:
-        """[classes] int64 labels among them."""
-
-
-@dataclass(frozen=True)
-class Local:
-    """Local settings that pieces do not see."""
-
-    draw: str = "cycle"
-    clip: float | None = None
-    precision: str = "float32"
-
-
-@dataclass
-class Kit:
-    """What a worker owns: a bound module and what is fixed for a run. Never shared between threads."""
-
-    bound: Bound
-    net: Net
-    method: Method
-    setup: Setup
-    data: ClientData
-    local: Local
-    memo: Memo
-    costs: dict[str, float] = field(default_factory=dict)  # FLOPs a sample, by purpose; filled by a probe
-
-    @cached_property
-    def batch_dependent(self) -> bool:
-        """Whether a norm looks at the batch, so that a batch of one sample cannot be trained on."""
-        return bool(self.bound.norms)
-
-    @property
-    def rewrites(self) -> bool:
-        """Whether pieces hold gradients across calls, so that each needs a vector of its own."""
-        return self.method.has("gradient") or self.method.has("step")
-
-    def optimizer(self) -> Optimizer:
-        """A local optimiser with empty state."""
-        s = self.setup
-        return Optimizer(s.optimizer, s.momentum, s.weight_decay, self.local.clip)
-
-    def autocast(self) -> AbstractContextManager[None]:
-        """The precision that forward passes run in."""
-        if self.local.precision == "float32":
-            return nullcontext()
-        return torch.autocast("cpu", dtype=torch.bfloat16)
-
-    def slope(self, loss: Loss, p: Params, batch: Batch) -> tuple[Params, float]:
-        """Gradient at parameters that the module is not bound to, and the loss."""
-        self.memo.clear()
-        return gradient_at(loss, p, batch)
-
-    def plain_loss(self, p: Params, batch: Batch) -> Tensor:
-        """Mean loss over the batch."""
-        with self.autocast():
-            output = self.net(p, batch.x)
-        return batch.mean(self.net.loss(output.float() if output.dtype == torch.bfloat16 else output, batch.y))
-
-
-class Memo:
-    """Features of the batch in hand, so that a loss term on them costs no second forward pass (nor a second dropout mask)."""
-
-    def __init__(self, features: Function) -> None:
-        self.features = features
-        self.known: list[tuple[Tensor, Tensor, str, Tensor]] = []
-
-    def __call__(self, p: Params, x: Tensor) -> Tensor:
-        """[B, d] features, computed once for each (parameters, batch) since the last :meth:`clear`."""
-        for flat, seen, still, z in self.known:
-            if flat is p.flat and seen is x and still == p.still:
-                return z
-        z = self.features(p, x)
-        self.known.append((p.flat, x, p.still, z))
-        return z
-
-    def clear(self) -> None:
-        """Forget; called before every evaluation of a loss."""
-        self.known.clear()
-
-
-def bind_net(module: nn.Module, head: str, loss: Callable[[Tensor, Tensor], Tensor], method: Method) -> tuple[Bound, Net, Memo]:
-    """A bound copy of a module and its functions under a method."""
-    bound = Bound(module, head)
-    net = method.model(bound.net(loss))
-    bound.attach(net)
-    memo = Memo(net.features)
-    return bound, replace(net, features=memo, initial={}), memo  # the values live in the flat vector now
+from fedstrata.piece import Gradient, Loss, Piece, Reply, View
+from fedstrata.plan import Phase, Plan
+from fedstrata.states import State, pack, unpack
 
 
 @dataclass(frozen=True)
@@ -163,69 +61,7 @@ class Failure:
 # ---- rows ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def pack(states: Mapping[str, State], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All pieces' states and the stored tensors as one flat mapping of names."""
-    row = {f"kept/{name}": tensor for name, tensor in kept.items()}
-    for piece, state in states.items():
-        for name, value in flatten_state(state).items():
-            row[f"{piece}/{name}"] = value.flat if isinstance(value, Params) else value
-    return row
-
-
-def unpack(piece: str, template: State, row: Mapping[str, Tensor] | None) -> State:
-    """One piece's state from a packed row; the template gives names and shapes, and the values where there is no row."""
-    if row is None:
-        return dict(template)
-    stored: dict[str, Params | Tensor] = {}
-    for name, value in flatten_state(template).items():
-        tensor = row[f"{piece}/{name}"]
-        stored[name] = Params(tensor, value.spec, buffers=_empty(value)) if isinstance(value, Params) else tensor
-    return restore_state(stored)
-
-
-def _empty(p: Params) -> Params | None:
-    """Statistics of a model that has none."""
-    return p.buffers if p.buffers is not None and not len(p.buffers) else None
-
-
 # ---- data order ---------------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Order:
-    """The positions that local steps read: derived from (seed, purpose, round, client) alone."""
-
-    seed: int
-    keys: tuple[int | str, ...]
-    samples: int
-    batch: int
-    draw: str
-    merge_single: bool
-
-    def batches(self, *, epochs: int | None, steps: int | None) -> Iterator[tuple[int, Tensor]]:
-        """Yields (epoch, positions [B] int64)."""
-        each = batches_of(self.samples, self.batch, merge=self.merge_single)
-        rng = streams.stream(self.seed, "order", *self.keys)
-        if self.draw == "cycle":
-            left = steps if steps is not None else each * (epochs or 0)
-            epoch = 0
-            while left > 0:
-                for positions in self._cut(torch.from_numpy(rng.permutation(self.samples)))[:left]:
-                    yield epoch, positions
-                left -= each
-                epoch += 1
-            return
-        total = steps if steps is not None else each * (epochs or 0)
-        size = min(self.batch, self.samples)
-        for step in range(total):
-            drawn = rng.choice(self.samples, size, replace=False) if self.draw == "fresh" else rng.integers(self.samples, size=size)
-            yield step, torch.from_numpy(drawn)
-
-    def _cut(self, order: Tensor) -> list[Tensor]:
-        parts = list(torch.split(order, self.batch))
-        if self.merge_single and len(parts) > 1 and len(parts[-1]) == 1:
-            parts[-2:] = [order[(len(parts) - 2) * self.batch :]]  # a norm cannot look at one sample
-        return parts
 
 
 # ---- one client ---------------------------------------------------------------------------------------------------------------------------
@@ -442,7 +278,7 @@ class Session:
         bound = kit.bound
         bound.load(start)
         bound.mode(training=True)
-        bound.draw_from(streams.torch_stream(kit.setup.seed, "dropout", purpose, self.work.round, self.work.client))
+        bound.draw_from(streams.torch_stream(kit.setup.seed, "dropout", purpose, self.work.round, self.work.client, self.work.occurrence))
         names = kit.setup.layout.parameters if train is None else train & kit.setup.layout.parameters
         stepper = Eager(kit, loss or kit.plain_loss, gradient or (lambda g: g), names, self.work.lr if lr is None else lr)
         self._go(stepper, purpose, self.batches(purpose, epochs=epochs, steps=steps))
@@ -585,6 +421,3 @@ def train_client(kit: Kit, work: Work) -> Reply | Failure:
         raise  # the run itself cannot be meant
     except (RuntimeError, ArithmeticError, ValueError, IndexError, KeyError, OSError, MemoryError) as error:
         return Failure(work.place, work.client, "raised", f"{type(error).__name__}: {error}"[:500])
-
-
-__all__ = ["ClientData", "Eager", "Failure", "Kit", "Local", "Order", "Piece", "Session", "Stepper", "Work", "bind_net", "run_steps", "train_client"]

@@ -23,11 +23,11 @@ from fedstrata.errors import StateError
 from fedstrata.events import Chosen, Finished, Observer, RoundDone, Started
 from fedstrata.ledger import Bill
 from fedstrata.params import Params
-from fedstrata.piece import flatten_state, restore_state
 from fedstrata.report.result import Result
 from fedstrata.server import Server
 from fedstrata.state import Checkpoint, append_line, committed, load, lock, read_lines, save, sha256_of, truncate_lines
 from fedstrata.state.disk import make_folder, sync_folder, write_file
+from fedstrata.states import flatten_state, restore_state
 from fedstrata.wire.frame import Size
 
 ROUNDS, MANIFEST, SUMMARY, CHECKPOINTS = "rounds.jsonl", "manifest.json", "summary.json", "checkpoints"

@@ -14,8 +14,10 @@ from fedstrata.compose import PLAIN, Method, name_of
 from fedstrata.errors import MethodError
 from fedstrata.layout import Layout
 from fedstrata.params import Params
-from fedstrata.piece import Answers, Phase, Piece, Plan, Reply, Seat, ServerView, Setup, State
+from fedstrata.piece import Piece, Reply, ServerView
+from fedstrata.plan import Answers, Phase, Plan, Seat, Setup
 from fedstrata.round import Failure, Work
+from fedstrata.states import State
 
 BN = ("share", "local", "server", "trained", "batch")
 

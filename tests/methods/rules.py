@@ -11,7 +11,7 @@ import math
 import torch
 
 import lab
-from fedstrata.round import Order
+from fedstrata.order import Order
 
 NORM, HEAD = ("norm.weight", "norm.bias"), ("head.weight", "head.bias")
 

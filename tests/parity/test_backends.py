@@ -13,7 +13,8 @@ import lab
 from fedstrata.backends.choose import EXECUTORS, build
 from fedstrata.errors import ConfigError, MethodError
 from fedstrata.params import Params
-from fedstrata.piece import Phase, Piece, Reply
+from fedstrata.piece import Piece, Reply
+from fedstrata.plan import Phase
 from fedstrata.round import Failure
 from fedstrata.server import plan_round
 

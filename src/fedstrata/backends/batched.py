@@ -11,9 +11,10 @@ import torch
 from fedstrata.backends.protocol import KitMaker
 from fedstrata.backends.stack import Stack, StackedSteps
 from fedstrata.errors import ConfigError, FedstrataError
+from fedstrata.kit import Kit
 from fedstrata.params import Params
 from fedstrata.piece import Reply
-from fedstrata.round import Failure, Kit, Session, Work, phase_key, run_steps, train_client, why_not
+from fedstrata.round import Failure, Session, Work, phase_key, run_steps, train_client, why_not
 
 NUMBERS = 1_100_000  # parameters of a stack, so that weights and gradients stay in the cache; measured, see bench/
 LARGEST = 32  # clients of a stack

@@ -9,8 +9,10 @@ from torch import Size, Tensor
 
 from fedstrata.layout import Layout, Names
 from fedstrata.params import Params, Spec
-from fedstrata.piece import Phase, Plan, Reply, State, flatten_state, restore_state
+from fedstrata.piece import Reply
+from fedstrata.plan import Phase, Plan
 from fedstrata.round import Work
+from fedstrata.states import State, flatten_state, restore_state
 
 Plain = dict[str, Any]
 

@@ -19,9 +19,10 @@ from fedstrata.backends import letters
 from fedstrata.backends.memory import Channel
 from fedstrata.backends.protocol import KitMaker
 from fedstrata.errors import ConfigError, FedstrataError
+from fedstrata.kit import Kit
 from fedstrata.params import Params
 from fedstrata.piece import Reply
-from fedstrata.round import Failure, Kit, Work, train_client
+from fedstrata.round import Failure, Work, train_client
 
 
 class Worker:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
+from fedstrata.kit import Kit
 from fedstrata.piece import Reply
-from fedstrata.round import Failure, Kit, Work
+from fedstrata.round import Failure, Work
 
 KitMaker: TypeAlias = Callable[[], Kit]
 

@@ -15,11 +15,13 @@ from torch.utils import _pytree as pytree
 from fedstrata.backends.chain import LinearChain
 from fedstrata.compose import name_of
 from fedstrata.errors import ConfigError
+from fedstrata.kit import Kit
 from fedstrata.layout import Names
 from fedstrata.net import Batch
 from fedstrata.params import Params
-from fedstrata.piece import Gradient, Loss, Phase, View
-from fedstrata.round import Kit, Session
+from fedstrata.piece import Gradient, Loss, View
+from fedstrata.plan import Phase
+from fedstrata.round import Session
 
 
 class Stack:

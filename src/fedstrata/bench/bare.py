@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 from fedstrata import streams
 from fedstrata.build import Parts
 from fedstrata.models import build
-from fedstrata.round import Order, Work
+from fedstrata.order import Order
+from fedstrata.round import Work
 
 CODE = """for client in cohort:
     model.load_state_dict(start); optimizer = torch.optim.SGD(model.parameters(), lr)

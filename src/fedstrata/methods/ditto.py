@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.params import Params, tmap
-from fedstrata.piece import Gradient, Piece, Setup, State, View, require
+from fedstrata.piece import Gradient, Piece, View, require
+from fedstrata.plan import Setup
+from fedstrata.states import State
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedstrata.params import Params
-from fedstrata.piece import Answers, Piece, Plan, Setup, State, View, require
+from fedstrata.piece import Piece, View, require
+from fedstrata.plan import Answers, Plan, Setup
+from fedstrata.states import State
 
 
 @dataclass(frozen=True)

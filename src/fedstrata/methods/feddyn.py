@@ -9,7 +9,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedstrata.params import Params, tmap, zeros
-from fedstrata.piece import Gradient, Piece, Reply, ServerView, Setup, State, View, require, uniform_weights
+from fedstrata.piece import Gradient, Piece, Reply, ServerView, View, require, uniform_weights
+from fedstrata.plan import Setup
+from fedstrata.states import State
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from fedstrata.errors import MethodError
 from fedstrata.methods.scaffold import effective_steps
-from fedstrata.piece import Piece, Reply, ServerView, Setup, State, require
+from fedstrata.piece import Piece, Reply, ServerView, require
+from fedstrata.plan import Setup
+from fedstrata.states import State
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.params import Params
-from fedstrata.piece import Piece, Setup, State, View, require
+from fedstrata.piece import Piece, View, require
+from fedstrata.plan import Setup
+from fedstrata.states import State
 
 
 @dataclass(frozen=True)

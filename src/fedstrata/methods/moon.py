@@ -11,7 +11,9 @@ from torch.nn.functional import cosine_similarity, softplus
 
 from fedstrata.net import Batch
 from fedstrata.params import Params
-from fedstrata.piece import Loss, Piece, Setup, State, View, require
+from fedstrata.piece import Loss, Piece, View, require
+from fedstrata.plan import Setup
+from fedstrata.states import State
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import torch
 
 from fedstrata.net import Batch
 from fedstrata.params import Params
-from fedstrata.piece import Gradient, Piece, State, View, require
+from fedstrata.piece import Gradient, Piece, View, require
+from fedstrata.states import State
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedstrata.piece import Answers, Phase, Piece, Plan, Setup, State, require
+from fedstrata.piece import Piece, require
+from fedstrata.plan import Answers, Phase, Plan, Setup
+from fedstrata.states import State
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 
 from fedstrata.net import Batch
 from fedstrata.params import Params, tmap
-from fedstrata.piece import Gradient, Piece, ServerView, Setup, State, View, require
+from fedstrata.piece import Gradient, Piece, ServerView, View, require
+from fedstrata.plan import Setup
+from fedstrata.states import State
 
 
 @dataclass(frozen=True)

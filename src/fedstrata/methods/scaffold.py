@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fedstrata.errors import MethodError
 from fedstrata.params import Params, zeros
-from fedstrata.piece import Gradient, Piece, Reply, Seat, ServerView, Setup, State, View, require, uniform_weights
+from fedstrata.piece import Gradient, Piece, Reply, ServerView, View, require, uniform_weights
+from fedstrata.plan import Seat, Setup
+from fedstrata.states import State
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from typing import ClassVar
 import torch
 
 from fedstrata.params import Params, tmap, zeros
-from fedstrata.piece import Piece, ServerView, Setup, State, require
+from fedstrata.piece import Piece, ServerView, require
+from fedstrata.plan import Setup
+from fedstrata.states import State
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from fedstrata.container import Form
 from fedstrata.params import Params
-from fedstrata.piece import Plan, Reply, State, flatten_state
+from fedstrata.piece import Reply
+from fedstrata.plan import Plan
 from fedstrata.round import Work
+from fedstrata.states import State, flatten_state
 from fedstrata.wire.codec import pack, packed_shapes
 from fedstrata.wire.frame import Frame, Kind, Size, Value, size
 

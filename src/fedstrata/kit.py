@@ -1,0 +1,122 @@
+"""What a worker owns: a bound module, its functions under a method, and what is fixed for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.compose import Method
+from fedstrata.net import Batch, Bound, Function, Net, gradient_at
+from fedstrata.optim import Optimizer
+from fedstrata.params import Params
+from fedstrata.piece import Loss
+from fedstrata.plan import Setup
+
+
+class ClientData(Protocol):
+    """What the engine reads of a federation; see ``fedstrata.data``."""
+
+    @property
+    def train(self) -> Any:
+        """All training samples: ``take``, ``y``, ``lazy``."""
+
+    @property
+    def augment(self) -> Any:
+        """Changes to training batches, or None."""
+
+    def training(self, client: int) -> Tensor:
+        """[n] int64 positions of a client's training samples."""
+
+    def counts(self, client: int) -> Tensor:
+        """[classes] int64 labels among them."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """Local settings that pieces do not see."""
+
+    draw: str = "cycle"
+    clip: float | None = None
+    precision: str = "float32"
+
+
+@dataclass
+class Kit:
+    """What a worker owns: a bound module and what is fixed for a run. Never shared between threads."""
+
+    bound: Bound
+    net: Net
+    method: Method
+    setup: Setup
+    data: ClientData
+    local: Local
+    memo: Memo
+    costs: dict[str, float] = field(default_factory=dict)  # FLOPs a sample, by purpose; filled by a probe
+
+    @cached_property
+    def batch_dependent(self) -> bool:
+        """Whether a norm looks at the batch, so that a batch of one sample cannot be trained on."""
+        return bool(self.bound.norms)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether pieces hold gradients across calls, so that each needs a vector of its own."""
+        return self.method.has("gradient") or self.method.has("step")
+
+    def optimizer(self) -> Optimizer:
+        """A local optimiser with empty state."""
+        s = self.setup
+        return Optimizer(s.optimizer, s.momentum, s.weight_decay, self.local.clip)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The precision that forward passes run in."""
+        if self.local.precision == "float32":
+            return nullcontext()
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    def slope(self, loss: Loss, p: Params, batch: Batch) -> tuple[Params, float]:
+        """Gradient at parameters that the module is not bound to, and the loss."""
+        self.memo.clear()
+        return gradient_at(loss, p, batch)
+
+    def plain_loss(self, p: Params, batch: Batch) -> Tensor:
+        """Mean loss over the batch."""
+        with self.autocast():
+            output = self.net(p, batch.x)
+        return batch.mean(self.net.loss(output.float() if output.dtype == torch.bfloat16 else output, batch.y))
+
+
+class Memo:
+    """Features of the batch in hand, so that a loss term on them costs no second forward pass (nor a second dropout mask)."""
+
+    def __init__(self, features: Function) -> None:
+        self.features = features
+        self.known: list[tuple[Tensor, Tensor, str, Tensor]] = []
+
+    def __call__(self, p: Params, x: Tensor) -> Tensor:
+        """[B, d] features, computed once for each (parameters, batch) since the last :meth:`clear`."""
+        for flat, seen, still, z in self.known:
+            if flat is p.flat and seen is x and still == p.still:
+                return z
+        z = self.features(p, x)
+        self.known.append((p.flat, x, p.still, z))
+        return z
+
+    def clear(self) -> None:
+        """Forget; called before every evaluation of a loss."""
+        self.known.clear()
+
+
+def bind_net(module: nn.Module, head: str, loss: Callable[[Tensor, Tensor], Tensor], method: Method) -> tuple[Bound, Net, Memo]:
+    """A bound copy of a module and its functions under a method."""
+    bound = Bound(module, head)
+    net = method.model(bound.net(loss))
+    bound.attach(net)
+    memo = Memo(net.features)
+    return bound, replace(net, features=memo, initial={}), memo  # the values live in the flat vector now
