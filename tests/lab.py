@@ -15,7 +15,6 @@ from fedstrata.config import Config
 from fedstrata.data.federation import Federation
 from fedstrata.data.partition import Listed
 from fedstrata.engine import Engine
-from fedstrata.evaluate import personal_work
 from fedstrata.methods import method as parse
 from fedstrata.params import Params
 from fedstrata.piece import Piece, Reply
@@ -170,10 +169,7 @@ def outcome(run: Engine, rows=()) -> Outcome:
 
 def own_model(run: Engine, client: int) -> Params:
     """The model that a client uses itself, as after the last round."""
-    t = run.server.round
-    plan = run.plan.at(-1)
-    work = personal_work(client, t, plan, run.server.params, run.rows.get(client), run.parts.lr(max(0, t - 1)))
-    found = run.evaluator.model(run.kit, work)
+    found = run.evaluator.model(run.kit, run.work_of(client, run.server.params))
     buffers = None if found.buffers is None else found.buffers.clone()
     return Params(found.flat.detach().clone(), found.spec, buffers=buffers)
 

@@ -58,8 +58,7 @@ def ifca(world):
         ends, moved = {}, list(models)
         groups = {0: [], 1: []}
         for i in cohort:
-            everything = (world.federation.train.x[world.index[i]].double(), world.federation.train.y[world.index[i]])
-            k = min((0, 1), key=lambda k, b=everything: float(world.loss(models[k], b)))
+            k = min((0, 1), key=lambda k, i=i: whole_loss(world, models[k], i))
             groups[k].append(i)
             ends[i] = world.descend(models[k], world.batches(i, t))
         for k, members in groups.items():
@@ -68,7 +67,11 @@ def ifca(world):
         models = moved
         w = sum(p * ends[i] for p, i in zip(world.shares(cohort), cohort, strict=True))
     assert all(groups.values()), "both clusters have members"
-    return w, alone(world, w), models
+    return w, [min(models, key=lambda m, i=i: whole_loss(world, m, i)) for i in range(len(world.index))], models
+
+
+def whole_loss(world, model, i):
+    return float(world.loss(model, (world.federation.train.x[world.index[i]].double(), world.federation.train.y[world.index[i]])))
 
 
 def test_clusters_by_a_question_to_all_clients():
@@ -229,6 +232,8 @@ class Mutants(Piece):
     """FedMut's idea: every place starts from a model of its own; the mean of the results is the next model."""
 
     def send(self, params, slot, seat, rng, setup):
+        if seat.place < 0:  # outside a round clients use the mean
+            return params, {}
         return tmap(lambda w: w + (0.1, 0.0, -0.1)[seat.place] * torch.sign(w) * (1 + seat.client / 10), params), {}
 
 

@@ -78,9 +78,6 @@ class Eligible(Sequence[int]):
     def __contains__(self, client: object) -> bool:
         return isinstance(client, int) and 0 <= client < self.clients and client not in self.out
 
-    def __contains__(self, client: object) -> bool:
-        return isinstance(client, int) and 0 <= client < self.clients and client not in self.out
-
     def __getitem__(self, place):  # type: ignore[no-untyped-def]  # int or slice
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(len(self)))]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MACHINE, USAGE, INTERRUPTED = 1, 2, 130
 """Exit codes: a disk or folder that fails; something that the user can mend in the command; stopped by a signal, with a checkpoint kept."""
 
-WIDE = 140  # columns of a table that goes to a file
+WIDE = 150  # columns of a table that goes to a file
 
 app = typer.Typer(
     name="fedstrata",
@@ -37,6 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
+    suggest_commands=False,  # click suggests already
 )
 
 Settings = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG.toml] [key=value ...]", help="A file, then settings that hold over it.")]
@@ -89,7 +90,19 @@ def read_settings(texts: Sequence[str] | None) -> Config:
     """The configuration that a command line means: at most one file, first, then key=value."""
     given = list(texts or ())
     file = given.pop(0) if given and "=" not in given[0] and not given[0].startswith("-") else None
+    if file is not None:
+        _refuse_incomplete(Path(file))
     return Config.read(file, given)
+
+
+def _refuse_incomplete(file: Path) -> None:
+    """The config.toml of a run that was given data or a model from Python does not say what was run; another run must not pass for it."""
+    from fedstrata.report.result import manifest  # noqa: PLC0415  # torch would slow every --help down
+
+    if file.name == "config.toml" and (custom := manifest(file.parent).get("custom")):
+        given = " and ".join(custom)
+        again = ", ".join(f"{name}=..." for name in custom)
+        raise ConfigError(f"{file} belongs to a run that was given its {given} from Python; run it from there: fedstrata.run(..., {again}).")
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001  # typer's callback
@@ -116,7 +129,7 @@ def run(settings: Settings = None, as_json: AsJson = False, plain: Plain = False
     finish(result, config, console, as_json=as_json)
 
 
-@app.command()
+@app.command(short_help="Go on with a run that was stopped.")
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     previous: Annotated[bool, typer.Option("--previous", help="Go on from the checkpoint before the last one.")] = False,  # noqa: FBT002
@@ -180,7 +193,7 @@ def stopped(folder: Path, *, as_json: bool) -> NoReturn:
     raise typer.Exit(INTERRUPTED)
 
 
-@app.command(context_settings=_LOOSE, epilog=settings_help())
+@app.command(context_settings=_LOOSE, epilog=settings_help(), short_help="Would this run? Nothing is trained.")
 def check(settings: Settings = None) -> None:
     """Check a configuration against data, model and method, without training."""
     config = read_settings(settings)
@@ -214,7 +227,7 @@ def facts_of(parts: Parts) -> dict[str, str]:
     return facts | {f"note {place}": note for place, note in enumerate(federation.notes, 1)}
 
 
-@app.command("list")
+@app.command("list", short_help="Methods, data sets, models, ...: a line each.")
 def list_(what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|measures|executors")], as_json: AsJson = False) -> None:  # noqa: FBT002
     """What is there, a line each."""
     from fedstrata.catalogue import CATALOGUES, rows  # noqa: PLC0415
@@ -234,7 +247,7 @@ def show_rows(rows: Sequence[Mapping[str, str]], *, as_json: bool) -> None:
     console_for().print(list_table(rows) if rows else "none")
 
 
-@app.command(context_settings=_LOOSE, epilog=settings_help())
+@app.command(context_settings=_LOOSE, epilog=settings_help(), short_help="What a method costs, by layer group.")
 def describe(
     method: Annotated[str, typer.Argument(metavar="METHOD", help='A method or chain, such as "fedprox(mu=0.1) + fedavgm".')],
     settings: Settings = None,
@@ -271,7 +284,7 @@ def report(
         print(json.dumps({result.name: result.summary for result in results}, allow_nan=False))
 
 
-@app.command()
+@app.command(short_help="Time the executors against a PyTorch loop.")
 def bench(
     jobs: Annotated[str, typer.Option(help="Jobs: letters out of S (many small clients), M (classic CNN), L (ResNet-18).")] = "SML",
     pairs: Annotated[int, typer.Option(min=5, help="Interleaved pairs of measurements; the median counts.")] = 7,

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from fedstrata.backends.choose import build as build_executor
 from fedstrata.build import Parts
-from fedstrata.evaluate import Evaluator, personal_work, spread_of
+from fedstrata.evaluate import Evaluator, spread_of
 from fedstrata.kit import Kit
 from fedstrata.ledger import Bill, Ledger
 from fedstrata.params import Params
 from fedstrata.piece import Piece, Reply
-from fedstrata.plan import Answers, Plan
+from fedstrata.plan import Answers, Plan, Seat
 from fedstrata.round import Failure, Session, Work
-from fedstrata.server import Server, Turn, base_plan, finish_round, plan_round
+from fedstrata.server import Server, Turn, base_plan, finish_round, plan_round, send_to
 from fedstrata.state import MappedRows, MemoryRows, RowStore, preflight
 from fedstrata.states import State, pack
 from fedstrata.wire import messages
@@ -68,6 +68,7 @@ class Engine:
         self.server = Server.start(parts.method, parts.setup)
         self.rows = MappedRows() if config.rows == "mapped" else MemoryRows()
         self.needed = config.needed(parts.setup.cohort)
+        self.answers: Mapping[str, Answers] = {}
         self.plan: Plan = self.plan_now()
 
     # ---- the loop -----------------------------------------------------------------------------------------------------------------------
@@ -88,7 +89,9 @@ class Engine:
         after, moved = finish_round(self.server, parts.method, parts.setup, turn, accepted, self.needed)
         if moved:
             self._keep_rows(turn, accepted, after.params)
-        self.server, self.plan = after, turn.plan
+        self.server, self.plan, self.answers = after, turn.plan, turn.answers
+        if after.round == parts.config.rounds:
+            self.answers = self._ask_all(bill=True)  # once more after the last round
         seconds = time.perf_counter() - start
         self.seconds += seconds
         replies = [a for a in answers if isinstance(a, Reply)]
@@ -105,15 +108,21 @@ class Engine:
         down = type(after.down)(after.down.payload - before.down.payload, after.down.framing - before.down.framing)
         return Bill(up, down, after.flops - before.flops)
 
-    def _ask(self, name: str, piece: Piece, slot: State) -> Answers | None:
+    def _ask_all(self, *, bill: bool) -> dict[str, Answers]:
+        """All pieces' questions to the present model."""
+        found = {n: self._ask(n, p, self.server.slots[n], bill=bill) for n, p in self.parts.method.named.items()}
+        return {n: a for n, a in found.items() if a is not None}
+
+    def _ask(self, name: str, piece: Piece, slot: State, *, bill: bool = True) -> Answers | None:
         question = piece.ask(slot, self.server.round, self.parts.setup)
         if question is None:
             return None
         current = self.server.params
         models = tuple(current if m is None else m.with_statistics(current) for m in question.models)
         answers = self.evaluator.answer(replace(question, models=models), self.parts.setup.eligible)
-        size = messages.weigh_ask(models, self.server.round)
-        self.ledger.asked(type(size)(size.payload * len(answers.clients), size.framing * len(answers.clients)))
+        if bill:
+            size = messages.weigh_ask(models, self.server.round)
+            self.ledger.asked(type(size)(size.payload * len(answers.clients), size.framing * len(answers.clients)))
         return answers
 
     def _inspect(self, turn: Turn, answers: Sequence[Reply | Failure]) -> tuple[list[Reply], list[Failure]]:
@@ -130,16 +139,15 @@ class Engine:
 
     def _refusal(self, turn: Turn, reply: Reply) -> Failure | None:
         limit = Bounds(self.parts.setup.samples.size(reply.client), self.parts.config.gate.norm)
-        tensors = {"delta": reply.delta.flat, "statistics": reply.statistics.flat}
-        expected = self._expected(turn.plan.at(reply.place))
+        work = turn.works[reply.place]
+        mail, expected = dict(self.ledger.mail(work)), self._expected(work.plan)
         if (reply.delta.spec, reply.statistics.spec) != expected:
-            shapes = messages.up_shapes(turn.plan.at(reply.place), self.server.params)
-            found = inspect(messages.contents(reply), reply.samples, shapes, limit)
-        else:
-            mail = {n: t for n, t in messages.contents(reply).items() if n.startswith("mail/")} if reply.mail else {}
-            shapes = {n: (tuple(t.shape), t.dtype) for n, t in mail.items()}
-            shapes |= {n: ((spec.total,), self.server.params.flat.dtype) for n, spec in zip(tensors, expected, strict=True)}
-            found = inspect(tensors | mail, reply.samples, shapes, limit)
+            found = inspect(messages.contents(reply), reply.samples, messages.up_shapes(work.plan, self.server.params) | mail, limit)
+        else:  # the names are right: two vectors are looked at instead of many tensors
+            tensors = {"delta": reply.delta.flat, "statistics": reply.statistics.flat}
+            sent = {n: t for n, t in messages.contents(reply).items() if n.startswith("mail/")} if reply.mail else {}
+            shapes = {n: ((spec.total,), self.server.params.flat.dtype) for n, spec in zip(tensors, expected, strict=True)}
+            found = inspect(tensors | sent, reply.samples, shapes | mail, limit)
         return None if found is None else Failure(reply.place, reply.client, found.code, found.message)
 
     def _expected(self, plan: Plan) -> tuple[Any, Any]:
@@ -195,6 +203,8 @@ class Engine:
             return row | {"evaluated": False, "eval_seconds": 0.0}
         start = time.perf_counter()
         params = self._served()
+        if self.parts.method.has("ask") and not self.answers:  # a finished run that was resumed
+            self.answers = self._ask_all(bill=False)
         if self.parts.federation.test is not None:
             metrics = self.evaluator.server(params)
             row |= {"accuracy": metrics.get("accuracy"), "metrics": metrics}
@@ -221,9 +231,15 @@ class Engine:
         stays = any(self.parts.setup.layout.entries[n].kind == "norm" for n in self.plan.keep - self.plan.average)
         return self.lowest if stays else None
 
-    def _work(self, client: int, params: Params) -> Work:
-        t = self.server.round
-        return personal_work(client, t, self.plan.at(-1), params, self.rows.get(client), self.parts.lr(max(0, t - 1)))
+    def work_of(self, client: int, params: Params) -> Work:
+        """What a client forms its own model from; where pieces send single clients something of their own, that."""
+        t, method = self.server.round, self.parts.method
+        extras: Mapping[str, State] = {}
+        if method.has("send"):
+            seat = Seat(-1, client, t, self.plan.cohort)
+            sent, extras = send_to(self.server, method, self.parts.setup, seat, self.answers)
+            params = params if sent is self.server.params else sent
+        return Work(-1, client, 0, t, self.plan.at(-1), params, extras, self.rows.get(client), self.parts.lr(max(0, t - 1)))
 
     def _clients(self, params: Params) -> Row:
         """Own models on own test splits: unweighted over clients, held-out ones apart."""
@@ -232,7 +248,7 @@ class Engine:
         out = set(self.parts.federation.heldout)
 
         def score(kit: Kit, client: int) -> tuple[float | None, float | None, int]:
-            return self.evaluator.client(kit, self._work(client, params), params)
+            return self.evaluator.client(kit, self.work_of(client, params), params)
 
         found = self.evaluator.spread(score, range(self.parts.federation.clients))
         inside = [f for i, f in enumerate(found) if i not in out and f[0] is not None]
@@ -248,7 +264,7 @@ class Engine:
         personal = self.parts.method.has("personalise") or bool(self.plan.keep)
 
         def score(kit: Kit, client: int) -> tuple[float, int]:
-            return self.evaluator.validation(kit, self._work(client, params), personal=personal, params=params)
+            return self.evaluator.validation(kit, self.work_of(client, params), personal=personal, params=params)
 
         found = self.evaluator.spread(score, self.parts.setup.eligible)
         total = sum(n for _, n in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedstrata.kit import Kit
 from fedstrata.measure.scores import Scores, scores
 from fedstrata.params import Params
-from fedstrata.plan import Answers, Ask, Plan, Split
+from fedstrata.plan import Answers, Ask, Split
 from fedstrata.round import Session, Work
 
 if TYPE_CHECKING:
@@ -132,11 +132,6 @@ def mean_score(output: Tensor, y: Tensor) -> float:
     if y.is_floating_point():
         return -float((output.squeeze(-1) - y).double().square().mean().sqrt())
     return float((output.argmax(-1) == y).double().mean())
-
-
-def personal_work(client: int, round: int, plan: Plan, params: Params, row: Mapping[str, Tensor] | None, lr: float) -> Work:  # noqa: A002
-    """What a client needs to form its own model outside a round."""
-    return Work(0, client, 0, round, plan, params, {}, row, lr)
 
 
 def spread_of(values: Sequence[float], sizes: Sequence[int]) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fedstrata.container import Shapes
 from fedstrata.kit import Kit
 from fedstrata.params import Params
 from fedstrata.piece import Reply
@@ -39,12 +40,14 @@ class Ledger:
 
     Attributes:
         kit: a worker of the ledger's own, for probes.
+        mails: what mail a client sends, by plan.
         costs: FLOPs a sample, by purpose of the local steps: one batch of each purpose is run under torch's FLOP counter and thrown away.
     """
 
     kit: Kit
     total: Bill = Bill()
     costs: dict[str, float] = field(default_factory=dict)
+    mails: dict[Hashable, Shapes] = field(default_factory=dict)
 
     def round(self, works: Sequence[Work], replies: Sequence[Reply]) -> Bill:
         """The bill of a round; everybody who was sent something is counted, also those who failed."""
@@ -63,20 +66,32 @@ class Ledger:
         """A question to clients."""
         self.total += Bill(down=sizes)
 
+    def mail(self, work: Work) -> Shapes:
+        """Names, shapes and types of the mail that a client sends under this plan, as one batch of its own shows."""
+        if not self.kit.method.has("upload"):
+            return {}
+        plan = work.plan
+        key = (plan.train, plan.up, plan.keep, plan.phases)
+        if key not in self.mails:
+            costs, reply = probe(self.kit, work)
+            self.costs |= costs
+            self.mails[key] = {n: (tuple(t.shape), t.dtype) for n, t in messages.contents(reply).items() if n.startswith("mail/")}
+        return self.mails[key]
+
     def flops(self, work: Work, passes: Mapping[str, int]) -> float:
         """FLOPs of a client's passes."""
         if any(purpose not in self.costs for purpose in passes):
-            self.costs |= probe(self.kit, work)
+            self.costs |= probe(self.kit, work)[0]
         return sum(self.costs[purpose] * samples for purpose, samples in passes.items())
 
 
-def probe(kit: Kit, work: Work) -> dict[str, float]:
-    """FLOPs a sample of everything that a client runs under this plan: forward, backward of what is trained, extra forwards."""
+def probe(kit: Kit, work: Work) -> tuple[dict[str, float], Reply]:
+    """FLOPs a sample of everything that a client runs under this plan (forward, backward of what is trained, extra forwards), and its reply."""
     session = Session(replace_costs(kit), work, probe=True)
     loss, steps = session.train(session.begin())
     bound = session.kit.bound
-    session.reply(Params(bound.flat.detach().clone(), bound.spec, buffers=bound.buffers.clone()), loss, steps)
-    return session.kit.costs
+    reply = session.reply(Params(bound.flat.detach().clone(), bound.spec, buffers=bound.buffers.clone()), loss, steps)
+    return session.kit.costs, reply
 
 
 def replace_costs(kit: Kit) -> Kit:

@@ -109,7 +109,7 @@ class Seat:
     """Where a client sits in a round.
 
     Attributes:
-        place: in the cohort; client: who sits there; round: zero-based.
+        place: in the cohort, or -1 outside a round, where a client forms the model that it uses itself; client: who sits there; round: zero-based.
         cohort: all clients by place, with repeats.
         answers: to this piece's question, or None.
     """

@@ -18,7 +18,7 @@ from fedstrata.layout import Names
 from fedstrata.net import Batch
 from fedstrata.order import Order
 from fedstrata.params import Params
-from fedstrata.piece import Gradient, Loss, Piece, Reply, View
+from fedstrata.piece import Gradient, Loss, Reply, View
 from fedstrata.plan import Phase, Plan
 from fedstrata.states import State, pack, unpack
 

@@ -110,13 +110,14 @@ def plan_round(
     seen: Counter[int] = Counter()
     works = []
     for place, client in enumerate(cohort):
-        sent, extras = _send(server, method, setup, Seat(place, client, t, plan.cohort), answers)
+        sent, extras = send_to(server, method, setup, Seat(place, client, t, plan.cohort), answers)
         works.append(Work(place, client, seen[client], t, plan.at(place), sent, extras, row(client), lr))
         seen[client] += 1
     return Turn(plan, tuple(works), answers)
 
 
-def _send(server: Server, method: Method, setup: Setup, seat: Seat, answers: Mapping[str, Answers]) -> tuple[Params, dict[str, State]]:
+def send_to(server: Server, method: Method, setup: Setup, seat: Seat, answers: Mapping[str, Answers]) -> tuple[Params, dict[str, State]]:
+    """What one seat is sent: parameters, and extras by piece."""
     sent, extras = server.params, {}
     for name, piece in method.named.items():
         rng = streams.stream(setup.seed, f"send.{name}", server.round, seat.place)

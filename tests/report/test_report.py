@@ -246,3 +246,22 @@ def test_costs_are_shown_by_kind_of_number():
         assert part in text
     assert "nothing" not in text
     assert as_plain(row(0)) == row(0)
+
+
+def test_long_names_lose_what_they_share_and_still_differ():
+    long = "table-path-stays-csv-label-died-client-hospital-s1-"
+    assert short_names([long + "0b577c3a", long + "0b577c3a-2"]) == ["...0b577c3a", "...0b577c3a-2"]
+    assert short_names([long]) == [long]
+    assert short_names(["digits-fedavg-s0", "digits-fedprox-s0"]) == ["digits-fedavg-s0", "digits-fedprox-s0"]
+
+
+def test_a_run_on_a_federation_from_python_keeps_its_own_table_of_clients(tmp_path, console):
+    (tmp_path / "config.toml").write_text('method = "fedavg"\n')
+    (tmp_path / "manifest.json").write_text('{"custom": ["federation"], "method": "fedavg", "seed": 3}')
+    (tmp_path / "rounds.jsonl").write_text('{"round": 0, "loss": 1.0, "accuracy": 0.5}\n')
+    (tmp_path / "clients.csv").write_text("client\nnorth\n")
+    read = Result.read(tmp_path)
+    assert (read.summary["method"], read.summary["seed"]) == ("fedavg", 3)
+    report([read], console)
+    assert (tmp_path / "clients.csv").read_text() == "client\nnorth\n"
+    assert not (tmp_path / "partition.png").exists()

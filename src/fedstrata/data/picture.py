@@ -59,7 +59,7 @@ def partition_picture(federation: Federation, path: Path | str, clients: Sequenc
     lower.bar(range(len(shown)), table.sum(1).tolist(), color="#0072B2")
     lower.set_ylabel("samples")
     lower.set_xlabel("client" if len(shown) == federation.clients else f"client ({len(shown)} of {federation.clients})")
-    step = max(1, len(shown) // 20)
-    lower.set_xticks(range(0, len(shown), step), [str(client) for client in shown[::step]])
+    step = -(-len(shown) // 20)  # at most 20 numbers
+    lower.set_xticks(range(0, len(shown), step), [str(client) for client in shown[::step]], fontsize=8)
     upper.set_title(f"{federation.name}: {federation.partition.law}", fontsize=9)
     figure.savefig(path, dpi=120, metadata={"Software": None} if str(path).endswith(".png") else None)

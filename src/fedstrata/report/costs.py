@@ -34,14 +34,27 @@ def show(description: Any, console: Console) -> None:
     for name, rows in records.items():
         table = Table(box=box.SIMPLE_HEAD, title=_words(name), title_justify="left")
         for column, first in rows[0].items():
-            table.add_column(_words(column), justify="right" if isinstance(first, int | float) else "left", overflow="fold")
+            table.add_column(column.replace("_", " "), justify="right" if isinstance(first, int | float) else "left", overflow="fold")
         for row in rows:
             table.add_row(*(_text(column, value) for column, value in row.items()))
         console.print(table)
 
 
+SAYS: Mapping[str, str] = {
+    "client_state": "state of a client",
+    "bytes_down": "to a client, a round",
+    "bytes_up": "from a client, a round",
+    "framing_down": "framing to a client",
+    "framing_up": "framing from a client",
+    "flops_step": "training, a sample",
+    "memory": "memory, a local step",
+    "probe": "measured on",
+    "layers": "each layer group, as if it alone were trained",
+}
+
+
 def _words(name: str) -> str:
-    return name.replace("_", " ")
+    return SAYS.get(name, name.replace("_", " "))
 
 
 def _text(name: str, value: Any) -> str:

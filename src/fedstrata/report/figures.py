@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedstrata.data.picture import SHOWN, partition_picture
 from fedstrata.report.files import atomic
+from fedstrata.report.tables import short_names
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
@@ -32,14 +33,15 @@ def curve(results: Sequence[Result], path: Path) -> Path:
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     score = _score(results)
-    for place, result in enumerate(results):
+    names = short_names([result.name for result in results])
+    for place, (result, name) in enumerate(zip(results, names, strict=True)):
         style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "linestyle": STROKES[place // len(COLOURS) % len(STROKES)]}
         for axes, key in ((left, score), (right, "loss")):
             x, y = _series(result, key)
-            axes.plot(x, y, label=result.name, marker="." if len(x) <= 40 else None, linewidth=1.6, **style)
+            axes.plot(x, y, label=name, marker="." if len(x) <= 40 else None, linewidth=1.6, **style)
         personal = _series(result, "personal")
         if personal[0]:
-            left.plot(*personal, label=f"{result.name}, personal", linewidth=1.2, alpha=0.6, **style)
+            left.plot(*personal, label=f"{name}, personal", linewidth=1.2, alpha=0.6, **style)
     left.set_ylabel(f"test {score}" if score == "accuracy" else score)
     right.set_ylabel("training loss")
     for axes in (left, right):

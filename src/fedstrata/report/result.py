@@ -55,7 +55,7 @@ class Result:
         if summary is None:
             if not rounds:
                 raise StateError(f"{str(folder)!r} is no run folder: it has neither summary.json nor rounds.jsonl.")
-            summary = _so_far(rounds)
+            summary = {name: told for name, told in manifest(folder).items() if name in ("method", "seed")} | _so_far(rounds)
             notes = (*notes, f"the run is not finished; it has {len(rounds)} rounds. Go on with: fedstrata resume {folder}")
         return cls(summary, rounds, folder, _clients(folder / "clients.csv"), notes=notes)
 
@@ -69,6 +69,11 @@ class Result:
         from fedstrata.report.figures import curve  # noqa: PLC0415  # matplotlib is only loaded by those who draw
 
         return curve([self], Path(path))
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    """What manifest.json of a run folder holds; nothing where there is none."""
+    return _object(folder / "manifest.json") or {}
 
 
 def _object(path: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from fedstrata.config import Config
 from fedstrata.errors import FedstrataError
 from fedstrata.report.figures import curve
 from fedstrata.report.files import rounds_csv, write
-from fedstrata.report.result import Result
+from fedstrata.report.result import Result, manifest
 from fedstrata.report.tables import comparison, result_table, rounds_table
 
 
@@ -51,8 +51,11 @@ def _names(results: Sequence[Result]) -> list[str]:
 
 def _of_one(result: Result, folder: Path, console: Console) -> list[Path]:
     """Files that need the federation; where its data are not here, the curve alone, and the reason is said."""
+    assert result.folder is not None, "a result that was read has a folder"
+    if "federation" in manifest(result.folder).get("custom", ()):
+        console.print("note: clients.csv and partition.png are not made anew: the run was given a federation from Python", soft_wrap=True)
+        return [curve([result], folder / "curve.png")]
     try:
-        assert result.folder is not None, "a result that was read has a folder"
         return write(result, Config.read(result.folder / "config.toml").federation(), folder)
     except FedstrataError as error:
         console.print(f"note: clients.csv and partition.png are not made anew: {error}", soft_wrap=True)

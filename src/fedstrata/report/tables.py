@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from os.path import commonprefix
 from typing import Any
 
 from rich import box
@@ -11,9 +12,11 @@ from rich.table import Table
 from fedstrata.report.result import Result
 from fedstrata.report.units import duration, number, size, work
 
+LONG = 40  # letters of a run's name that a table or a legend has room for
+
 ACCURACY: Mapping[str, str] = {
     "final": "accuracy, last round",
-    "best": "accuracy, best round on test data",
+    "best": "accuracy, best round on test data (optimistic)",
     "window": "accuracy, mean of the last tenth",
     "selected": "accuracy, round chosen on validation data",
     "personal": "personal accuracy, mean over clients",
@@ -72,12 +75,20 @@ def comparison(results: Sequence[Result]) -> Table:
     heads = [c.replace("personal_worst10", "worst tenth") for c in shown]
     for name in ("run", "method", "seed", "rounds", *heads, "up", "down", "training", "time"):
         table.add_column(name, justify="left" if name in ("run", "method") else "right", overflow="fold")
-    for result in results:
+    for result, name in zip(results, short_names([r.name for r in results]), strict=True):
         s, accuracy = result.summary, result.summary.get("accuracy") or {}
         scores = [number(accuracy.get(c)) for c in shown]
         costs = [size(s.get("bytes_up")), size(s.get("bytes_down")), work(s.get("flops")), duration(s.get("seconds"))]
-        table.add_row(result.name, str(s.get("method", "-")), str(s.get("seed", "-")), str(s.get("rounds", "-")), *scores, *costs)
+        table.add_row(name, str(s.get("method", "-")), str(s.get("seed", "-")), str(s.get("rounds", "-")), *scores, *costs)
     return table
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names of runs without what long ones share at their beginning; the rest still tells them apart."""
+    if len(names) < 2 or max(map(len, names)) <= LONG:
+        return list(names)
+    shared = commonprefix(names).rfind("-") + 1  # noqa: RUF071  # letters are meant, not path components
+    return [f"...{name[shared:]}" if shared > LONG // 2 else name for name in names]
 
 
 def rounds_table(result: Result, most: int = 20) -> Table:
