@@ -159,7 +159,9 @@ def main(*, jobs: str, pairs: int, workers: int, as_json: bool) -> None:
     wrong = [j for j in jobs if j not in JOBS]
     if wrong or not jobs:
         raise ConfigError(f"jobs is {jobs!r}; it is made of {', '.join(JOBS)}.")
-    console = Console(stderr=as_json, markup=False, highlight=False, width=None)
+    console = Console(stderr=as_json, markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 150  # a table that goes to a file is not folded
     console.print(hardware())
     console.print(f"baseline (float32, eager, torch.optim.SGD, best of 1 and 2 intra-op threads):\n{CODE}")
     threads, rows = torch.get_num_threads(), []
