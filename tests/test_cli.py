@@ -157,6 +157,14 @@ def test_a_mistake_is_one_line_with_the_remedy_and_leaves_no_folder(here, call, 
     assert not (here / "runs").exists()
 
 
+def test_the_configuration_of_a_run_with_data_from_python_is_not_run_on_other_data(here, call):
+    (here / "config.toml").write_text('data = "digits"\n')
+    (here / "manifest.json").write_text('{"custom": ["federation", "module"]}')
+    code, out, err = call("run", "config.toml")
+    assert (code, out) == (2, "")
+    assert "given its federation and module from Python" in err
+
+
 def test_check_says_what_would_run(here, call):
     code, out, err = call("check", "method=fedprox(mu=0.1)", "test=both")
     assert (code, err) == (0, "")

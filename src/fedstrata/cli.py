@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MACHINE, USAGE, INTERRUPTED = 1, 2, 130
 """Exit codes: a disk or folder that fails; something that the user can mend in the command; stopped by a signal, with a checkpoint kept."""
 
-WIDE = 150  # columns of a table that goes to a file
+WIDE = 160  # columns of a table that goes to a file
 
 app = typer.Typer(
     name="fedstrata",

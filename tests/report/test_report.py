@@ -16,7 +16,7 @@ from fedstrata.report.figures import curve, partition
 from fedstrata.report.files import atomic, rounds_csv, write
 from fedstrata.report.result import Result
 from fedstrata.report.runs import report
-from fedstrata.report.tables import comparison, result_table, rounds_table
+from fedstrata.report.tables import comparison, result_table, rounds_table, short_names
 from fedstrata.report.units import duration, number, size, work
 
 
@@ -255,13 +255,13 @@ def test_long_names_lose_what_they_share_and_still_differ():
     assert short_names(["digits-fedavg-s0", "digits-fedprox-s0"]) == ["digits-fedavg-s0", "digits-fedprox-s0"]
 
 
-def test_a_run_on_a_federation_from_python_keeps_its_own_table_of_clients(tmp_path, console):
+def test_a_run_on_a_federation_from_python_keeps_its_own_table_of_clients(tmp_path):
     (tmp_path / "config.toml").write_text('method = "fedavg"\n')
     (tmp_path / "manifest.json").write_text('{"custom": ["federation"], "method": "fedavg", "seed": 3}')
     (tmp_path / "rounds.jsonl").write_text('{"round": 0, "loss": 1.0, "accuracy": 0.5}\n')
     (tmp_path / "clients.csv").write_text("client\nnorth\n")
     read = Result.read(tmp_path)
     assert (read.summary["method"], read.summary["seed"]) == ("fedavg", 3)
-    report([read], console)
+    report([read], Console(record=True))
     assert (tmp_path / "clients.csv").read_text() == "client\nnorth\n"
     assert not (tmp_path / "partition.png").exists()
