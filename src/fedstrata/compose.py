@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from fedstrata.calls import bind, parse_calls
-from fedstrata.errors import ConfigError, MethodError, nearest
+from fedstrata.errors import ConfigError, LayoutError, MethodError, nearest
 from fedstrata.net import Net
 from fedstrata.piece import Piece
 from fedstrata.plan import Setup
@@ -66,7 +66,11 @@ class Method:
     def check(self, setup: Setup) -> None:
         """Refuse a run that some piece cannot mean."""
         for piece in self.pieces:
-            piece.check(setup)
+            try:
+                piece.check(setup)
+            except LayoutError as error:
+                hint = " Norm layers come with norm=batch or norm=group." if "kind:norm" in str(error) else ""
+                raise LayoutError(f"{name_of(piece)}: {error}{hint}") from error
 
 
 PLAIN = Piece()

@@ -19,7 +19,7 @@ from fedstrata.data.task import Groups, Ints, Task
 from fedstrata.streams import stream
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """Clients 0 .. ``clients`` - 1, each a set of positions in one training set.
 
@@ -52,6 +52,9 @@ class Federation:
     notes: tuple[str, ...]
     seed: int = 0
     official: Samples | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        return f"Federation({self.name}: {len(self.train):,} training samples of shape {self.task.shape}, {self.clients:,} clients by {self.partition.law})"
 
     @property
     def clients(self) -> int:
