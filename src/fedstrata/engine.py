@@ -209,6 +209,7 @@ class Engine:
             metrics = self.evaluator.server(params)
             row |= {"accuracy": metrics.get("accuracy"), "metrics": metrics}
         row |= self._clients(params) | {"validation": self._validation(params)}
+        row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}  # of a regression that has diverged
         return row | {"evaluated": True, "eval_seconds": time.perf_counter() - start}
 
     def _served(self) -> Params:

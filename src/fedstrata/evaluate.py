@@ -128,10 +128,13 @@ class Evaluator:
 
 
 def mean_score(output: Tensor, y: Tensor) -> float:
-    """Accuracy, or, for a regression, minus the root of the mean squared error: larger is better."""
+    """Accuracy, or, for a regression, minus the root of the mean squared error: larger is better.
+
+    A row of outputs that is not finite is wrong; the error of a regression that has one is not finite.
+    """
     if y.is_floating_point():
         return -float((output.squeeze(-1) - y).double().square().mean().sqrt())
-    return float((output.argmax(-1) == y).double().mean())
+    return float(((output.argmax(-1) == y) & output.isfinite().all(-1)).double().mean())
 
 
 def spread_of(values: Sequence[float], sizes: Sequence[int]) -> dict[str, Any]:
