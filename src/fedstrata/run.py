@@ -199,9 +199,14 @@ class _Run:
             truncate_lines(self.folder / ROUNDS, 0)
             return None
         checkpoint = load(folder, None, previous=bool(previous))
+        if checkpoint.meta.get("run", self._identity()) != self._identity():
+            raise StateError(f"{folder} holds the checkpoint of another run (other settings or data); put this run's own back, or start it anew.")
         if not self.asked and self.executor == "auto" and checkpoint.meta["executor"] is not None:
             self.executor, self.workers = checkpoint.meta["executor"], checkpoint.meta["workers"]
         return checkpoint
+
+    def _identity(self) -> list[str]:
+        return [self.parts.config.digest(), self.parts.federation.fingerprint]
 
     def _commit(self, engine: Engine, row: dict[str, Any]) -> None:
         self.rows.append(row)
@@ -218,6 +223,7 @@ class _Run:
         chosen = getattr(engine.executor, "candidates", None)
         settled = chosen is None or len(chosen) == 1
         meta = {
+            "run": self._identity(),
             "lines": self.length,
             "seconds": engine.seconds,
             "bill": [total.up.payload, total.up.framing, total.down.payload, total.down.framing, total.flops],
