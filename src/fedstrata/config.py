@@ -120,7 +120,7 @@ class Config(Section):
     @classmethod
     def _plain_name(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
-            raise ConfigError(f"name is {name!r}; it is a folder name of letters, digits, dots, hyphens and underscores, at most 128.")
+            raise ConfigError(f"name is {name[:60]!r}; it is a folder name of letters, digits, dots, hyphens and underscores, at most 128.")
         return name
 
     @model_validator(mode="after")

@@ -420,4 +420,5 @@ def train_client(kit: Kit, work: Work) -> Reply | Failure:
     except FedstrataError:
         raise  # the run itself cannot be meant
     except (RuntimeError, ArithmeticError, ValueError, IndexError, KeyError, OSError, MemoryError) as error:
-        return Failure(work.place, work.client, "raised", f"{type(error).__name__}: {error}"[:500])
+        said = f"{type(error).__name__}: {error}"[:500].encode(errors="replace").decode()  # halves of surrogates fit into no file
+        return Failure(work.place, work.client, "raised", said)
