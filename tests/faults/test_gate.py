@@ -7,10 +7,13 @@ import pytest
 import torch
 
 import lab
+from fedstrata.methods import rows
 from fedstrata.params import Params
 from fedstrata.piece import Reply
+from test_vocabulary import Median
 
-METHODS = ("fedavg", "scaffold", "fedadam(lr=0.05)", "feddyn", "fednova", "fedper", "moon", "ditto(mu=0.5)")
+METHODS = ("fedavg", *(example for row in rows() for example in row.examples))
+SENDING = tuple(m for m in METHODS if m != "local")  # whose clients send nothing that could be wrong
 
 
 def spoil(change):
@@ -39,7 +42,7 @@ def run_with(method, change, rounds=3, **settings):
     return lab.play(method, wrap={"change": change}, rounds=rounds, **settings)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*SENDING, Median()], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_client_that_sends_nan_is_a_client_that_was_not_there(method, value):
     bad, twin = run_with(method, spoil(one_entry(value))), run_with(method, without)
