@@ -288,6 +288,32 @@ def test_ctrl_c_keeps_a_checkpoint_says_how_to_go_on_and_resume_reaches_the_same
     assert json.loads(out)["model_sha256"] == json.loads(whole)["model_sha256"]
 
 
+def test_a_second_ctrl_c_ends_the_run_at_once_and_it_can_still_be_resumed(here, call):
+    """Rounds of half a second or more: the signals arrive in the middle of one."""
+    settings = ["rounds=2", "cohort=3", "local.steps=3000", "executor=loop", "model=logistic"]
+    process = _started(here, *settings, "name=stopped", "--plain")
+    lines = here / "runs/stopped/rounds.jsonl"
+    for _ in range(600):
+        if lines.is_file() and lines.read_text().count("\n") >= 1:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    told = process.stderr.readline() + process.stderr.readline()
+    assert "once more stops at once" in told
+    process.send_signal(signal.SIGINT)
+    err = process.stderr.read()
+    process.stderr.close()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 130, err
+    assert "stopped at once" in err
+    assert "Traceback" not in err
+    assert lines.read_text().count("\n") == 1
+    code, out, _ = call("resume", "runs/stopped", "--json")
+    assert code == 0
+    whole = call("run", *settings, "name=whole", "--json")[1]
+    assert json.loads(out)["model_sha256"] == json.loads(whole)["model_sha256"]
+
+
 def test_a_broken_pipe_is_no_traceback(here):
     command = f"{sys.executable} -m fedstrata run --help | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=here, capture_output=True, text=True, check=True)
