@@ -54,7 +54,8 @@ class Federation:
     official: Samples | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
-        return f"Federation({self.name}: {len(self.train):,} training samples of shape {self.task.shape}, {self.clients:,} clients by {self.partition.law})"
+        samples = f"{len(self.train):,} training samples of shape {self.task.shape}"
+        return f"Federation({self.name}: {samples}, {self.clients:,} clients by {self.partition.law})"
 
     @property
     def clients(self) -> int:
