@@ -108,7 +108,7 @@ class Processes:
                 if worker.work is None and left:
                     work = left.pop()
                     tries[work.place] = tries.get(work.place, 0) + 1
-                    worker.give(work, self.sets, common=rows if work.sent is shared else None)
+                    self._give(worker, work, rows if work.sent is shared else None)
             ready = wait([w.pipe for w in self.pool if w.work is not None])
             for worker in [w for w in self.pool if w.pipe in ready]:
                 answer = self._answer(worker, left, tries)
@@ -121,14 +121,26 @@ class Processes:
         assert params.buffers is not None
         return self.common.write({"sent": params.flat, "sent.buffers": params.buffers.flat})
 
+    def _give(self, worker: Worker, work: Work, common: list[list[object]] | None) -> None:
+        """Hand over work; a worker that died while it had none is replaced, which is nobody's second try."""
+        try:
+            worker.give(work, self.sets, common=common)
+        except OSError:
+            self._renew(worker).give(work, self.sets, common=common)
+
+    def _renew(self, worker: Worker) -> Worker:
+        worker.end()
+        place = self.pool.index(worker)
+        self.pool[place] = self._fork()
+        return self.pool[place]
+
     def _answer(self, worker: Worker, left: list[Work], tries: dict[int, int]) -> Reply | Failure | None:
         work = worker.work
         assert work is not None
         try:
             return worker.take()
-        except (EOFError, ConnectionResetError):
-            worker.end()
-            self.pool[self.pool.index(worker)] = self._fork()
+        except (EOFError, OSError):  # OSError: it died while it answered
+            self._renew(worker)
             if tries[work.place] < 2:
                 left.append(work)
                 return None
