@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fedstrata.data.checks import class_labels
+from fedstrata.data.checks import class_labels, float32
 from fedstrata.data.samples import Images, Samples, Tensors
 from fedstrata.data.task import Groups, Source, Task
 from fedstrata.errors import DataError
@@ -68,7 +68,7 @@ def _samples(x: Given, y: NDArray[Any], classes: int, vocabulary: int, kind: str
     if kind == "classification":
         targets = class_labels(y.astype(np.int64) if y.dtype.kind == "b" else y, classes, where)
     else:
-        targets = torch.from_numpy(np.ascontiguousarray(y, dtype=np.float32))
+        targets = torch.from_numpy(float32(y))
     if features.ndim < 2 or len(features) != len(y):
         raise DataError(f"{where}: x has shape {features.shape} and y {y.shape}; x is [N, ...] and y is [N].")
     if vocabulary:
@@ -78,7 +78,7 @@ def _samples(x: Given, y: NDArray[Any], classes: int, vocabulary: int, kind: str
         return Images(torch.from_numpy(np.ascontiguousarray(features)), targets, (0.0,) * channels, (1.0,) * channels)
     if features.dtype.kind != "f":
         raise DataError(f"{where}: x holds {features.dtype}; give floats, uint8 images [N, C, H, W], or tokens with vocabulary=.")
-    return Tensors(torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32)), targets)
+    return Tensors(torch.from_numpy(float32(features)), targets)
 
 
 def _tokens(x: NDArray[Any], vocabulary: int, where: str) -> Tensor:

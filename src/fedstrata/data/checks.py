@@ -62,6 +62,12 @@ def finite_features(x: Tensor, where: str) -> None:
     raise DataError(f"{where}: row {row}, column {place} is {value}; features are finite numbers. Remove the row, or fill the value in.")
 
 
+def float32(values: NDArray[Any]) -> NDArray[np.float32]:
+    """The values as float32; one that is too large becomes infinite without a word, and :func:`finite_features` names it."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+
 def check_samples(samples: Samples, task: Task, where: str) -> None:
     """What every data set has to hold: as many samples as labels, labels that the task names, finite features of the task's shape.
 

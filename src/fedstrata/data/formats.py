@@ -72,7 +72,8 @@ def packed_pictures(path: Path, size: int | None = None) -> tuple[Bytes, Table]:
 def _packed(name: str, size: int | None, _mtime: int, _length: int) -> tuple[Bytes, Table]:
     path = Path(name)
     table = read_npz(path)
-    height, width, channels = (int(v) for v in required(table, "size", path))
+    height, width, channels = _size(required(table, "size", path), path)
+    _columns(table, path)
     if "jpeg" in table:
         offsets, blob = required(table, "offsets", path), table["jpeg"].tobytes()
         parts = [blob[a:b] for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
@@ -91,6 +92,21 @@ def _packed(name: str, size: int | None, _mtime: int, _length: int) -> tuple[Byt
     if done != len(labels):
         raise DataError(f"{path} has {done} pictures and {len(labels)} labels.")
     return pixels, {key: value for key, value in table.items() if key != "jpeg" and not (key[0] == "m" and key[1:].isdigit())}
+
+
+def _size(size: NDArray[Any], path: Path) -> list[int]:
+    sides = [int(v) for v in size.tolist()] if size.shape == (3,) and size.dtype.kind in "iu" else []
+    if len(sides) != 3 or not all(1 <= side <= 4096 for side in sides):
+        raise DataError(f"{path}: size is {size.tolist()!r}; it is [height, width, channels], whole numbers of at least 1.")
+    return sides
+
+
+def _columns(table: Table, path: Path) -> None:
+    """Every array beside the pictures is one-dimensional; those that say something of each picture are as long as the labels."""
+    labels = required(table, "labels", path)
+    for name in ("classes", "writer", "domain"):
+        if name in table and (table[name].ndim != 1 or (name != "classes" and len(table[name]) != len(labels))):
+            raise DataError(f"{path}: {name} has shape {table[name].shape}; {'[classes]' if name == 'classes' else f'[{len(labels)}]'} is wanted.")
 
 
 def _stack(part: bytes, height: int, width: int, channels: int, size: int | None, path: Path) -> Bytes:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedstrata.data.checks import class_labels, mask_by
+from fedstrata.data.checks import class_labels, float32, mask_by
 from fedstrata.data.columns import Column, Columns, column, read_columns
 from fedstrata.data.images import groups_by
 from fedstrata.data.place import Place
@@ -153,7 +153,7 @@ def encode(columns: Columns, how: Encoding, late: Mask | None, share: float, ide
         raise DataError(f"{where}: class {names[int(unseen[0])]!r} is in the test rows only; every class needs a training row.")
     numeric, onehot, levels = _matrices(features, late)
     task = Task("classification" if names else "regression", (numeric.shape[1] + onehot.shape[1],), len(names) or 1, names)
-    y = class_labels(target.astype(np.int64), len(names), where) if names else torch.from_numpy(target.astype(np.float32))
+    y = class_labels(target.astype(np.int64), len(names), where) if names else torch.from_numpy(float32(target))
     groups: dict[str, Groups] = {} if owner is None else {"client": groups_by(owner[~late], owner[late])}
     notes = (f"table: {task.kind} of {how.label} over {len(names)} classes." if names else f"table: regression of {how.label}.",)
     build = _Build(identity, task, numeric, onehot, y.numpy(), late, groups, levels, how.target, notes)
@@ -244,7 +244,7 @@ class _Build:
     notes: tuple[str, ...]
 
     def source(self, numeric: Floats, y: np.ndarray, *, scaled: bool, notes: tuple[str, ...] = ()) -> Source:
-        x = torch.from_numpy(np.concatenate([numeric, self.onehot], 1).astype(np.float32))
+        x = torch.from_numpy(float32(np.concatenate([numeric, self.onehot], 1)))
         labels = torch.from_numpy(y)
         mask = torch.from_numpy(self.late)
         train, test = Tensors(x[~mask], labels[~mask]), Tensors(x[mask], labels[mask])
@@ -262,6 +262,6 @@ class _Build:
         notes = [f"table: column {name!r} is constant (or missing) in the training rows and is 0." for name in flat]
         y = self.y
         if self.task.kind == "regression" and self.target == "standard":
-            y = result[:, -1].astype(np.float32)
+            y = float32(result[:, -1])
             notes.append(f"table: targets are in standard deviations: mean {scaling.mean[-1]:.6g}, std {scaling.std[-1]:.6g} of the training rows.")
         return self.source(result[:, :-1], y, scaled=True, notes=tuple(notes))
