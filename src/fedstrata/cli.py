@@ -169,6 +169,9 @@ def observed(*, as_json: bool, plain: bool) -> Iterator[tuple[Console, Observer,
             yield console, observer, interrupt
     except Stopped as stop:
         stopped(stop.folder, as_json=as_json)
+    except KeyboardInterrupt:  # click would end in silence
+        print("fedstrata: stopped at once; what was checkpointed is kept, go on with `fedstrata resume RUN`", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def finish(result: Result, config: Config, console: Console, *, as_json: bool) -> None:

@@ -101,6 +101,8 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
             if place == len(lines) - 1:  # no newline after it
                 return rows, (f"{path.name}: the last line is half written and was left out.",)
             raise StateError(f"{path} is damaged in line {place + 1}: {error}.") from error
+        if not isinstance(row, dict):
+            raise StateError(f"{path} is damaged in line {place + 1}: it is not a JSON object. `fedstrata resume {path.parent}` says what is left.")
         rows.append(row)
     return rows, ()
 
@@ -115,13 +117,15 @@ def _clients(path: Path) -> dict[int, Scores]:
     """Scores of clients from clients.csv; counts are the federation's own and are not read back."""
     if not path.is_file():
         return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
     found: dict[int, Scores] = {}
-    for row in rows:
-        scores = {name.removeprefix(SCORE): _float(text) for name, text in row.items() if name and name.startswith(SCORE) and text}
-        if scores:
-            found[int(row["client"])] = scores
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                scores = {name.removeprefix(SCORE): _float(text) for name, text in row.items() if name and name.startswith(SCORE) and text}
+                if scores:
+                    found[int(row["client"])] = scores
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise StateError(f"{path} is damaged: {error!r}. Delete it; a resume of the run writes it again.") from error
     return found
 
 
