@@ -244,11 +244,12 @@ def entries_of(module: nn.Module, head: str) -> list[Entry]:
         LayoutError: declared groups that do not partition the parameters.
     """
     groups = derive_groups(module)
+    whole = hasattr(module, "layer_groups")  # a declared prefix stands for all below it; a derived one for the parameters of that module itself
     modules = dict(module.named_modules())
     found: list[Entry] = []
     for name, parameter in module.named_parameters():
         owner = name.rpartition(".")[0]
-        mine = [g for g in groups if any(owner == p or owner.startswith(p + ".") or p == "" for p in g.prefixes)]
+        mine = [g for g in groups if any(owner == p or (whole and (owner.startswith(p + ".") or p == "")) for p in g.prefixes)]
         if len(mine) != 1:
             raise LayoutError(
                 f"parameter {name!r} lies in {len(mine)} of the declared layer groups ({', '.join(g.name for g in mine)}); exactly one is right."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -41,12 +41,27 @@ def check(module: nn.Module, task: Task) -> str | None:
         return _head(trial, probe, out, task, declared=getattr(module, "head_name", None))
 
 
+def trains_on_one(module: nn.Module, task: Task) -> bool:
+    """Whether batch norms have more than one value to look at when a batch is a single sample."""
+    trial = copy.deepcopy(module).eval()
+    for part in trial.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase):
+            part.train()
+    try:
+        with torch.no_grad():
+            trial(_probe(task)[:1])
+    except ValueError:  # torch: "Expected more than 1 value per channel when training"
+        return False
+    return True
+
+
 def swap_dropout(module: nn.Module) -> nn.Module:
     """A copy of a module with torch's dropout layers replaced by ours, which draw from the derived stream.
 
     Raises:
         ConfigError: alpha dropout, which has no counterpart here, or p = 1.
     """
+    _has_shapes(module)
     swapped = copy.deepcopy(module)
     if isinstance(swapped, (nn.Dropout, *_CHANNELS)):
         return _ours(swapped, "the module itself")
@@ -82,6 +97,13 @@ def _has_shapes(module: nn.Module) -> None:
             raise ConfigError(f"parameter {name} has no shape yet (a lazy layer). Run one batch through the model before handing it over.")
         if parameter.device.type == "meta":
             raise ConfigError(f"parameter {name} lies on the meta device and holds no numbers. Materialise and initialise the model first.")
+        if not parameter.is_floating_point():
+            raise ConfigError(f"parameter {name} is {parameter.dtype}; parameters are real numbers, trained as float32. Make it a buffer.")
+        if not parameter.requires_grad:
+            raise ConfigError(f"parameter {name} has requires_grad=False, but all parameters are trained here. Make it a buffer, or set it to True.")
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase) and part.momentum is None:
+            raise ConfigError(f"layer {name} has momentum=None: it counts batches, which clients do not share. Give it a number such as 0.1.")
 
 
 def _probe(task: Task) -> Tensor:
@@ -146,8 +168,9 @@ def _draws_nothing(module: nn.Module, probe: Tensor, task: Task) -> None:
     for part in module.modules():
         if isinstance(part, Dropout):
             part.draw = uniforms
-    before = torch.get_rng_state()
+    before, buffers = torch.get_rng_state(), {n: b.clone() for n, b in module.named_buffers()}
     out = _forward(module, probe, task)
+    _keeps_buffers(module, buffers)
     if not torch.equal(before, torch.get_rng_state()):
         layers = [n for n, m in module.named_modules() if isinstance(m, (nn.Dropout, *_CHANNELS, *_OTHERS)) and getattr(m, "p", 0) > 0]
         found = (
@@ -158,6 +181,14 @@ def _draws_nothing(module: nn.Module, probe: Tensor, task: Task) -> None:
         remedy = "call fedstrata.models.swap_dropout(model)" if layers else "use the layer fedstrata.net.Dropout, which draws from the seeded stream"
         raise ConfigError(f"the model draws from torch's own random generator while training ({found}), so runs could not be repeated: {remedy}.")
     _finite(out, "training")
+
+
+def _keeps_buffers(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Refuse a module that remembers training outside of batch norms: nobody would send it, and workers would carry it from client to client."""
+    norms = [n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    for name, buffer in module.named_buffers():
+        if name.rpartition(".")[0] not in norms and (name not in before or not torch.equal(buffer, before[name])):
+            raise ConfigError(f"buffer {name} changes while the model trains; only statistics of batch norms may. Keep it constant.")
 
 
 def _head(trial: nn.Module, probe: Tensor, out: Tensor, task: Task, *, declared: str | None) -> str | None:
