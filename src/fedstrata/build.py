@@ -10,17 +10,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstrata import streams
-from fedstrata.compose import Method
+from fedstrata.compose import Method, name_of
 from fedstrata.config import Config
 from fedstrata.data.federation import Federation
-from fedstrata.errors import ConfigError
+from fedstrata.errors import ConfigError, MethodError
 from fedstrata.kit import Kit, Local, bind_net
 from fedstrata.methods import method as parse_method
 from fedstrata.methods.finetune import FineTune
 from fedstrata.models import build, check, swap_dropout
+from fedstrata.models.check import trains_on_one
 from fedstrata.params import Params
 from fedstrata.plan import Setup
 from fedstrata.schedules import schedule
+from fedstrata.server import rehearse
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,11 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
         merges=bool(bound.norms),
     )
     config.needed(setup.cohort)  # an impossible quorum is refused before anything is written
+    if bound.norms and local.batch == 1 and not trains_on_one(module, federation.task):
+        raise ConfigError("local.batch is 1, but a batch norm cannot look at one value; use local.batch=2 or more, or norm=group.")
+    _check_steps(method, config)
     method.check(setup)
+    rehearse(method, setup, config.bn)
     settings = Local(local.draw, local.clip, local.precision)
 
     built = [(bound, net, memo)]  # the first worker takes what the setup was made with
@@ -154,6 +160,16 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
     return Parts(config, federation, method, setup, make, lambda t: local.lr * factor(t))
 
 
+def _check_steps(method: Method, config: Config) -> None:
+    """Refuse settings of the local optimiser where a piece brings steps of its own, which would not look at them."""
+    idle = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": None}
+    given = [f"local.{name}={getattr(config.local, name)}" for name, default in idle.items() if getattr(config.local, name) != default]
+    if method.has("step") and given:
+        raise MethodError(
+            f"{name_of(method.owner('step'))} takes local steps of its own, on which {' and '.join(given)} would have no effect; leave it out."
+        )
+
+
 def _module(config: Config, federation: Federation, module: nn.Module | None) -> tuple[nn.Module, str]:
     """The model, checked against the task, and the name of its head."""
     task = federation.task
@@ -161,7 +177,9 @@ def _module(config: Config, federation: Federation, module: nn.Module | None) ->
         norm = None if config.norm == "auto" else config.norm
         module = build(config.model_for(task), task, norm, streams.torch_stream(config.seed, "model"))
     else:
-        module = swap_dropout(module)
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"module is {module!r}; an instance of nn.Module is wanted (a class is called first: Net()).")
+        module = swap_dropout(module).to(torch.float32)
     head = check(module, task)
     if head is None:
         raise ConfigError(

@@ -19,7 +19,7 @@ from fedstrata.calls import bind, parse_call, parse_calls
 from fedstrata.errors import ConfigError
 from fedstrata.keys import NOTHING, Key, flatten, near, suggestion, table
 from fedstrata.schedules import schedule
-from fedstrata.sections import Auto, Checkpoint, Count, Eval, Finetune, Gate, Local, Section
+from fedstrata.sections import Auto, Checkpoint, Count, Eval, Finetune, Gate, Local, Parallel, Section
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
@@ -63,8 +63,9 @@ class Config(Section):
     partition: str = Field(
         default="auto", description="how samples are dealt to clients; auto: natural where the data have clients, otherwise dirichlet(alpha=0.3)"
     )
-    test: Literal["server", "client", "both"] = Field(
-        default="server", description="who tests: the server's test set, each client's own split, or both"
+    test: str = Field(
+        default="server",
+        description="who tests: server (its test set), client (a split of that set for each), both; own(share=0.2): samples that each keeps",
     )
     validation: float = Field(default=0.0, ge=0, lt=1, description="share of each client's samples kept to choose the round by")
     heldout: float = Field(default=0.0, ge=0, lt=1, description="share of the clients kept out of training")
@@ -89,7 +90,7 @@ class Config(Section):
     executor: Literal["auto", "loop", "threads", "processes", "batched"] = Field(
         default="auto", description="who trains clients; auto: the fastest of those that agree bit for bit"
     )
-    workers: Count | Auto = Field(default="auto", description="clients trained at a time; auto: one a core")
+    workers: Parallel | Auto = Field(default="auto", description="clients trained at a time; auto: one a core")
     rows: Literal["memory", "mapped"] = Field(default="memory", description="where state of clients is kept: memory, or a file mapped into memory")
     checkpoint: Checkpoint = Checkpoint()
     out: str = Field(default="runs", description="folder for run folders")
@@ -111,9 +112,21 @@ class Config(Section):
     @field_validator("test")
     @classmethod
     def _test(cls, text: str) -> str:
-        word = parse_call(text).name
-        if word not in TESTS:
-            raise ConfigError(f"test is {text!r}; it is server, client, both or own(share=0.2).{suggestion(word, TESTS)}")
+        try:
+            call = parse_call(text)
+        except ConfigError:
+            call = None
+        if call is None or call.name not in TESTS or (call.name != "own" and (call.named or call.positional)):
+            near = suggestion(text if call is None else call.name, TESTS)
+            raise ConfigError(f"test is {text!r}; it is server, client, both or own(share=0.2).{near}")
+        return text
+
+    @field_validator("out", "data_root")
+    @classmethod
+    def _folder(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if text is not None and (not text or "\0" in text):
+            name = "data.root" if info.field_name == "data_root" else str(info.field_name)
+            raise ConfigError(f"{name} is {text!r}; it is the path of a folder ({name}=. is the current one).")
         return text
 
     @field_validator("name")

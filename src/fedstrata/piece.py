@@ -6,6 +6,7 @@ FedAvg. State goes in and comes out: a piece's *slot* lives on the server, its *
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
@@ -185,6 +186,7 @@ class Piece:
         wire: the piece changes what an update looks like on the wire and must come last.
         codec: names the lossless packing of the update that this piece makes possible; see ``fedstrata.wire.codec``.
         head: the piece replaces the model's head.
+        one_phase: the piece counts the local steps of one phase, so that no other may train in several.
         source: paper and section.
     """
 
@@ -194,6 +196,7 @@ class Piece:
     wire: ClassVar[bool] = False
     codec: ClassVar[str] = "dense"
     head: ClassVar[bool] = False
+    one_phase: ClassVar[bool] = False
     source: ClassVar[str] = ""
 
     # ---- once -------------------------------------------------------------------------------------------------------------------------
@@ -323,6 +326,6 @@ def draw_without_replacement(rng: Generator, population: int, n: int) -> list[in
 
 
 def require(condition: bool, setting: str, value: object, meaning: str) -> None:  # noqa: FBT001  # reads as a sentence
-    """Refuse a hyper-parameter: ``require(mu >= 0, "fedprox.mu", mu, "a weight, at least 0")``."""
-    if not condition:
+    """Refuse a hyper-parameter, and in any case what is not finite: ``require(mu >= 0, "fedprox.mu", mu, "a weight, at least 0")``."""
+    if not condition or (isinstance(value, float) and not math.isfinite(value)):
         raise ConfigError(f"{setting} is {value}; it is {meaning}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedstrata.build import Parts, assemble
 from fedstrata.config import Config
 from fedstrata.data.federation import Federation
 from fedstrata.engine import Engine
-from fedstrata.errors import StateError
+from fedstrata.errors import FedstrataError, StateError
 from fedstrata.events import Chosen, Finished, Observer, RoundDone, Started
 from fedstrata.ledger import Bill
 from fedstrata.params import Params
@@ -71,7 +72,11 @@ def run(
     manifest = _manifest(parts, custom=[n for n, given in (("federation", federation), ("module", module)) if given is not None])
     write_file(folder / MANIFEST, [_json(manifest)], "run")
     sync_folder(folder)
-    return _Run(parts, folder, observers, stop, config.executor, config.worker_count()).go(previous=None)
+    try:
+        return _Run(parts, folder, observers, stop, config.executor, config.worker_count()).go(previous=None)
+    except FedstrataError:
+        _discard(folder)
+        raise
 
 
 def resume(
@@ -106,6 +111,7 @@ def resume(
             raise StateError(f"{folder} was run with a {name} of your own; give it again: fedstrata.resume({str(folder)!r}, {name}=...).")
     config = Config.read(folder / "config.toml")
     _same(config, manifest, folder)
+    turn = _turn(config, executor, workers)
     parts = assemble(config, federation, module)
     now = _manifest(parts, custom=manifest["custom"])
     for key, meaning in (("fingerprint", "data or partition"), ("layout", "model")):
@@ -118,9 +124,7 @@ def resume(
         for k, v in now["versions"].items()
         if v != manifest["versions"].get(k)
     )
-    return _Run(parts, folder, observers, stop, executor or config.executor, workers or config.worker_count(), notes, asked=executor is not None).go(
-        previous=previous
-    )
+    return _Run(parts, folder, observers, stop, turn.executor, turn.worker_count(), notes, asked=executor is not None).go(previous=previous)
 
 
 class _Run:
@@ -359,6 +363,12 @@ def _new_folder(config: Config) -> Path:
     raise StateError(f"{out} holds 9,999 runs of this configuration; remove some, or set name.")
 
 
+def _discard(folder: Path) -> None:
+    """Take away the folder of a run that was refused before its first round was written."""
+    if {path.name for path in folder.iterdir()} <= {"config.toml", MANIFEST, ".lock"}:
+        shutil.rmtree(folder)
+
+
 def _manifest(parts: Parts, custom: Sequence[str]) -> dict[str, Any]:
     layout = parts.setup.layout
     shape = json.dumps([[e.name, list(e.shape), e.group, e.kind] for e in layout.entries.values()])
@@ -391,6 +401,16 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(f"{folder / MANIFEST} is damaged ({error}); the run cannot be identified. Start it anew.") from error
     return dict(manifest)
+
+
+def _turn(config: Config, executor: str | None, workers: int | None) -> Config:
+    """The configuration with who trains from here on, checked like any other."""
+    given: dict[str, Any] = {} if executor is None else {"executor": executor}
+    if executor == "loop":
+        given["workers"] = "auto"  # the run's own may be several
+    if workers is not None:
+        given["workers"] = workers
+    return config.replace(**given) if given else config
 
 
 def _same(config: Config, manifest: Mapping[str, Any], folder: Path) -> None:

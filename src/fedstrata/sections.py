@@ -11,6 +11,7 @@ from fedstrata.errors import ConfigError
 
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
+Parallel: TypeAlias = Annotated[int, Field(ge=1, le=1024)]  # threads or processes; above that a machine stands still
 Auto: TypeAlias = Literal["auto"]
 
 
@@ -42,7 +43,7 @@ class Local(Section):
     weight_decay: float = Field(default=0.0, ge=0, description="L2 term (sgd, adam) or decoupled (adamw)")
     clip: Positive | None = Field(default=None, description="largest norm of a gradient")
     precision: Literal["float32", "bfloat16"] = Field(default="float32", description="of forward and backward passes; parameters stay float32")
-    threads: Count = Field(default=1, description="intra-op threads of one client; changes float sums, so it belongs to the run")
+    threads: Parallel = Field(default=1, description="intra-op threads of one client; changes float sums, so it belongs to the run")
 
     _steps = model_validator(mode="before")(_one_length)
 

@@ -90,8 +90,30 @@ def plan_round(
         ask: has clients answer a piece's question.
         row: a client's stored row.
     """
-    t = server.round
     answers = {n: a for n, p in method.named.items() if (a := ask(n, p, server.slots[n])) is not None}
+    plan = _plan(server, method, setup, bn, answers)
+    seen: Counter[int] = Counter()
+    works = []
+    for place, client in enumerate(plan.cohort):
+        sent, extras = send_to(server, method, setup, Seat(place, client, server.round, plan.cohort), answers)
+        works.append(Work(place, client, seen[client], server.round, plan.at(place), sent, extras, row(client), lr))
+        seen[client] += 1
+    return Turn(plan, tuple(works), answers)
+
+
+def rehearse(method: Method, setup: Setup, bn: str) -> None:
+    """Refuse, before anything is trained or written, a first round that cannot be meant; a plan that hangs on answers is not known yet.
+
+    Raises:
+        MethodError: the plan trains nothing, averages what nobody sends, or trains in phases where a piece counts the steps of one.
+    """
+    if not method.has("ask"):
+        _plan(Server.start(method, setup), method, setup, bn, {})
+
+
+def _plan(server: Server, method: Method, setup: Setup, bn: str, answers: Mapping[str, Answers]) -> Plan:
+    """Who takes part in a round and what they do, checked."""
+    t = server.round
     owner = method.owner("sample")
     name = name_of(owner)
     rng = streams.stream(setup.seed, "sample", t)
@@ -105,15 +127,10 @@ def plan_round(
     if bn == "trained":
         plan = _statistics_of_trained(plan, setup.layout)
     _check_plan(plan, setup.layout)
+    _check_phases(plan, method)
     if method.owner("reduce") is PLAIN:
         _check_places(plan)
-    seen: Counter[int] = Counter()
-    works = []
-    for place, client in enumerate(cohort):
-        sent, extras = send_to(server, method, setup, Seat(place, client, t, plan.cohort), answers)
-        works.append(Work(place, client, seen[client], t, plan.at(place), sent, extras, row(client), lr))
-        seen[client] += 1
-    return Turn(plan, tuple(works), answers)
+    return plan
 
 
 def send_to(server: Server, method: Method, setup: Setup, seat: Seat, answers: Mapping[str, Answers]) -> tuple[Params, dict[str, State]]:
@@ -152,6 +169,14 @@ def _check_plan(plan: Plan, layout: Layout) -> None:
                     f"phase {phase.name!r} of local training moves no parameter: the chain (or a model that is all head) freezes "
                     "what it would train. Leave one of its pieces out, or use another model."
                 )
+
+
+def _check_phases(plan: Plan, method: Method) -> None:
+    divides = [name for name, piece in method.named.items() if piece.one_phase]
+    if divides and any(len(own.phases) > 1 for own in (plan, *(plan.at(place) for place in plan.places))):
+        raise MethodError(
+            f"{divides[0]} divides by one number of local steps; this chain trains in phases. Leave {divides[0]}, or the piece with the phases, out."
+        )
 
 
 def _check_places(plan: Plan) -> None:

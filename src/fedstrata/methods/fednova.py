@@ -29,6 +29,7 @@ class FedNova(Piece):
     """
 
     source: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    one_phase: ClassVar[bool] = True
     mu: float = 0.0
 
     def __post_init__(self) -> None:
@@ -43,8 +44,6 @@ class FedNova(Piece):
             )
 
     def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
-        if len(v.plan.phases) > 1:
-            raise MethodError("fednova divides by one number of local steps; this chain trains in phases. Leave fednova or the phases out.")
         uniform = v.setup.weighting == "uniform"
         sizes = [Fraction(1 if uniform else r.samples) for r in replies]
         amounts = [Fraction(self.amount(r.steps, v.lr, v.setup.momentum)) for r in replies]

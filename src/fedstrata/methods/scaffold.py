@@ -27,6 +27,7 @@ class Scaffold(Piece):
 
     source: ClassVar[str] = "Karimireddy et al., ICML 2020"
     elementwise: ClassVar[bool] = True
+    one_phase: ClassVar[bool] = True
     lr: float = 1.0
 
     def __post_init__(self) -> None:
@@ -50,8 +51,6 @@ class Scaffold(Piece):
         return lambda p, b: gradient(p, b) + correction
 
     def upload(self, delta: Params, own: State, v: View) -> tuple[Params, State, State]:
-        if len(v.plan.phases) > 1:
-            raise MethodError("scaffold divides by one number of local steps; this chain trains in phases. Leave scaffold or the phases out.")
         travel = effective_steps(v.steps, v.setup.momentum) * v.lr
         old = _params(own)
         change = -(_params(v.extras).pick(delta)) - delta / travel

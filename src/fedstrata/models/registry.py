@@ -114,8 +114,12 @@ def build(spec: str, task: Task, norm: Norm | None, generator: torch.Generator) 
     """
     row, given = _read(spec, norm)
     if row.ours:
-        model = _bare(row, task, given)
-        model.to_empty(device="cpu")
+        try:
+            model = _bare(row, task, given)
+            model.to_empty(device="cpu")
+        except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # torch names neither the model nor the setting
+            reason = str(error).splitlines()[0][:200]
+            raise ConfigError(f"model {spec} cannot be made, probably as it is larger than memory ({reason}). Use smaller layers.") from error
         model.start(generator)
         return model
     seed = int(torch.randint(2**62, (), generator=generator))
