@@ -23,9 +23,9 @@ from fedstrata.plan import Answers, Plan, Seat
 from fedstrata.round import Failure, Session, Work
 from fedstrata.server import Server, Turn, base_plan, finish_round, plan_round, send_to
 from fedstrata.state import MappedRows, MemoryRows, RowStore, preflight
-from fedstrata.states import State, pack
+from fedstrata.states import State, flatten_state, pack
 from fedstrata.wire import messages
-from fedstrata.wire.gate import Bounds, inspect
+from fedstrata.wire.gate import Bounds, finite, inspect
 
 Row = dict[str, Any]
 Chosen = Callable[[str, int, Mapping[str, float]], None]
@@ -87,6 +87,9 @@ class Engine:
         answers = sorted(self.executor.train(turn.works), key=lambda a: a.place)
         accepted, refused = self._inspect(turn, answers)
         after, moved = finish_round(self.server, parts.method, parts.setup, turn, accepted, self.needed)
+        if moved and not sound(after):
+            refused += [Failure(r.place, r.client, "overflow", OVERFLOW.format(len(accepted))) for r in accepted]
+            after, moved, accepted = replace(self.server, round=after.round), False, []
         if moved:
             self._keep_rows(turn, accepted, after.params)
         self.server, self.plan, self.answers = after, turn.plan, turn.answers
@@ -278,6 +281,16 @@ class Engine:
         for name, piece in parts.method.named.items():
             plan = piece.plan(plan, self.server.slots[name], None, self.server.round, parts.setup)
         return plan
+
+
+OVERFLOW = "the server's step from {} replies, each of them finite, is not finite; the round is left out. Lower local.lr or the method's own rates."
+
+
+def sound(server: Server) -> bool:
+    """Whether the model, its statistics and the models that pieces keep are finite."""
+    assert server.params.buffers is not None
+    kept = [value.flat for slot in server.slots.values() for value in flatten_state(slot).values() if isinstance(value, Params)]
+    return all(finite(tensor) for tensor in (server.params.flat, server.params.buffers.flat, *kept))
 
 
 def preflight_rows(parts: Parts) -> None:

@@ -273,8 +273,8 @@ class Session:
     ) -> Params:
         """Private training; see :class:`fedstrata.piece.Tools`."""
         kit = self.kit
-        if not len(self.index):
-            return start
+        if len(self.index) < (2 if kit.batch_dependent else 1):
+            return start  # nothing to train on: no sample, or one that a batch norm cannot look at
         bound = kit.bound
         bound.load(start)
         bound.mode(training=True)
@@ -419,6 +419,6 @@ def train_client(kit: Kit, work: Work) -> Reply | Failure:
         return session.reply(end, loss, steps)
     except FedstrataError:
         raise  # the run itself cannot be meant
-    except (RuntimeError, ArithmeticError, ValueError, IndexError, KeyError, OSError, MemoryError) as error:
+    except Exception as error:  # noqa: BLE001  # whatever a client's model, data or piece raise, alike under every executor
         said = f"{type(error).__name__}: {error}"[:500].encode(errors="replace").decode()  # halves of surrogates fit into no file
         return Failure(work.place, work.client, "raised", said)
