@@ -64,11 +64,6 @@ class Kit:
         """Whether a norm looks at the batch, so that a batch of one sample cannot be trained on."""
         return bool(self.bound.norms)
 
-    @property
-    def rewrites(self) -> bool:
-        """Whether pieces hold gradients across calls, so that each needs a vector of its own."""
-        return self.method.has("gradient") or self.method.has("step")
-
     def optimizer(self) -> Optimizer:
         """A local optimiser with empty state."""
         s = self.setup

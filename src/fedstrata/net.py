@@ -8,7 +8,7 @@ step costs; any other parameters (a teacher, an anchor, a perturbed point) go th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -107,10 +107,10 @@ class Net:
 
 
 class Bound:
-    """A module bound to one flat vector of parameters and one of gradients.
+    """A module bound to one flat vector of parameters.
 
-    The vector, the module's parameters and their gradients share storage: a backward pass fills ``grad``, and one in-place addition to ``flat``
-    is an optimiser step. A worker owns one; it is never shared between threads.
+    The vector and the module's parameters share storage, so that an optimiser step on either is one on both. A worker owns one; it is never shared
+    between threads.
 
     Args:
         module: the model; it is copied.
@@ -139,13 +139,9 @@ class Bound:
         self.spec = self.layout.spec
         first = next(iter(net.initial.values()))
         self.flat = torch.cat([net.initial[n].detach().reshape(-1).to(first.dtype) for n in self.spec.names])
-        self.grad = torch.zeros_like(self.flat)
         self.buffers = self.statistics0.clone()
-        self.parts = {
-            n: _leaf(t, g) for (n, t), g in zip(Params(self.flat, self.spec).views.items(), Params(self.grad, self.spec).views.values(), strict=True)
-        }
-        self.flat.requires_grad_()
-        self.flat.grad = self.grad  # terms written on the whole vector add into the same gradient
+        self.parts = {n: nn.Parameter(t.detach()) for n, t in Params(self.flat, self.spec).views.items()}
+        self.flat.requires_grad_()  # a leaf of its own, for terms that are written on the whole vector
         self.params = Params(self.flat, self.spec, buffers=self.buffers, views=dict(self.parts))
         for name in self.initial:
             module, local = self._place(name)
@@ -179,6 +175,12 @@ class Bound:
         """Let gradients stop at every parameter outside ``names``: frozen layers in front cost no backward work."""
         for name, part in self.parts.items():
             part.requires_grad_(name in names)
+
+    def slopes(self, value: Tensor, names: Sequence[str]) -> tuple[list[Tensor], Tensor | None]:
+        """Gradients of a loss at the bound vector: by tensor for these names, each fresh, and that of terms on the whole vector, if there are any."""
+        leaves = [self.parts[n] for n in names]
+        whole, *found = torch.autograd.grad(value, [self.flat, *leaves], allow_unused=True)
+        return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)], whole
 
     def mode(self, *, training: bool, batch_statistics: bool = False) -> None:
         """Training or evaluation; ``batch_statistics`` keeps norms on the statistics of the batch without moving running ones."""
@@ -228,12 +230,6 @@ class Bound:
                         norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
             self._twins[still] = body, head
         return self._twins[still]
-
-
-def _leaf(values: Tensor, grad: Tensor) -> nn.Parameter:
-    part = nn.Parameter(values.detach())
-    part.grad = grad
-    return part
 
 
 def _assign(module: nn.Module, path: str, child: nn.Module) -> None:

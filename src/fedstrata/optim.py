@@ -51,6 +51,9 @@ class Optimizer:
         if not self.state:
             self.state = [[torch.zeros_like(v) for _ in range(self.slots())] for v in values]
         self.count += 1
+        if self.name == "sgd" and not (self.momentum or self.weight_decay):
+            torch._foreach_add_(list(values), list(gradients), alpha=-lr)
+            return
         move = self._sgd if self.name == "sgd" else self._adam
         for value, gradient, slots in zip(values, gradients, self.state, strict=True):
             kept = [s[: value.shape[0]] for s in slots] if value.dim() > 1 else slots  # a stack shrinks as its clients finish

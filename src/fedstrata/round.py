@@ -110,28 +110,44 @@ class Eager:
         self.samples = 0
         bound = kit.bound
         bound.train_only(names)
+        self.names = [n for n in bound.spec.names if n in names]
         self.runs = bound.spec.runs(names)
-        self.values = [bound.flat.detach()[a:b] for a, b in self.runs]
-        self.slopes = [bound.grad[a:b] for a, b in self.runs]
-        self.whole = self.runs == ((0, bound.spec.total),)
+        flat = bound.flat.detach()
+        self.values = [flat[a:b] for a, b in self.runs]
+        self.tensors = [bound.parts[n].detach().view(-1) for n in self.names]
         self.gradient = gradient(self._base)
+        untouched = self.gradient == self._base and custom is None and kit.local.clip is None
+        self.direct = untouched  # no pass over the whole vector is needed
+
+    def _slopes(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        self.kit.memo.clear()
+        value = self.loss(self.kit.bound.params, batch)
+        self._note(float(value.detach()))
+        return self.kit.bound.slopes(value, self.names)
 
     def _base(self, p: Params, batch: Batch) -> Params:
+        """The gradient as one vector of its own."""
         bound = self.kit.bound
         if p.flat is not bound.flat:
             slope, found = self.kit.slope(self.loss, p, batch)
-            return self._note(found, slope)
-        self.kit.memo.clear()
-        for stretch in self.slopes:
-            stretch.zero_()
-        value = self.loss(p, batch)
-        value.backward()  # type: ignore[no-untyped-call]
-        return self._note(float(value.detach()), Params(bound.grad.clone() if self.kit.rewrites else bound.grad, bound.spec))
+            self._note(found)
+            return slope
+        return self._joined(*self._slopes(batch))
 
-    def _note(self, loss: float, slope: Params) -> Params:
+    def _joined(self, slopes: Sequence[Tensor], whole: Tensor | None) -> Params:
+        spec = self.kit.bound.spec
+        joined = torch.cat([s.reshape(-1) for s in slopes])
+        if len(self.names) < len(spec.names):
+            everything, at = torch.zeros(spec.total, dtype=joined.dtype), 0
+            for a, b in self.runs:
+                everything[a:b] = joined[at : at + b - a]
+                at += b - a
+            joined = everything
+        return Params(joined if whole is None else joined.add_(whole), spec)
+
+    def _note(self, loss: float) -> None:
         self.total += loss
         self.count += 1
-        return slope
 
     def step(self, batch: Batch) -> None:
         """One batch."""
@@ -143,9 +159,16 @@ class Eager:
                 for value, (a, b) in zip(self.values, self.runs, strict=True):
                     value.copy_(moved.flat[a:b])
             return
-        flat = self.gradient(bound.params, batch).flat
-        slopes = self.slopes if flat is bound.grad else [flat[a:b] for a, b in self.runs]
-        self.optimizer.step(self.values, slopes, self.lr)
+        if self.direct:
+            slopes, whole = self._slopes(batch)
+            if whole is None:
+                self.optimizer.step(self.tensors, [s.reshape(-1) for s in slopes], self.lr)
+                return
+            self.direct = False  # the loss has terms on the whole vector, in this phase's every step
+            flat = self._joined(slopes, whole).flat
+        else:
+            flat = self.gradient(bound.params, batch).flat
+        self.optimizer.step(self.values, [flat[a:b] for a, b in self.runs], self.lr)
 
 
 class Session:
