@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedstrata.build import assemble
 from fedstrata.config import Config
 from fedstrata.errors import ConfigError
-from fedstrata.kit import Kit
+from fedstrata.kit import FlopCounter, Kit
 from fedstrata.layout import Names
 from fedstrata.ledger import codecs_of
 from fedstrata.net import Batch
@@ -144,7 +143,7 @@ def cost(kit: Kit, batch: Batch, names: Names) -> tuple[float, int]:
         return t
 
     kit.memo.clear()
-    with FlopCounterMode(display=False) as counter, saved_tensors_hooks(keep, lambda t: t):
+    with FlopCounter() as counter, saved_tensors_hooks(keep, lambda t: t):
         loss = kit.plain_loss(bound.params, batch)
         held = sum(kept.values())  # before the backward pass frees it
         bound.slopes(loss, [n for n in bound.spec.names if n in names])

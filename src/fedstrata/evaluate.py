@@ -32,7 +32,7 @@ class Evaluator:
     Attributes:
         kits: workers' kits.
         federation: whose splits.
-        batch_statistics: norms look at the batch also here (``bn=batch``).
+        batch_statistics: norms look at the batch also here (``bn=batch``); at running statistics where it is one sample.
         threads: intra-op threads of each worker.
     """
 
@@ -61,11 +61,11 @@ class Evaluator:
 
     def predict(self, kit: Kit, params: Params, samples: Samples, index: Tensor) -> Tensor:
         """[N, classes] outputs of a model in evaluation mode."""
-        return torch.cat([self._pass(kit, params, samples.take(part)) for part in torch.split(index, BATCH)]) if len(index) else torch.zeros(0)
+        return torch.cat([self._pass(kit, params, samples.take(part)) for part in passes(index)]) if len(index) else torch.zeros(0)
 
     def _pass(self, kit: Kit, params: Params, x: Tensor) -> Tensor:
         kit.bound.load(params)
-        kit.bound.mode(training=False, batch_statistics=self.batch_statistics)
+        kit.bound.mode(training=False, batch_statistics=self.batch_statistics and len(x) > 1)
         kit.memo.clear()
         with torch.no_grad(), kit.autocast():
             return kit.net(kit.bound.params, x).float()
@@ -74,7 +74,7 @@ class Evaluator:
         """The server's model on its test set."""
         test = self.federation.test
         assert test is not None, "asked only where the server has a test set"
-        parts = torch.split(torch.arange(len(test)), BATCH)
+        parts = passes(torch.arange(len(test)))
         outputs = self.spread(lambda kit, part: self._pass(kit, params, test.take(part)), parts)
         return scores(torch.cat(outputs), test.y)
 
@@ -125,6 +125,14 @@ class Evaluator:
             return self.federation.testing(client)
         index = self.federation.training(client) if split == "train" else self.federation.validating(client)
         return self.federation.train, index
+
+
+def passes(index: Tensor) -> list[Tensor]:
+    """Positions cut into passes; a single one left over joins the pass before, as in training: a norm cannot look at one sample."""
+    parts = list(torch.split(index, BATCH))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
 
 
 def mean_score(output: Tensor, y: Tensor) -> float:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedstrata.compose import Method
 from fedstrata.net import Batch, Bound, Function, Net, gradient_at
@@ -85,6 +86,24 @@ class Kit:
         with self.autocast():
             output = self.net(p, batch.x)
         return batch.mean(self.net.loss(output.float() if output.dtype == torch.bfloat16 else output, batch.y))
+
+
+class FlopCounter(FlopCounterMode):
+    """torch's counter without its hooks on modules, which cannot stand a module that is called on a parameter (a parametrised layer)."""
+
+    def __init__(self) -> None:
+        super().__init__(display=False)
+        self.mod_tracker = _NoModules()  # type: ignore[assignment]
+
+
+class _NoModules:
+    """Counts everything under one name."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 class Memo:

@@ -8,12 +8,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedstrata import streams
 from fedstrata.compose import name_of
 from fedstrata.errors import FedstrataError
-from fedstrata.kit import Kit
+from fedstrata.kit import FlopCounter, Kit
 from fedstrata.layout import Names
 from fedstrata.net import Batch
 from fedstrata.order import Order
@@ -316,7 +315,7 @@ class Session:
 
     def _go(self, stepper: Eager | _Fold, purpose: str, batches: Iterable[Batch]) -> None:
         if self.probe:
-            with FlopCounterMode(display=False) as counter:
+            with FlopCounter() as counter:
                 run_steps(stepper, batches)
             self.kit.costs[purpose] = counter.get_total_flops() / max(stepper.samples, 1)
         else:

@@ -3,10 +3,13 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import fedstrata
 import lab
 from fedstrata.errors import ConfigError
+from fedstrata.kit import FlopCounter
+from fedstrata.models import build, check
 
 SMALL = {"cohort": 3, "rounds": 2, "local_epochs": 1, "executor": "loop"}
 
@@ -81,3 +84,18 @@ def test_a_module_that_cannot_be_repeated_is_refused_by_name(tmp_path, module, s
         run(module, tmp_path)
     assert says in str(told.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("hidden", [8, 16])
+def test_a_group_norm_over_one_or_two_values_is_refused(hidden):
+    task = fedstrata.Config().federation().task
+    with pytest.raises(ConfigError, match=f"normalises groups of {hidden // 8}"):
+        check(build(f"mlp(hidden={hidden})", task, "group", torch.Generator()), task)
+    check(build(f"mlp(hidden={hidden}, groups=2)", task, "group", torch.Generator()), task)
+
+
+def test_flops_are_those_of_torchs_own_counter():
+    layer, x = nn.Linear(6, 4), torch.randn(5, 6)
+    with FlopCounter() as ours, FlopCounterMode(display=False) as theirs:
+        layer(x).sum().backward()
+    assert ours.get_total_flops() == theirs.get_total_flops() > 0

@@ -7,6 +7,7 @@ import torch
 
 import fedstrata
 import lab
+from fedstrata.evaluate import passes
 from fedstrata.piece import Piece
 from fedstrata.wire.gate import finite
 
@@ -67,3 +68,17 @@ def test_whatever_a_piece_raises_is_a_failure_that_is_named_alike_by_every_execu
     refused = out.rows[0]["refused"]
     assert [code for _, code, _ in refused] == ["raised"] * 3
     assert all(message == f"{error.__name__}: a bug of the user's own" for _, _, message in refused)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_norms_that_look_at_the_batch_are_tested_on_one_sample(tmp_path, samples):
+    settings = TINY | {"bn": "batch", "partition": f"overlap(size={samples})"}
+    result = fedstrata.run(test="both", out=str(tmp_path), **settings)
+    assert result.summary["accuracy"]["personal"] is not None
+
+
+@pytest.mark.parametrize(("samples", "cuts"), [(499, [499]), (500, [500]), (501, [501]), (502, [500, 2]), (1001, [500, 501]), (1, [1])])
+def test_a_single_sample_is_no_pass_of_its_own(samples, cuts):
+    parts = passes(torch.arange(samples))
+    assert [len(part) for part in parts] == cuts
+    assert torch.equal(torch.cat(parts), torch.arange(samples))

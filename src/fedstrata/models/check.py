@@ -36,6 +36,7 @@ def check(module: nn.Module, task: Task) -> str | None:
     trial = copy.deepcopy(module).eval()
     with torch.no_grad(), _generator_kept():
         out = _forward(trial, probe, task)
+        _norms_see_several(trial, probe)
         _fits(out, trial, task)
         _draws_nothing(copy.deepcopy(module).train(), probe, task)
         return _head(trial, probe, out, task, declared=getattr(module, "head_name", None))
@@ -181,6 +182,32 @@ def _draws_nothing(module: nn.Module, probe: Tensor, task: Task) -> None:
         remedy = "call fedstrata.models.swap_dropout(model)" if layers else "use the layer fedstrata.net.Dropout, which draws from the seeded stream"
         raise ConfigError(f"the model draws from torch's own random generator while training ({found}), so runs could not be repeated: {remedy}.")
     _finite(out, "training")
+
+
+def _norms_see_several(trial: nn.Module, probe: Tensor) -> None:
+    """Refuse group norms over one value, which is always 0 then, or over two, which are always 1 and -1: no gradient would pass."""
+    seen: dict[str, int] = {}
+
+    def watch(name: str, parts: int) -> Callable[..., None]:
+        def look(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+            seen[name] = given[0][0].numel() // parts
+
+        return look
+
+    hooks = [
+        module.register_forward_pre_hook(watch(name, module.num_groups))
+        for name, module in trial.named_modules()
+        if isinstance(module, nn.GroupNorm) and module.num_groups > 0
+    ]
+    trial(probe)
+    for hook in hooks:
+        hook.remove()
+    alone = [name for name, values in seen.items() if values <= 2]
+    if alone:
+        raise ConfigError(
+            f"layer {alone[0]} normalises groups of {seen[alone[0]]}, of which at most the sign is left (no gradient): the model could not learn. "
+            "Give it at least 3 values a group (wider layers or fewer groups), or use another norm."
+        )
 
 
 def _keeps_buffers(module: nn.Module, before: Mapping[str, Tensor]) -> None:
