@@ -5,13 +5,17 @@ import hashlib
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
+import fedstrata
 import lab
 from fedstrata.engine import Engine
-from fedstrata.errors import StateError
+from fedstrata.errors import ConfigError, StateError
 from fedstrata.methods import rows
-from fedstrata.run import Stopped, fingerprint, resume, run
+from fedstrata.methods.fedprox import FedProx
+from fedstrata.run import Stopped, resume, run
+from fedstrata.summary import fingerprint
 from methods.rules import World
 
 SOME = ("fedavg", "scaffold", "fedadam(lr=0.05)", "fedrep", "ditto(mu=0.5)", "moon", "pfedme(lam=5, inner=2)", "fednova")
@@ -222,3 +226,39 @@ def test_another_federation_at_resume_is_refused(tmp_path):
         resume(tmp_path / "run", module=module)
     with pytest.raises(StateError, match="model is not"):
         resume(tmp_path / "run", federation=lab.federation(), module=lab.small("batch"))
+
+
+def test_settings_about_data_beside_a_federation_of_ones_own_are_refused_not_ignored(tmp_path):
+    data = lab.federation()
+    for key, value in {
+        "partition": "iid",
+        "test": "both",
+        "heldout": 0.3,
+        "augment": "flip",
+        "validation": 0.5,
+        "clients": 99,
+        "data": "mnist",
+    }.items():
+        with pytest.raises(ConfigError, match=f"{key}=.*would have no effect"):
+            fedstrata.run(federation=data, out=str(tmp_path), **{key: value})
+    assert not list(tmp_path.iterdir())
+
+
+def test_pieces_of_ones_own_run_without_being_registered_and_are_given_again_at_resume(tmp_path):
+    class Gentle(FedProx):
+        """A proximal pull by another name."""
+
+    settings = {"rounds": 2, "clients": 6, "cohort": 2, "model": "mlp(hidden=4)", "out": str(tmp_path)}
+    mine = fedstrata.run(Gentle(mu=0.5), name="mine", **settings)
+    theirs = fedstrata.run("fedprox(mu=0.5)", name="theirs", **settings)
+    assert mine.summary["model_sha256"] == theirs.summary["model_sha256"]
+    with pytest.raises(StateError, match="method of your own"):
+        fedstrata.resume(tmp_path / "mine")
+    assert fedstrata.resume(tmp_path / "mine", method=Gentle(mu=0.5)).summary["rounds"] == 2
+
+
+def test_the_final_model_lies_in_the_folder_by_names(tmp_path):
+    found = fedstrata.run(rounds=1, clients=6, cohort=2, model="mlp(hidden=4)", norm="batch", out=str(tmp_path), name="a")
+    tensors = safetensors.torch.load_file(tmp_path / "a" / "model.safetensors")
+    assert set(tensors) == set(found.params) | set(found.params.buffers)
+    assert all(torch.equal(tensors[n], t) for n, t in found.params.views.items())

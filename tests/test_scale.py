@@ -17,7 +17,8 @@ from fedstrata.config import Config
 from fedstrata.data.federation import Federation
 from fedstrata.engine import Engine
 from fedstrata.errors import StateError
-from fedstrata.run import fingerprint, run
+from fedstrata.run import run
+from fedstrata.summary import fingerprint
 
 MILLION = """
 import json, resource, sys, time

@@ -8,9 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from fedstrata.compose import Method, chain
 from fedstrata.config import Config
 from fedstrata.data.federation import Federation
 from fedstrata.events import Observer
+from fedstrata.piece import Piece
 from fedstrata.report.files import write
 from fedstrata.report.result import Result
 from fedstrata.run import resume as _resume
@@ -18,7 +20,7 @@ from fedstrata.run import run as _run
 
 
 def run(
-    method: str = "fedavg",
+    method: str | Piece | Method = "fedavg",
     *,
     federation: Federation | None = None,
     module: nn.Module | None = None,
@@ -29,7 +31,7 @@ def run(
     """Train a federation into a new run folder.
 
     Args:
-        method: in call syntax, "fedprox(mu=0.01) + fedavgm".
+        method: in call syntax, "fedprox(mu=0.01) + fedavgm"; or pieces of your own, a piece or a chain of them.
         federation: your own data instead of the configured ones; see :meth:`fedstrata.Federation.of`.
         module: your own model instead of the configured one, [B, *shape] -> [B, classes]; it is copied.
         observers: called with every event.
@@ -42,8 +44,10 @@ def run(
     >>> result = run("fedprox(mu=0.01)", rounds=2, local_epochs=1, seed=1)  # doctest: +SKIP
     >>> result.summary["accuracy"]["final"]  # doctest: +SKIP
     """
-    config = Config(method=method, **settings)
-    return _written(_run(config, federation=federation, module=module, observers=observers, stop=stop), config, federation)
+    own = None if isinstance(method, str) else chain(method)
+    config = Config(method=str(method), **settings)
+    result = _run(config, federation=federation, module=module, method=own, observers=observers, stop=stop)
+    return _written(result, config, federation)
 
 
 def resume(
@@ -54,6 +58,7 @@ def resume(
     workers: int | None = None,
     federation: Federation | None = None,
     module: nn.Module | None = None,
+    method: Piece | Method | None = None,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
 ) -> Result:
@@ -66,6 +71,7 @@ def resume(
         workers: instead of the run's own.
         federation: again, where the run was given one.
         module: again, where the run was given one.
+        method: again, where the run was given pieces instead of text.
         observers: as in :func:`run`.
         stop: as in :func:`run`.
     Raises:
@@ -78,6 +84,7 @@ def resume(
         workers=workers,
         federation=federation,
         module=module,
+        method=None if method is None else chain(method),
         observers=observers,
         stop=stop,
     )

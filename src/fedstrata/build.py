@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata import streams
 from fedstrata.compose import Method, name_of
-from fedstrata.config import Config
+from fedstrata.config import KEYS, Config
 from fedstrata.data.federation import Federation
 from fedstrata.errors import ConfigError, MethodError
 from fedstrata.kit import Kit, Local, bind_net
@@ -115,7 +115,10 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
     if config.finetune.on:
         f = config.finetune
         method = method + FineTune(epochs=f.epochs, steps=f.steps, lr=f.lr, groups=f.groups)
-    federation = config.federation() if federation is None else federation
+    if federation is None:
+        federation = config.federation()
+    else:
+        _own_federation(config, federation)
     module, head = _module(config, federation, module)
     loss, local = loss_of(federation.task.kind), config.local
     eligible = Eligible(federation.clients, federation.heldout)
@@ -158,6 +161,19 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
 
     factor = schedule(config.schedule, config.rounds)
     return Parts(config, federation, method, setup, make, lambda t: local.lr * factor(t))
+
+
+def _own_federation(config: Config, federation: Federation) -> None:
+    """Refuse settings about data beside a federation that was made in Python: they would have no effect."""
+    given = config.flat()
+    idle = [k for k in ("data", "augment", "partition", "test", "validation", "heldout") if given[k] != KEYS[k].default]
+    idle += ["clients"] if given["clients"] not in ("auto", federation.clients) else []
+    idle = [k for k in idle if k != "validation" or given[k] != federation.validation]
+    if idle:
+        said = " and ".join(f"{k}={given[k]!r}" for k in idle)
+        raise ConfigError(
+            f"{said} would have no effect beside a federation of your own. Say it there: Federation.of(..., partition=..., testing=...)."
+        )
 
 
 def _check_steps(method: Method, config: Config) -> None:

@@ -263,7 +263,7 @@ class Engine:
         return row | {"shared_on_clients": sum(shared) / len(shared) if shared else None, "heldout": sum(outside) / len(outside) if outside else None}
 
     def _validation(self, params: Params) -> float | None:
-        if not self.parts.config.validation:
+        if not self.parts.federation.validation:
             return None
         personal = self.parts.method.has("personalise") or bool(self.plan.keep)
 

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import platform
-import re
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedstrata import __version__
+from fedstrata import container
 from fedstrata.build import Parts, assemble
+from fedstrata.compose import Method
 from fedstrata.config import Config
 from fedstrata.data.federation import Federation
 from fedstrata.engine import Engine
 from fedstrata.errors import FedstrataError, StateError
 from fedstrata.events import Chosen, Finished, Observer, RoundDone, Started
+from fedstrata.folder import MANIFEST, as_json, discard, manifest_of, new_folder, read_manifest, same_run
 from fedstrata.ledger import Bill
 from fedstrata.params import Params
 from fedstrata.report.result import Result
 from fedstrata.server import Server
-from fedstrata.state import Checkpoint, append_line, committed, load, lock, read_lines, save, sha256_of, truncate_lines
-from fedstrata.state.disk import make_folder, sync_folder, write_file
+from fedstrata.state import Checkpoint, append_line, committed, load, lock, read_lines, save, truncate_lines
+from fedstrata.state.disk import sync_folder, write_file
 from fedstrata.states import flatten_state, restore_state
+from fedstrata.summary import summarise
 from fedstrata.wire.frame import Size
 
-ROUNDS, MANIFEST, SUMMARY, CHECKPOINTS = "rounds.jsonl", "manifest.json", "summary.json", "checkpoints"
+ROUNDS, SUMMARY, CHECKPOINTS, MODEL = "rounds.jsonl", "summary.json", "checkpoints", "model.safetensors"
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: somebody asked for it
@@ -51,6 +49,7 @@ def run(
     *,
     federation: Federation | None = None,
     module: nn.Module | None = None,
+    method: Method | None = None,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
 ) -> Result:
@@ -60,22 +59,24 @@ def run(
         config: everything that is set.
         federation: instead of the configured data; a resume needs it again.
         module: instead of the configured model; a resume needs it again.
+        method: pieces that are not registered, instead of the configured method; a resume needs them again.
         observers: told what happens.
         stop: asked after every round; True ends the run, which can be resumed.
     Raises:
         FedstrataError: what cannot be meant, before anything is written.
         Stopped: ``stop`` said so.
     """
-    parts = assemble(config, federation, module)
-    folder = _new_folder(config)
+    parts = assemble(config, federation, module, method)
+    folder = new_folder(config, config.data if federation is None else federation.name)
     write_file(folder / "config.toml", [config.to_toml().encode()], "config")
-    manifest = _manifest(parts, custom=[n for n, given in (("federation", federation), ("module", module)) if given is not None])
-    write_file(folder / MANIFEST, [_json(manifest)], "run")
+    given = {"federation": federation, "module": module, "method": method}
+    manifest = manifest_of(parts, custom=[name for name, value in given.items() if value is not None])
+    write_file(folder / MANIFEST, [as_json(manifest)], "run")
     sync_folder(folder)
     try:
         return _Run(parts, folder, observers, stop, config.executor, config.worker_count()).go(previous=None)
     except FedstrataError:
-        _discard(folder)
+        discard(folder)
         raise
 
 
@@ -87,6 +88,7 @@ def resume(
     workers: int | None = None,
     federation: Federation | None = None,
     module: nn.Module | None = None,
+    method: Method | None = None,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
 ) -> Result:
@@ -99,21 +101,22 @@ def resume(
         workers: instead of those that the run had.
         federation: as in :func:`run`.
         module: as in :func:`run`.
+        method: as in :func:`run`.
         observers: as in :func:`run`.
         stop: as in :func:`run`.
     Raises:
         StateError: no run there, a damaged checkpoint, or a configuration, data set or code that is not this run's; nothing stored is changed.
     """
     folder = Path(folder)
-    manifest = _read_manifest(folder)
-    for name, given in (("federation", federation), ("module", module)):
+    manifest = read_manifest(folder)
+    for name, given in (("federation", federation), ("module", module), ("method", method)):
         if name in manifest["custom"] and given is None:
             raise StateError(f"{folder} was run with a {name} of your own; give it again: fedstrata.resume({str(folder)!r}, {name}=...).")
     config = Config.read(folder / "config.toml")
-    _same(config, manifest, folder)
+    same_run(config, manifest, folder)
     turn = _turn(config, executor, workers)
-    parts = assemble(config, federation, module)
-    now = _manifest(parts, custom=manifest["custom"])
+    parts = assemble(config, federation, module, method)
+    now = manifest_of(parts, custom=manifest["custom"])
     for key, meaning in (("fingerprint", "data or partition"), ("layout", "model")):
         if now[key] != manifest[key]:
             raise StateError(
@@ -125,6 +128,13 @@ def resume(
         if v != manifest["versions"].get(k)
     )
     return _Run(parts, folder, observers, stop, turn.executor, turn.worker_count(), notes, asked=executor is not None).go(previous=previous)
+
+
+def _unscored(parts: Parts) -> tuple[str, ...]:
+    out = parts.federation.heldout
+    if not out or parts.federation.own_test is not None:
+        return ()
+    return (f"{len(out)} clients are held out of training and, as only the server tests, scored nowhere; use test=both or test=client.",)
 
 
 class _Run:
@@ -144,7 +154,7 @@ class _Run:
     ) -> None:
         self.parts, self.folder, self.observers, self.stop = parts, folder, observers, stop
         self.executor, self.workers, self.asked = executor, workers, asked
-        self.notes = (*parts.federation.notes, *notes)
+        self.notes = (*parts.federation.notes, *_unscored(parts), *notes)
         self.rows: list[dict[str, Any]] = []
 
     def tell(self, event: Any) -> None:
@@ -180,7 +190,7 @@ class _Run:
             Started(
                 self.folder,
                 str(p.method),
-                p.federation.name,
+                p.federation.name if "federation" in read_manifest(self.folder)["custom"] else c.data,
                 model,
                 str(law),
                 setup.clients,
@@ -258,7 +268,8 @@ class _Run:
         if engine.by_client is None and self.parts.federation.own_test is not None:
             engine.evaluate(self.parts.config.rounds - 1)  # a resume of a finished run
         summary = summarise(self.parts, self.rows, engine)
-        write_file(self.folder / SUMMARY, [_json(summary)], "summary")
+        write_file(self.folder / MODEL, _named(engine.server.params), "model")
+        write_file(self.folder / SUMMARY, [as_json(summary)], "summary")
         sync_folder(self.folder)
         clients = {i: {"personal": own, "shared": shared} for i, (own, shared, n) in (engine.by_client or {}).items() if n}
         result = Result(summary, self.rows, self.folder, clients, engine.server.params, self.notes, self.parts.federation)
@@ -266,57 +277,12 @@ class _Run:
         return result
 
 
-def summarise(parts: Parts, rows: Sequence[Mapping[str, Any]], engine: Engine) -> dict[str, Any]:
-    """What summary.json holds; null where a task has none."""
-    scored = [r for r in rows if r.get("evaluated")]
-    main = [(r["accuracy"] if parts.federation.test is not None else r["shared_on_clients"], r) for r in scored]
-    main = [(a, r) for a, r in main if a is not None]
-    last = scored[-1] if scored else {}
-    classes = parts.federation.task.kind == "classification"
-    curve = [a for a, _ in main] if classes else []
-    chosen = [(r["validation"], -r["round"], a) for a, r in main if r["validation"] is not None]
-    total = engine.ledger.total
-    own = ("personal", "personal_weighted", "personal_std", "personal_worst10", "heldout")
-    accuracy = {
-        "final": curve[-1] if curve else None,
-        "best": max(curve) if curve else None,
-        "window": sum(curve[-max(1, len(curve) // 10) :]) / max(1, len(curve) // 10) if curve else None,
-        "selected": max(chosen)[2] if chosen and classes else None,
-    } | {key: last.get(key) if classes else None for key in own}
-    metrics = dict(last.get("metrics") or {}) | {"shared_on_clients": last.get("shared_on_clients")}
-    if not classes:
-        metrics |= {key: last.get(key) for key in own}
-    refused: dict[str, int] = {}
-    for row in rows:
-        for _, code, _ in row["refused"]:
-            refused[code] = refused.get(code, 0) + 1
-    return {
-        "method": str(parts.method),
-        "seed": parts.config.seed,
-        "rounds": len(rows),
-        "accuracy": accuracy,
-        "metrics": metrics,
-        "bytes_up": total.up.payload,
-        "bytes_down": total.down.payload,
-        "framing_up": total.up.framing,
-        "framing_down": total.down.framing,
-        "flops": total.flops,
-        "seconds": engine.seconds,
-        "eval_seconds": sum(r.get("eval_seconds") or 0.0 for r in rows),
-        "executor": engine.executor.name,
-        "workers": engine.executor.workers,
-        "refused": refused,
-        "rounds_without_update": sum(not r["moved"] for r in rows),
-        "norms_of": engine.norms_of,
-        "bn": parts.config.bn if len(parts.setup.layout.statistics.names) else None,
-        "model_sha256": fingerprint(engine.server.params),
-    }
-
-
-def fingerprint(params: Params) -> str:
-    """SHA-256 over parameters, then statistics, in layout order, little-endian."""
+def _named(params: Params) -> list[bytes | memoryview]:
+    """The model by names, as a safetensors file: parameters and norm statistics."""
     assert params.buffers is not None
-    return sha256_of([*params.views.values(), *params.buffers.views.values()])
+    tensors = {n: t.detach() for n, t in (params.views | params.buffers.views).items()}
+    head, order, _ = container.head({n: (tuple(t.shape), t.dtype) for n, t in tensors.items()}, {})
+    return [head, *(container.raw(tensors[n]) for n in order)]
 
 
 def _tensors(server: Server) -> dict[str, Tensor]:
@@ -345,64 +311,6 @@ def _server(checkpoint: Checkpoint, template: Server) -> Server:
 # ---- the folder -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _new_folder(config: Config) -> Path:
-    out = Path(config.out)
-    if config.name != "auto":
-        folder = out / config.name
-        if folder.exists():
-            raise StateError(f"{folder} exists; go on with it by `fedstrata resume {folder}`, or choose another name.")
-        make_folder(folder)
-        return folder
-    stem = re.sub(r"[^A-Za-z0-9]+", "-", f"{config.data}-{config.method}").strip("-")[:60].strip("-")
-    stem = f"{stem}-s{config.seed}-{config.digest()[:8]}"
-    for number in range(1, 10_000):
-        folder = out / (stem if number == 1 else f"{stem}-{number}")
-        if not folder.exists():
-            make_folder(folder)
-            return folder
-    raise StateError(f"{out} holds 9,999 runs of this configuration; remove some, or set name.")
-
-
-def _discard(folder: Path) -> None:
-    """Take away the folder of a run that was refused before its first round was written."""
-    if {path.name for path in folder.iterdir()} <= {"config.toml", MANIFEST, ".lock"}:
-        shutil.rmtree(folder)
-
-
-def _manifest(parts: Parts, custom: Sequence[str]) -> dict[str, Any]:
-    layout = parts.setup.layout
-    shape = json.dumps([[e.name, list(e.shape), e.group, e.kind] for e in layout.entries.values()])
-    return {
-        "fedstrata": __version__,
-        "versions": {
-            "fedstrata": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-        },
-        "config": parts.config.flat(),
-        "digest": parts.config.digest(),
-        "fingerprint": parts.federation.fingerprint,
-        "layout": sha256_of([torch.frombuffer(bytearray(shape.encode()), dtype=torch.uint8)]),
-        "method": str(parts.method),
-        "seed": parts.config.seed,
-        "parameters": parts.parameters,
-        "custom": list(custom),
-    }
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    if not (folder / MANIFEST).is_file():
-        raise StateError(f"{folder} is no run folder: it has no {MANIFEST}. `fedstrata run` prints the folder of a run.")
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        _ = manifest["config"], manifest["digest"], manifest["custom"], manifest["fingerprint"], manifest["layout"], manifest["versions"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{folder / MANIFEST} is damaged ({error}); the run cannot be identified. Start it anew.") from error
-    return dict(manifest)
-
-
 def _turn(config: Config, executor: str | None, workers: int | None) -> Config:
     """The configuration with who trains from here on, checked like any other."""
     given: dict[str, Any] = {} if executor is None else {"executor": executor}
@@ -411,15 +319,3 @@ def _turn(config: Config, executor: str | None, workers: int | None) -> Config:
     if workers is not None:
         given["workers"] = workers
     return config.replace(**given) if given else config
-
-
-def _same(config: Config, manifest: Mapping[str, Any], folder: Path) -> None:
-    if config.digest() == manifest["digest"]:
-        return
-    flat = json.loads(json.dumps(config.flat()))
-    differing = [f"{k}: {v!r} now, {manifest['config'].get(k)!r} then" for k, v in flat.items() if v != manifest["config"].get(k)]
-    raise StateError(f"{folder / 'config.toml'} is not the configuration of this run: {'; '.join(differing[:5])}. Restore it, or start another run.")
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

@@ -173,7 +173,7 @@ def test_row_72_hostile_client_names_are_data_and_reach_no_path(tmp_path):
     assert all(line.isprintable() for line in data.describe().split("\n"))
     found = in_folder(tmp_path / "only", (data, lab.small()))
     written = {p.name for p in found.folder.iterdir()}
-    assert written == {"config.toml", "manifest.json", "rounds.jsonl", "summary.json", "checkpoints", ".lock"}
+    assert written == {"config.toml", "manifest.json", "rounds.jsonl", "summary.json", "model.safetensors", "checkpoints", ".lock"}
     assert [p.name for p in tmp_path.iterdir()] == ["only"]
 
 

@@ -60,7 +60,7 @@ def test_t8_a_test_set_of_one_class_has_no_auc_and_all_else(tmp_path):
 def test_t20_every_declared_metric_is_in_the_file_for_every_evaluated_round_and_for_no_other(tmp_path):
     x, y, client = lab.arrays((20,) * 6)
     data = Federation.of(x.numpy(), y.numpy(), client=client.numpy(), test=(x.numpy(), y.numpy()), testing="both", validation=0.2, heldout=0.34)
-    found = in_folder(tmp_path, (data, lab.small()), method="fedper", validation=0.2, heldout=0.34, cohort=3, rounds=5, eval_every=2)
+    found = in_folder(tmp_path, (data, lab.small()), method="fedper", cohort=3, rounds=5, eval_every=2)
     written = lines(found.folder)
     assert [row["round"] for row in written if row["evaluated"]] == [1, 3, 4]
     own = ("personal", "personal_weighted", "personal_std", "personal_worst10", "shared_on_clients", "heldout", "validation", "accuracy")
