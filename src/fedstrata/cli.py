@@ -160,9 +160,11 @@ def run_config(folder: Path) -> Config:
 @contextmanager
 def observed(*, as_json: bool, plain: bool) -> Iterator[tuple[Console, Observer, Interrupt]]:
     """A console, a progress observer, and the answer to Ctrl-C."""
+    from fedstrata.allocator import keep_freed_blocks  # noqa: PLC0415
     from fedstrata.report.progress import progress  # noqa: PLC0415
     from fedstrata.run import Stopped  # noqa: PLC0415
 
+    keep_freed_blocks()
     console = console_for(stderr=as_json)
     try:
         with Interrupt() as interrupt, progress(console, plain=plain) as observer:

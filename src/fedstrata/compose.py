@@ -105,6 +105,13 @@ def _check_chain(pieces: tuple[Piece, ...]) -> None:
     heads = [name_of(p) for p in pieces if p.head]
     if len(heads) > 1:
         raise MethodError(f"{' and '.join(heads)} both replace the model's head; only one piece of a chain can. Leave one of them out.")
+    personal = [p for p in pieces if p.overrides("personalise")]
+    for first, later in pairwise(personal):
+        if later.own_model:
+            raise MethodError(
+                f"{name_of(later)} gives each client a model that it keeps itself, so what {name_of(first)} forms would be thrown away. "
+                f"Write {name_of(later)} first, or leave one of them out."
+            )
     for piece, follower in pairwise(pieces):
         if piece.wire and (follower.wire or follower.overrides("upload")):
             raise MethodError(

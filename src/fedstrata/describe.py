@@ -95,7 +95,7 @@ def describe(config: Config) -> Description:
     turn = plan_round(server, parts.method, parts.setup, config.bn, parts.lr(0), lambda *_: None, lambda _: None)
     session = _session(kit, turn)
     loss, steps = session.train(session.begin())
-    reply = session.reply(Params(kit.bound.flat.detach().clone(), kit.bound.spec, buffers=kit.bound.buffers.clone()), loss, steps)
+    reply = session.reply(session.end(), loss, steps)
     down, up = messages.weigh_down(session.work), messages.weigh_up(reply, codecs_of(kit, session.work.plan))
     batch = next(session.batches("describe"))
     batch = Batch(batch.x[:WIDTH], batch.y[:WIDTH])

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from fedstrata.container import Shapes
 from fedstrata.kit import Kit
-from fedstrata.params import Params
 from fedstrata.piece import Reply
 from fedstrata.plan import Plan
 from fedstrata.round import Session, Work
@@ -89,8 +88,7 @@ def probe(kit: Kit, work: Work) -> tuple[dict[str, float], Reply]:
     """FLOPs a sample of everything that a client runs under this plan (forward, backward of what is trained, extra forwards), and its reply."""
     session = Session(replace_costs(kit), work, probe=True)
     loss, steps = session.train(session.begin())
-    bound = session.kit.bound
-    reply = session.reply(Params(bound.flat.detach().clone(), bound.spec, buffers=bound.buffers.clone()), loss, steps)
+    reply = session.reply(session.end(), loss, steps)
     return session.kit.costs, reply
 
 

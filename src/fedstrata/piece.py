@@ -186,6 +186,7 @@ class Piece:
         wire: the piece changes what an update looks like on the wire and must come last.
         codec: names the lossless packing of the update that this piece makes possible; see ``fedstrata.wire.codec``.
         head: the piece replaces the model's head.
+        own_model: ``personalise`` gives a model that the piece keeps, whatever it is given; so no other may have formed one before.
         one_phase: the piece counts the local steps of one phase, so that no other may train in several.
         source: paper and section.
     """
@@ -196,6 +197,7 @@ class Piece:
     wire: ClassVar[bool] = False
     codec: ClassVar[str] = "dense"
     head: ClassVar[bool] = False
+    own_model: ClassVar[bool] = False
     one_phase: ClassVar[bool] = False
     source: ClassVar[str] = ""
 

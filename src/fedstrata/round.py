@@ -375,6 +375,12 @@ class Session:
         names = plan.train if phase.train is None else plan.train & phase.train
         return names & self.kit.setup.layout.parameters
 
+    def end(self) -> Params:
+        """Where training ended. The vector is the bound one itself, good until the next turn, unless a piece may keep it."""
+        bound = self.kit.bound
+        flat = bound.flat.detach()
+        return Params(flat.clone() if self.kit.method.has("upload") else flat, bound.spec, buffers=bound.buffers.clone())
+
     def reply(self, end: Params, loss: float, steps: int) -> Reply:
         """Upload: from the end point (with its statistics) to what is sent and stored."""
         kit, work, plan = self.kit, self.work, self.work.plan
@@ -437,8 +443,7 @@ def train_client(kit: Kit, work: Work) -> Reply | Failure:
     try:
         session = Session(kit, work)
         loss, steps = session.train(session.begin())
-        end = Params(kit.bound.flat.detach().clone(), kit.bound.spec, buffers=kit.bound.buffers.clone())
-        return session.reply(end, loss, steps)
+        return session.reply(session.end(), loss, steps)
     except FedstrataError:
         raise  # the run itself cannot be meant
     except Exception as error:  # noqa: BLE001  # whatever a client's model, data or piece raise, alike under every executor

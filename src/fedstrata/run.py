@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -156,6 +157,7 @@ class _Run:
         self.executor, self.workers, self.asked = executor, workers, asked
         self.notes = (*parts.federation.notes, *_unscored(parts), *notes)
         self.rows: list[dict[str, Any]] = []
+        self.length, self.digest = 0, hashlib.sha256()
 
     def tell(self, event: Any) -> None:
         """All observers, in order."""
@@ -224,7 +226,10 @@ class _Run:
 
     def _commit(self, engine: Engine, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        self.length = append_line(self.folder / ROUNDS, row)
+        before, self.length = self.length, append_line(self.folder / ROUNDS, row)
+        with (self.folder / ROUNDS).open("rb") as file:
+            file.seek(before)
+            self.digest.update(file.read(self.length - before))
         done, every = row["round"] + 1, self.parts.config.checkpoint.every
         if done % every == 0 or done == self.parts.config.rounds:
             self._save(engine)
@@ -239,6 +244,7 @@ class _Run:
         meta = {
             "run": self._identity(),
             "lines": self.length,
+            "lines_sha256": self.digest.hexdigest(),
             "seconds": engine.seconds,
             "bill": [total.up.payload, total.up.framing, total.down.payload, total.down.framing, total.flops],
             "costs": engine.ledger.costs,
@@ -253,6 +259,11 @@ class _Run:
         load(self.folder / CHECKPOINTS, engine.rows)
         meta = checkpoint.meta
         truncate_lines(self.folder / ROUNDS, meta["lines"])
+        self.digest.update((self.folder / ROUNDS).read_bytes())
+        if self.digest.hexdigest() != meta["lines_sha256"]:
+            raise StateError(
+                f"{self.folder / ROUNDS} is damaged: its committed lines are not those of the checkpoint. Restore the file, or start anew."
+            )
         self.rows = read_lines(self.folder / ROUNDS, meta["lines"]).rows
         self.length, self.saved = meta["lines"], checkpoint.round
         engine.server = _server(checkpoint, engine.server)

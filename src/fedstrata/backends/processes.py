@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fedstrata.allocator import keep_freed_blocks
 from fedstrata.backends import letters
 from fedstrata.backends.memory import Channel
 from fedstrata.backends.protocol import KitMaker
@@ -162,6 +163,7 @@ def _serve(kit: Kit, threads: int, common: Channel, inbox: Channel, outbox: Chan
     for other in others:
         other.close()
     torch.set_num_threads(threads)
+    keep_freed_blocks()
     sets = letters.NameSets(kit.setup.layout)
     model: dict[str, torch.Tensor] = {}
     while True:

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from fedstrata.allocator import keep_freed_blocks
 from fedstrata.backends.choose import build as build_executor
 from fedstrata.backends.protocol import Executor
 from fedstrata.bench.bare import CODE, Bare
@@ -162,7 +163,8 @@ def main(*, jobs: str, pairs: int, workers: int, as_json: bool) -> None:
     console = Console(stderr=as_json, markup=False, highlight=False)
     if not console.is_terminal:
         console.width = 150  # a table that goes to a file is not folded
-    console.print(hardware())
+    kept = keep_freed_blocks()
+    console.print(f"{hardware()}, freed memory {'kept' if kept else 'returned'} by the allocator, for the baseline too")
     console.print(f"baseline (float32, eager, torch.optim.SGD, best of 1 and 2 intra-op threads):\n{CODE}")
     threads, rows = torch.get_num_threads(), []
     try:

@@ -22,6 +22,7 @@ class Ditto(Piece):
     """
 
     source: ClassVar[str] = "Li et al., ICML 2021"
+    own_model: ClassVar[bool] = True
     mu: float = 0.1
     epochs: int | None = None
 

@@ -24,6 +24,7 @@ class PFedMe(Piece):
     """
 
     source: ClassVar[str] = "Dinh et al., NeurIPS 2020"
+    own_model: ClassVar[bool] = True
     lam: float = 15.0
     inner: int = 5
     lr: float = 0.01

@@ -26,6 +26,9 @@ class Model(nn.Module):
     """
 
     head_name = "head"
+    channels_last = False
+    """Whether batches of images are handed over with channels last in memory, which convolutions of this model are faster on."""
+
     head: Layer
 
     def start(self, generator: torch.Generator) -> None:

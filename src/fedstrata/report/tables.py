@@ -50,6 +50,10 @@ def _facts(result: Result) -> Iterable[tuple[str, str]]:
     for key, value in (summary.get("metrics") or {}).items():
         if isinstance(value, int | float) and key != "accuracy":  # said above
             yield key.replace("_", " "), number(value)
+    if summary.get("refused"):
+        yield "replies left out", ", ".join(f"{count} {code}" for code, count in summary["refused"].items())
+    if summary.get("rounds_without_update"):
+        yield "rounds without an update", f"{summary['rounds_without_update']} of {summary.get('rounds', '-')}; the model stayed as it was"
     yield "sent by clients", _with_framing(summary, "up")
     yield "sent to clients", _with_framing(summary, "down")
     yield "clients' training", work(summary.get("flops"))
