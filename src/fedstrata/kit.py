@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedstrata.compose import Method
+from fedstrata.compose import Method, name_of
 from fedstrata.net import Batch, Bound, Function, Net, gradient_at
 from fedstrata.optim import Optimizer
 from fedstrata.params import Params
-from fedstrata.piece import Loss
+from fedstrata.piece import Gradient, Loss, View
 from fedstrata.plan import Setup
 
 
@@ -80,6 +80,30 @@ class Kit:
         """Gradient at parameters that the module is not bound to, and the loss."""
         self.memo.clear()
         return gradient_at(loss, p, batch)
+
+    def middleware(self, views: Mapping[str, View]) -> tuple[Loss, Callable[[Gradient], Gradient], Callable[..., Any] | None]:
+        """The chain's loss, its gradient middleware and its own optimiser step (None is the run's), for one phase.
+
+        Args:
+            views: of the pieces, by name; while training, their ``gradient`` is that of the chain's loss.
+        """
+        loss: Loss = self.plain_loss
+        named = self.method.named
+        for name, piece in named.items():
+            loss = piece.objective(loss, views[name])
+
+        def wrap(base: Gradient) -> Gradient:
+            for view in views.values():
+                view.gradient = base
+            for name, piece in named.items():
+                base = piece.gradient(base, views[name])
+            return base
+
+        owner = self.method.owner("step")
+        if owner.step is None:
+            return loss, wrap, None
+        step, own = owner.step, views[name_of(owner)]
+        return loss, wrap, lambda p, b, g, c: step(p, b, g, c, own)
 
     def plain_loss(self, p: Params, batch: Batch) -> Tensor:
         """Mean loss over the batch."""

@@ -45,7 +45,7 @@ class View:
         lr: local learning rate of this round.
         phase: the current one; plan: of this client.
         fresh: the client has not taken part yet (nothing of it is stored).
-        loss, gradient: the plain ones: mean loss over a batch, and its gradient at any parameters.
+        loss: the plain one, mean over a batch; gradient: at any parameters, of the chain's loss while training and of the plain one elsewhere.
         carry: what ``step`` carried, after training; end: the parameters then, with their statistics; train_loss: the mean.
     """
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedstrata import streams
-from fedstrata.compose import name_of
 from fedstrata.errors import FedstrataError
 from fedstrata.kit import FlopCounter, Kit
 from fedstrata.layout import Names
@@ -331,27 +330,6 @@ class Session:
             start, self.rows[name] = piece.receive(start, self.rows[name], self.at(name))
         return start
 
-    def middleware(self, v: View) -> tuple[Loss, Callable[[Gradient], Gradient], Callable[..., Any] | None]:
-        """The chain's loss, gradient and step for one phase."""
-        loss: Loss = self.kit.plain_loss
-        named = self.kit.method.named
-        views = {n: self.at(n, phase=v.phase) for n in named}
-        for name, piece in named.items():
-            loss = piece.objective(loss, views[name])
-
-        def wrap(base: Gradient) -> Gradient:
-            for view in views.values():
-                view.gradient = base
-            for name, piece in named.items():
-                base = piece.gradient(base, views[name])
-            return base
-
-        owner = self.kit.method.owner("step")
-        if owner.step is None:
-            return loss, wrap, None
-        own = views[name_of(owner)]
-        return loss, wrap, lambda p, b, g, c: owner.step(p, b, g, c, own)
-
     def train(self, start: Params) -> tuple[float, int]:
         """All phases on the bound vector; mean loss and steps."""
         kit = self.kit
@@ -361,7 +339,7 @@ class Session:
         total, count, carry = 0.0, 0, None
         for phase in self.work.plan.phases:
             names = self.trained(phase)
-            loss, wrap, custom = self.middleware(replace(self.view, phase=phase))
+            loss, wrap, custom = kit.middleware({n: self.at(n, phase=phase) for n in kit.method.named})
             stepper = Eager(kit, loss, wrap, names, self.work.lr * phase.lr, custom, carry)
             self._go(stepper, phase_key(phase, names), self.batches(phase.name, epochs=phase.epochs, steps=phase.steps))
             carry = stepper.carry

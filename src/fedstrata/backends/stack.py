@@ -13,13 +13,12 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 
 from fedstrata.backends.chain import LinearChain
-from fedstrata.compose import name_of
 from fedstrata.errors import ConfigError
 from fedstrata.kit import Kit
 from fedstrata.layout import Names
 from fedstrata.net import Batch
 from fedstrata.params import Params
-from fedstrata.piece import Gradient, Loss, View
+from fedstrata.piece import Gradient, View
 from fedstrata.plan import Phase
 from fedstrata.round import Session
 
@@ -208,7 +207,7 @@ class StackedSteps:
         carry = None if self.stack.carry is None else _each(lambda t: t[:active], self.stack.carry)
 
         def one(flat: Tensor, x: Tensor, y: Tensor, w: Tensor | None, data: Any, carried: Any) -> Any:
-            loss, wrap, custom = self._middleware(session, data)
+            loss, wrap, custom = self.kit.middleware({n: _with(session.at(n, phase=self.phase), data, n) for n in self.kit.method.named})
             found: list[Tensor] = []
 
             def base(p: Params, b: Batch) -> Params:
@@ -263,26 +262,6 @@ class StackedSteps:
             return one(*rest)
 
         return vmap(masked, in_dims=(0, *in_dims))(masks, *args)
-
-    def _middleware(self, session: Session, data: Any) -> tuple[Loss, Callable[[Gradient], Gradient], Callable[..., Any] | None]:
-        named = self.kit.method.named
-        views = {n: _with(session.at(n, phase=self.phase), data, n) for n in named}
-        loss: Loss = self.kit.plain_loss
-        for name, piece in named.items():
-            loss = piece.objective(loss, views[name])
-
-        def wrap(base: Gradient) -> Gradient:
-            for view in views.values():
-                view.gradient = base
-            for name, piece in named.items():
-                base = piece.gradient(base, views[name])
-            return base
-
-        if self.custom.step is None:
-            return loss, wrap, None
-        own = views[name_of(self.custom)]
-        step = self.custom.step
-        return loss, wrap, lambda p, b, g, c: step(p, b, g, c, own)
 
 
 def _each(function: Callable[..., Tensor], first: Any, *rest: Any) -> Any:

@@ -91,34 +91,31 @@ class FedAdagrad(_Adaptive):
 
 
 @dataclass(frozen=True)
-class FedAdam(_Adaptive):
-    """Adam on the server: second <- beta2 second + (1 - beta2) step^2. ``lr`` 0.01 is INFERRED (the paper tunes it for each task).
-
-    Source: Reddi et al. 2021, "Adaptive Federated Optimization", Alg. 2.
-    """
-
+class _Moments(_Adaptive):
     beta1: float = 0.9
     beta2: float = 0.99
 
     def moments(self) -> tuple[float, float]:
         return self.beta1, self.beta2
+
+
+@dataclass(frozen=True)
+class FedAdam(_Moments):
+    """Adam on the server: second <- beta2 second + (1 - beta2) step^2. ``lr`` 0.01 is INFERRED (the paper tunes it for each task).
+
+    Source: Reddi et al. 2021, "Adaptive Federated Optimization", Alg. 2.
+    """
 
     def second(self, old: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
         return self.beta2 * old + (1 - self.beta2) * step.square()
 
 
 @dataclass(frozen=True)
-class FedYogi(_Adaptive):
+class FedYogi(_Moments):
     """Yogi on the server: second <- second - (1 - beta2) step^2 sign(second - step^2). ``lr`` 0.01 is INFERRED (tuned in the paper).
 
     Source: Reddi et al. 2021, "Adaptive Federated Optimization", Alg. 2.
     """
-
-    beta1: float = 0.9
-    beta2: float = 0.99
-
-    def moments(self) -> tuple[float, float]:
-        return self.beta1, self.beta2
 
     def second(self, old: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
         square = step.square()
