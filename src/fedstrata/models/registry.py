@@ -179,7 +179,7 @@ def _arguments(call: Call, factory: Factory) -> dict[str, Any]:
 
 
 CHANNELS_LAST = frozenset({"cnn", "small_cnn", "lenet", "cnn20", "resnet8", "resnet9", "mobilenet"})
-"""Models that train 7 to 35 % faster on channels-last images on one CPU thread (torch 2.13, AMD EPYC); VGG, ResNet-18 and group norms are slower."""
+"""Models that train faster on channels-last images on one CPU thread; ``bench/channels_last.py`` measures it. VGG and group norms are slower."""
 
 _OURS: tuple[tuple[str, Factory, str], ...] = (
     ("logistic", dense.logistic, "classical"),
