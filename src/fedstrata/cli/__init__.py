@@ -1,0 +1,44 @@
+"""The command ``fedstrata``. It parses, calls the library and prints; everything it can do is in the library."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from fedstrata.cli import look, train  # noqa: F401  # each registers its commands
+from fedstrata.cli.common import INTERRUPTED, MACHINE, app, fail, read_settings
+from fedstrata.errors import FedstrataError
+
+__all__ = ["app", "main", "read_settings"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command; a FedstrataError becomes one line on stderr and exit code 2."""
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except FedstrataError as error:
+        fail(str(error))
+    except BrokenPipeError:  # the reader of a pipe has gone; nobody is left to tell
+        raise SystemExit(MACHINE) from None
+    except OSError as error:
+        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", MACHINE)
+    except KeyboardInterrupt:
+        print("fedstrata: stopped at once; what was checkpointed is kept, go on with `fedstrata resume RUN`", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001  # typer's callback
+    if wanted:
+        print(f"fedstrata {metadata.version('fedstrata')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,  # noqa: FBT002
+) -> None:
+    """Federated learning on clients that differ."""

@@ -1,0 +1,122 @@
+"""Commands that look: check, list, describe, report, bench."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedstrata.cli.common import LOOSE, AsJson, Settings, app, console_for, read_settings, settings_help
+from fedstrata.errors import ConfigError
+from fedstrata.keys import suggestion
+
+if TYPE_CHECKING:
+    from fedstrata.build import Parts
+    from fedstrata.data.federation import Federation
+
+
+@app.command(context_settings=LOOSE, epilog=settings_help(), short_help="Would this run? Nothing is trained.")
+def check(settings: Settings = None) -> None:
+    """Check a configuration against data, model and method, without training."""
+    config = read_settings(settings)
+    from fedstrata.build import assemble  # noqa: PLC0415
+    from fedstrata.report.tables import facts_table  # noqa: PLC0415
+
+    console = console_for()
+    console.print(facts_table(facts_of(assemble(config)), title="this configuration can run"))
+
+
+def tests_of(federation: Federation) -> Iterator[str]:
+    """Who tests on what."""
+    if federation.test is not None:
+        yield f"{len(federation.test):,} samples on the server"
+    if federation.own_test is not None:
+        yield "each client its own split"
+
+
+def facts_of(parts: Parts) -> dict[str, str]:
+    """What a run would be made of."""
+    federation, setup = parts.federation, parts.setup
+    facts = {
+        "method": str(parts.method),
+        "data": f"{federation.name}: {len(federation.train):,} training samples of shape {federation.task.shape}, {federation.task.classes} outputs",
+        "partition": federation.partition.law,
+        "clients": f"{federation.clients:,}, {setup.cohort} a round, {len(federation.heldout):,} kept out of training",
+        "test": ", ".join(tests_of(federation)),
+        "model": f"{parts.config.model_for(federation.task)}, {parts.parameters:,} parameters in {len(setup.layout.groups)} layer groups",
+        "rounds": str(setup.rounds),
+    }
+    return facts | {f"note {place}": note for place, note in enumerate(federation.notes, 1)}
+
+
+@app.command("list", short_help="Methods, data sets, models, ...: a line each.")
+def list_(what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|measures|executors")], as_json: AsJson = False) -> None:  # noqa: FBT002
+    """What is there, a line each."""
+    from fedstrata.catalogue import CATALOGUES, rows  # noqa: PLC0415
+
+    if what not in CATALOGUES:
+        raise ConfigError(f"there is no list of {what!r}; it is one of {', '.join(CATALOGUES)}.{suggestion(what, CATALOGUES)}")
+    show_rows(rows(what), as_json=as_json)
+
+
+def show_rows(rows: Sequence[Mapping[str, str]], *, as_json: bool) -> None:
+    """A table, or one JSON line."""
+    if as_json:
+        print(json.dumps(list(rows)))
+        return
+    from fedstrata.report.tables import list_table  # noqa: PLC0415
+
+    console_for().print(list_table(rows) if rows else "none")
+
+
+@app.command(context_settings=LOOSE, epilog=settings_help(), short_help="What a method costs, by layer group.")
+def describe(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help='A method or chain, such as "fedprox(mu=0.1) + fedavgm".')],
+    settings: Settings = None,
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """What a method costs on a federation: parameters, state, bytes, FLOPs and memory, by layer group."""
+    given = list(settings or ())
+    at = 1 if given and "=" not in given[0] else 0  # a file comes first, and the method holds over it
+    config = read_settings([*given[:at], f"method={method}", *given[at:]])
+    from fedstrata.describe import describe as cost  # noqa: PLC0415
+    from fedstrata.report.costs import as_plain, show  # noqa: PLC0415
+
+    description = cost(config)
+    if as_json:
+        print(json.dumps(as_plain(description), allow_nan=False))
+    else:
+        show(description, console_for())
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN [RUN ...]", help="Run folders.")],
+    out: Annotated[Path | None, typer.Option(help="Where files go; default: the run folder of one run, ./report for several.")] = None,
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """Tables and pictures of finished, or unfinished, runs."""
+    from fedstrata.report.result import Result  # noqa: PLC0415
+    from fedstrata.report.runs import report as write_report  # noqa: PLC0415
+
+    results = [Result.read(folder) for folder in folders]
+    console = console_for(stderr=as_json)
+    write_report(results, console, out)
+    if as_json:
+        print(json.dumps({result.name: result.summary for result in results}, allow_nan=False))
+
+
+@app.command(short_help="Time the executors against a PyTorch loop.")
+def bench(
+    jobs: Annotated[str, typer.Option(help="Jobs: letters out of S (many small clients), M (classic CNN), L (ResNet-18).")] = "SML",
+    pairs: Annotated[int, typer.Option(min=5, help="Interleaved pairs of measurements; the median counts.")] = 7,
+    workers: Annotated[int, typer.Option(min=1, help="Workers of threads and processes.")] = 2,
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """Time the executors against a bare PyTorch loop that does the same local steps on the same samples."""
+    from fedstrata.bench import main as measure  # noqa: PLC0415
+
+    measure(jobs=jobs, pairs=pairs, workers=workers, as_json=as_json)
