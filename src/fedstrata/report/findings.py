@@ -86,7 +86,7 @@ class Line:
     target: Reached | None = None
     front: frozenset[str] = frozenset()
     stability: Mapping[str, float | None] = field(default_factory=dict)
-    fairness: Mapping[str, float | None | Sequence[int]] = field(default_factory=dict)
+    fairness: Mapping[str, float | Sequence[int] | None] = field(default_factory=dict)
     informative: bool = True
 
 
