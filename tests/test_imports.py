@@ -21,7 +21,7 @@ FLOORS = [
     {"round"},
     {"report", "server", "state", "wire"},
     {"build", "evaluate", "ledger"},
-    {"backends"},
+    {"backends", "ending"},
     {"engine"},
     {"bench", "describe", "folder", "summary"},
     {"run"},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from fedstrata.config import KEYS, Config
 from fedstrata.data.federation import Federation
 from fedstrata.errors import ConfigError, MethodError
 from fedstrata.kit import Kit, Local, bind_net
+from fedstrata.layout import Layout
+from fedstrata.measure.look import Measure
+from fedstrata.measure.registry import measures
 from fedstrata.methods import method as parse_method
 from fedstrata.methods.finetune import FineTune
 from fedstrata.models import build, check, swap_dropout
@@ -22,6 +25,7 @@ from fedstrata.models.check import trains_on_one
 from fedstrata.params import Params
 from fedstrata.plan import Setup
 from fedstrata.schedules import schedule
+from fedstrata.sections import Unseen
 from fedstrata.server import rehearse
 
 
@@ -34,6 +38,7 @@ class Parts:
         setup: what pieces may know.
         make: builds one worker's kit; every call gives a new one.
         lr: local learning rate by round.
+        measures: looks at training, by name.
         parameters: numbers in the model.
     """
 
@@ -43,6 +48,7 @@ class Parts:
     setup: Setup
     make: Callable[[], Kit]
     lr: Callable[[int], float]
+    measures: Mapping[str, Measure] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
@@ -149,6 +155,7 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
     if bound.norms and local.batch == 1 and not trains_on_one(module, federation.task):
         raise ConfigError("local.batch is 1, but a batch norm cannot look at one value; use local.batch=2 or more, or norm=group.")
     _check_steps(method, config)
+    _check_unseen(config, federation, setup.layout)
     method.check(setup)
     rehearse(method, setup, config.bn)
     settings = Local(local.draw, local.clip, local.precision)
@@ -160,7 +167,15 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
         return Kit(own, functions, method, setup, federation, settings, features)
 
     factor = schedule(config.schedule, config.rounds)
-    return Parts(config, federation, method, setup, make, lambda t: local.lr * factor(t))
+    looks = measures(config.measures, [name for piece in method.pieces for name in piece.measures])
+    return Parts(config, federation, method, setup, make, lambda t: local.lr * factor(t), looks)
+
+
+def _check_unseen(config: Config, federation: Federation, layout: Layout) -> None:
+    """Refuse settings for held-out clients where there are none, and a selector that selects nothing."""
+    if not federation.heldout and config.unseen != Unseen():
+        raise ConfigError("unseen.* is set, but no client is held out of training, so it has no effect; set heldout=0.2 too, or leave it out.")
+    layout.select(config.unseen.groups)
 
 
 def _own_federation(config: Config, federation: Federation) -> None:

@@ -56,7 +56,10 @@ def _models() -> Rows:
 
 
 def _measures() -> Rows:
-    return [{"measure": name, "what it says": about} for name, about in MEASURES.items()]
+    from fedstrata.measure.registry import table  # noqa: PLC0415
+
+    scores = [{"measure": name, "where": "metrics of summary.json", "what it says": about} for name, about in MEASURES.items()]
+    return [*scores, *({"measure": name, "where": f"measures={name}", "what it says": m.text} for name, m in table().items())]
 
 
 def _executors() -> Rows:

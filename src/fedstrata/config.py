@@ -19,7 +19,7 @@ from fedstrata.calls import bind, parse_call, parse_calls
 from fedstrata.errors import ConfigError
 from fedstrata.keys import NOTHING, Key, flatten, near, suggestion, table
 from fedstrata.schedules import schedule
-from fedstrata.sections import Auto, Checkpoint, Count, Eval, Finetune, Gate, Local, Parallel, Section
+from fedstrata.sections import Auto, Checkpoint, Count, Eval, Finetune, Gate, Local, Parallel, Section, Stop, Unseen
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
@@ -81,7 +81,12 @@ class Config(Section):
     local: Local = Local()
     schedule: str = Field(default="constant", description="factor on local.lr by round: cosine, step(rounds=[160, 240]), warmup(rounds=5) + cosine")
     finetune: Finetune = Finetune()
+    unseen: Unseen = Unseen()
     eval: Eval = Eval()
+    measures: str = Field(
+        default="auto", description="looks at training, kept with evaluated rounds: drift + step_size; auto: those that the method brings; none"
+    )
+    stop: Stop = Stop()
     quorum: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = Field(
         default=0, description="good replies that a round needs: a count (5), or with a point a share of the cohort (0.5)"
     )
@@ -103,10 +108,10 @@ class Config(Section):
         except ValidationError as error:
             raise ConfigError(_said(error, given, _sources or {})) from error
 
-    @field_validator("method", "augment", "partition", "model", "data")
+    @field_validator("method", "augment", "partition", "model", "data", "measures")
     @classmethod
     def _call(cls, text: str, info: ValidationInfo) -> str:
-        (parse_calls if info.field_name in ("method", "augment") else parse_call)(text)
+        (parse_calls if info.field_name in ("method", "augment", "measures") else parse_call)(text)
         return text
 
     @field_validator("test")

@@ -14,9 +14,12 @@ from torch import Tensor
 
 from fedstrata.backends.choose import build as build_executor
 from fedstrata.build import Parts
-from fedstrata.evaluate import Evaluator, spread_of
+from fedstrata.ending import Ending
+from fedstrata.errors import MethodError
+from fedstrata.evaluate import Adapt, Evaluator, spread_of
 from fedstrata.kit import Kit
 from fedstrata.ledger import Bill, Ledger
+from fedstrata.measure.look import Look, defined
 from fedstrata.params import Params
 from fedstrata.piece import Piece, Reply
 from fedstrata.plan import Answers, Plan, Seat
@@ -42,7 +45,8 @@ class Engine:
         rows: clients' rows.
         seconds: spent in committed training rounds, evaluation apart.
         lowest: the lowest client that has a row.
-        by_client: the last scores of single clients: (own model, server's model, test samples).
+        by_client: the last scores of single clients: "personal" (own model), "shared" (the server's), "adapted" (held-out ones, after private steps).
+        stopped_by: the setting that ended the run before its last round.
     """
 
     parts: Parts
@@ -53,7 +57,8 @@ class Engine:
     rows: RowStore = field(init=False)
     seconds: float = 0.0
     lowest: int | None = None
-    by_client: dict[int, tuple[float | None, float | None, int]] | None = None
+    by_client: dict[int, dict[str, float | None]] | None = None
+    stopped_by: str | None = None
 
     def __post_init__(self) -> None:
         config, parts = self.parts.config, self.parts
@@ -68,6 +73,8 @@ class Engine:
         self.server = Server.start(parts.method, parts.setup)
         self.rows = MappedRows() if config.rows == "mapped" else MemoryRows()
         self.needed = config.needed(parts.setup.cohort)
+        self.ending = Ending.of(config)
+        self.measures = parts.measures
         self.answers: Mapping[str, Answers] = {}
         self.plan: Plan = self.plan_now()
 
@@ -75,8 +82,13 @@ class Engine:
 
     def rounds(self) -> Iterator[Row]:
         """Train round by round, each yielded once it is done; the only loop over rounds."""
-        while self.server.round < self.parts.config.rounds:
+        while not self.over:
             yield self.round()
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is at its end: after its last round, or stopped by a setting."""
+        return self.stopped_by is not None or self.server.round >= self.parts.config.rounds
 
     def round(self) -> Row:
         """One round: plan, train, check, update, bill, evaluate."""
@@ -92,14 +104,18 @@ class Engine:
             after, moved, accepted = replace(self.server, round=after.round), False, []
         if moved:
             self._keep_rows(turn, accepted, after.params)
-        self.server, self.plan, self.answers = after, turn.plan, turn.answers
-        if after.round == parts.config.rounds:
-            self.answers = self._ask_all(bill=True)  # once more after the last round
+        was, self.server, self.plan, self.answers = self.server, after, turn.plan, turn.answers
         seconds = time.perf_counter() - start
         self.seconds += seconds
-        replies = [a for a in answers if isinstance(a, Reply)]
-        self.ledger.round(turn.works, replies)
-        return self._row(turn, accepted, refused, self._spent(before), seconds, moved=moved) | self.evaluate(t)
+        self.ledger.round(turn.works, [a for a in answers if isinstance(a, Reply)])
+        self.stopped_by = self.ending.spent(self.ledger.total, self.seconds)
+        scores = {} if self.over else self.evaluate(t)
+        self.stopped_by = self.stopped_by or self.ending.reached(scores)
+        if self.over:
+            self.answers = self._ask_all(bill=True)  # once more after the last round
+            scores = self.evaluate(t, last=True)
+        looks = self._look(was, accepted) if self.measures and scores["evaluated"] else {}
+        return self._row(turn, accepted, refused, self._spent(before), seconds, moved=moved) | scores | looks
 
     def close(self) -> None:
         """Release workers."""
@@ -187,8 +203,20 @@ class Engine:
             "seconds": seconds,
         }
 
-    def evaluate(self, t: int) -> Row:
-        """Scores after round ``t``: null values where this round is not evaluated or the task has none."""
+    def _look(self, was: Server, accepted: Sequence[Reply]) -> Row:
+        """What measures say of the round; a bug in one of a user's own ends the run, as a measure that lies would be worse."""
+        seen = Look(was.round, self.parts.setup.layout, was.params, self.server.params, accepted, self.server.slots, self.evaluator.features)
+        found = {}
+        for name, measure in self.measures.items():
+            try:
+                found[name] = defined(measure.look(seen))
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                raise MethodError(f"the measure {name} failed in round {was.round + 1}: {said}. Mend it, or leave it out.") from error
+        return {"measures": found}
+
+    def evaluate(self, t: int, *, last: bool = False) -> Row:
+        """Scores after round ``t``: null values where this round is not evaluated or the task has none. ``last``: the run ends with it."""
         config = self.parts.config
         names = (
             "accuracy",
@@ -200,9 +228,11 @@ class Engine:
             "personal_worst10",
             "shared_on_clients",
             "heldout",
+            "heldout_own",
+            "heldout_adapted",
         )
         row: Row = dict.fromkeys(names)
-        if (t + 1) % config.eval.every and t + 1 < config.rounds:
+        if (t + 1) % config.eval.every and not last:
             return row | {"evaluated": False, "eval_seconds": 0.0}
         start = time.perf_counter()
         params = self._served()
@@ -211,7 +241,7 @@ class Engine:
         if self.parts.federation.test is not None:
             metrics = self.evaluator.server(params)
             row |= {"accuracy": metrics.get("accuracy"), "metrics": metrics}
-        row |= self._clients(params) | {"validation": self._validation(params)}
+        row |= self._clients(params, last=last) | {"validation": self._validation(params)}
         row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}  # of a regression that has diverged
         return row | {"evaluated": True, "eval_seconds": time.perf_counter() - start}
 
@@ -245,22 +275,38 @@ class Engine:
             params = params if sent is self.server.params else sent
         return Work(-1, client, 0, t, self.plan.at(-1), params, extras, self.rows.get(client), self.parts.lr(max(0, t - 1)))
 
-    def _clients(self, params: Params) -> Row:
+    def _clients(self, params: Params, *, last: bool) -> Row:
         """Own models on own test splits: unweighted over clients, held-out ones apart."""
         if self.parts.federation.own_test is None:
             return {}
-        out = set(self.parts.federation.heldout)
+        out = frozenset(self.parts.federation.heldout)
+        c = self.parts.config
+        adapt = Adapt(c.unseen.steps, c.unseen.lr or c.local.lr, c.unseen.groups) if last else None
 
-        def score(kit: Kit, client: int) -> tuple[float | None, float | None, int]:
-            return self.evaluator.client(kit, self.work_of(client, params), params)
+        def score(kit: Kit, client: int) -> tuple[dict[str, float | None], int]:
+            work = self.work_of(client, params)
+            own, shared, n = self.evaluator.client(kit, work, params)
+            found = {"personal": own, "shared": shared}
+            if client in out:
+                before, after = self.evaluator.unseen(kit, work, adapt)
+                found |= {"received": before, "adapted": after}
+            return found, n
 
-        found = self.evaluator.spread(score, range(self.parts.federation.clients))
-        inside = [f for i, f in enumerate(found) if i not in out and f[0] is not None]
-        outside = [f[0] for i, f in enumerate(found) if i in out and f[0] is not None]
-        shared = [f[1] for f in inside if f[1] is not None]
-        row = spread_of([f[0] for f in inside if f[0] is not None], [f[2] for f in inside])
-        self.by_client = dict(enumerate(found))
-        return row | {"shared_on_clients": sum(shared) / len(shared) if shared else None, "heldout": sum(outside) / len(outside) if outside else None}
+        scored = dict(enumerate(self.evaluator.spread(score, range(self.parts.federation.clients))))
+        scored = {i: f for i, f in scored.items() if f[1]}
+        self.by_client = {i: f for i, (f, _) in scored.items()}
+        inside = [f for i, f in scored.items() if i not in out]
+        outside = [f for i, (f, _) in scored.items() if i in out]
+        row = spread_of([f["personal"] for f, _ in inside if f["personal"] is not None], [n for _, n in inside])
+        row["shared_on_clients"] = _mean([f["shared"] for f, _ in inside])
+        return (
+            row
+            | {"heldout": _mean([f["received"] for f in outside])}
+            | {
+                "heldout_own": _mean([f["personal"] for f in outside]),
+                "heldout_adapted": _mean([f["adapted"] for f in outside]),
+            }
+        )
 
     def _validation(self, params: Params) -> float | None:
         if not self.parts.federation.validation:
@@ -281,6 +327,11 @@ class Engine:
         for name, piece in parts.method.named.items():
             plan = piece.plan(plan, self.server.slots[name], None, self.server.round, parts.setup)
         return plan
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
 
 
 OVERFLOW = "the server's step from {} replies, each of them finite, is not finite; the round is left out. Lower local.lr or the method's own rates."

@@ -25,6 +25,21 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
+@dataclass(frozen=True)
+class Adapt:
+    """The private steps of a held-out client.
+
+    Attributes:
+        steps: mini-batches.
+        lr: learning rate.
+        groups: selector of the parameters that move.
+    """
+
+    steps: int
+    lr: float
+    groups: str
+
+
 @dataclass
 class Evaluator:
     """Scores models, on as many kits as there are workers; a sample's output does not depend on which.
@@ -92,6 +107,43 @@ class Evaluator:
         mine = mean_score(self.predict(kit, own, samples, index), samples.y[index])
         same = own.flat is shared.flat
         return mine, mine if same else mean_score(self.predict(kit, shared, samples, index), samples.y[index]), len(index)
+
+    def unseen(self, kit: Kit, work: Work, adapt: Adapt | None) -> tuple[float | None, float | None]:
+        """(as received, after a few private steps) of a client that never took part, on its own test split; None where there is nothing to say.
+
+        Args:
+            kit: the worker.
+            work: what the client receives.
+            adapt: the private steps, on the plain loss whatever the method; None takes none.
+        """
+        held = self.federation.testing(work.client)
+        if held is None or not len(held[1]):
+            return None, None
+        samples, index = held
+        session = Session(kit, work)
+        start = session.view.anchor
+        before = mean_score(self.predict(kit, start, samples, index), samples.y[index])
+        if adapt is None:
+            return before, None
+        moved = session.fit(start, "unseen", steps=adapt.steps, lr=adapt.lr, train=kit.setup.layout.select(adapt.groups))
+        return before, mean_score(self.predict(kit, moved, samples, index), samples.y[index])
+
+    def features(self, params: Params, most: int) -> tuple[Tensor, Tensor]:
+        """([N, d] features in front of the head, [N] targets) of up to ``most`` evenly spaced samples of the server's test set.
+
+        Without a server test set: of the training samples.
+        """
+        samples = self.federation.train if self.federation.test is None else self.federation.test
+        index = torch.linspace(0, len(samples) - 1, min(most, len(samples))).round().long()
+        kit = self.kits[0]
+        found = []
+        for part in passes(index):
+            kit.bound.load(params)
+            kit.bound.mode(training=False, batch_statistics=self.batch_statistics and len(part) > 1)
+            kit.memo.clear()
+            with torch.no_grad(), kit.autocast():
+                found.append(kit.net.features(kit.bound.params, samples.take(part)).float())
+        return torch.cat(found), samples.y[index]
 
     def validation(self, kit: Kit, work: Work, *, personal: bool, params: Params) -> tuple[float, int]:
         """(score, samples) of one client's validation split."""

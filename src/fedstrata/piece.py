@@ -188,6 +188,7 @@ class Piece:
         head: the piece replaces the model's head.
         own_model: ``personalise`` gives a model that the piece keeps, whatever it is given; so no other may have formed one before.
         one_phase: the piece counts the local steps of one phase, so that no other may train in several.
+        measures: names of measures that show what the piece does; a run keeps their numbers unless it says ``measures=none``.
         source: paper and section.
     """
 
@@ -199,6 +200,7 @@ class Piece:
     head: ClassVar[bool] = False
     own_model: ClassVar[bool] = False
     one_phase: ClassVar[bool] = False
+    measures: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[str] = ""
 
     # ---- once -------------------------------------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ class _Run:
             self._started(engine)
             for row in engine.rounds():
                 self._commit(engine, row)
-                if self.stop is not None and self.stop() and engine.server.round < self.parts.config.rounds:
+                if self.stop is not None and self.stop() and not engine.over:
                     self._save(engine)
                     raise Stopped(self.folder)
             return self._finish(engine)
@@ -231,7 +231,7 @@ class _Run:
             file.seek(before)
             self.digest.update(file.read(self.length - before))
         done, every = row["round"] + 1, self.parts.config.checkpoint.every
-        if done % every == 0 or done == self.parts.config.rounds:
+        if done % every == 0 or engine.over:
             self._save(engine)
         self.tell(RoundDone(row))
 
@@ -249,6 +249,7 @@ class _Run:
             "bill": [total.up.payload, total.up.framing, total.down.payload, total.down.framing, total.flops],
             "costs": engine.ledger.costs,
             "lowest": engine.lowest,
+            "stopped_by": engine.stopped_by,
             "executor": engine.executor.name if settled else None,
             "workers": engine.executor.workers if settled else None,
         }
@@ -268,7 +269,7 @@ class _Run:
         self.length, self.saved = meta["lines"], checkpoint.round
         engine.server = _server(checkpoint, engine.server)
         engine.plan = engine.plan_now()
-        engine.seconds, engine.lowest = meta["seconds"], meta["lowest"]
+        engine.seconds, engine.lowest, engine.stopped_by = meta["seconds"], meta["lowest"], meta["stopped_by"]
         up, up_framing, down, down_framing, flops = meta["bill"]
         engine.ledger.total = Bill(Size(up, up_framing), Size(down, down_framing), flops)
         engine.ledger.costs = dict(meta["costs"])
@@ -277,13 +278,12 @@ class _Run:
 
     def _finish(self, engine: Engine) -> Result:
         if engine.by_client is None and self.parts.federation.own_test is not None:
-            engine.evaluate(self.parts.config.rounds - 1)  # a resume of a finished run
+            engine.evaluate(engine.server.round - 1, last=True)  # a resume of a finished run
         summary = summarise(self.parts, self.rows, engine)
         write_file(self.folder / MODEL, _named(engine.server.params), "model")
         write_file(self.folder / SUMMARY, [as_json(summary)], "summary")
         sync_folder(self.folder)
-        clients = {i: {"personal": own, "shared": shared} for i, (own, shared, n) in (engine.by_client or {}).items() if n}
-        result = Result(summary, self.rows, self.folder, clients, engine.server.params, self.notes, self.parts.federation)
+        result = Result(summary, self.rows, self.folder, engine.by_client or {}, engine.server.params, self.notes, self.parts.federation)
         self.tell(Finished(summary, self.folder, self.notes))
         return result
 

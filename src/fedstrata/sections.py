@@ -87,6 +87,25 @@ def _one_of(epochs: int | None, steps: int | None, section: str, *, needed: bool
         raise ConfigError(f"{section}.epochs and {section}.steps are both none; give one of the two, for example {section}.epochs=1.")
 
 
+class Unseen(Section):
+    """What clients held out of training do before they are scored a second time."""
+
+    steps: Count = Field(default=10, description="mini-batches that a held-out client takes from the model it receives, before its second score")
+    lr: Positive | None = Field(default=None, description="their learning rate; none is local.lr")
+    groups: str = Field(default="all", description="layers that they move: a selector such as role:head")
+
+
+class Stop(Section):
+    """Ends before the last round: with the first round that reaches an amount."""
+
+    bytes: Count | None = Field(default=None, description="payload up and down that ends the run, with the round that reaches it; none is off")
+    flops: Positive | None = Field(default=None, description="FLOPs of clients' training that end the run; none is off")
+    seconds: Positive | None = Field(default=None, description="seconds of training rounds that end the run (not repeatable); none is off")
+    accuracy: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="accuracy that ends the run: on validation data where there are some, otherwise on test data; none is off"
+    )
+
+
 class Eval(Section):
     """Evaluation."""
 

@@ -22,12 +22,13 @@ def summarise(parts: Parts, rows: Sequence[Mapping[str, Any]], engine: Engine) -
     chosen = [(r["validation"], -r["round"], a) for a, r in main if r["validation"] is not None]
     best = max(chosen) if chosen and classes else None
     total = engine.ledger.total
-    own = ("personal", "personal_weighted", "personal_std", "personal_worst10", "heldout")
+    own = ("personal", "personal_weighted", "personal_std", "personal_worst10", "heldout", "heldout_own", "heldout_adapted")
     accuracy = {
         "final": curve[-1] if curve else None,
         "best": max(curve) if curve else None,
         "window": sum(curve[-max(1, len(curve) // 10) :]) / max(1, len(curve) // 10) if curve else None,
         "selected": best[2] if best else None,
+        "personal_selected": scored_at(scored, -best[1]).get("personal") if best else None,
     } | {key: last.get(key) if classes else None for key in own}
     metrics = dict(last.get("metrics") or {}) | {"shared_on_clients": last.get("shared_on_clients")}
     if not classes:
@@ -41,6 +42,7 @@ def summarise(parts: Parts, rows: Sequence[Mapping[str, Any]], engine: Engine) -
         "seed": parts.config.seed,
         "rounds": len(rows),
         "accuracy": accuracy,
+        "stopped_by": engine.stopped_by,
         "selected_round": -best[1] if best else None,
         "metrics": metrics,
         "bytes_up": total.up.payload,
@@ -58,6 +60,11 @@ def summarise(parts: Parts, rows: Sequence[Mapping[str, Any]], engine: Engine) -
         "bn": parts.config.bn if len(parts.setup.layout.statistics.names) else None,
         "model_sha256": fingerprint(engine.server.params),
     }
+
+
+def scored_at(rows: Sequence[Mapping[str, Any]], number: int) -> Mapping[str, Any]:
+    """The row of a round."""
+    return next(row for row in rows if row["round"] == number)
 
 
 def fingerprint(params: Params) -> str:

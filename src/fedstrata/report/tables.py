@@ -23,7 +23,10 @@ ACCURACY: Mapping[str, str] = {
     "personal_weighted": "personal accuracy, by samples",
     "personal_std": "personal accuracy, spread over clients",
     "personal_worst10": "personal accuracy, worst tenth",
-    "heldout": "accuracy on held-out clients",
+    "personal_selected": "personal accuracy, round chosen on validation data",
+    "heldout": "accuracy on held-out clients, as received",
+    "heldout_adapted": "accuracy on held-out clients, after unseen.steps",
+    "heldout_own": "accuracy on held-out clients, the method's own way",
 }
 
 
