@@ -1,0 +1,36 @@
+"""What MkDocs does beside turning Markdown into pages: generated tables, and formulas as MathML, which browsers draw without a script.
+
+A line ``<!-- make: NAME -->`` in a page is replaced by what ``tables.MAKE[NAME]`` writes.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tables import MAKE
+
+_MARK = re.compile(r"^<!-- make: (\w+) -->$", re.MULTILINE)
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+_ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):<code>~?([^<]*)</code>")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put the generated parts in their places."""
+    return _MARK.sub(lambda found: MAKE[found[1]](), markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Formulas as MathML; roles of docstrings as plain code."""
+    return _ROLE.sub(r"<code>\1</code>", _FORMULA.sub(_mathml, content))
+
+
+def _mathml(found: re.Match[str]) -> str:
+    return convert(html.unescape(found[2]).strip(), display="block" if found[1] == "div" else "inline")

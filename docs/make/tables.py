@@ -1,0 +1,91 @@
+"""Parts of pages that are made from the code: settings, commands, registries, public names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+import typer
+
+import fedstrata
+from fedstrata.catalogue import CATALOGUES, rows
+from fedstrata.cli import app
+from fedstrata.config import KEYS
+from fedstrata.keys import Key
+
+_BAR = re.compile(r"\|(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # outside of code, where a bar is safe
+FIRST = ("run", "compare", "sweep", "doctor", "check", "describe", "list", "report", "resume")  # of the commands; the others follow
+
+
+def grid(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; a bar inside a cell does not end it."""
+    cells = [[_BAR.sub("&#124;", cell).replace("\n", " ") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [list(head), ["---"] * len(head), *cells])
+
+
+def settings() -> str:
+    """Every setting with what it takes, its default and its meaning."""
+    return grid(("setting", "default", "takes", "meaning"), (_setting(key) for key in KEYS.values()))
+
+
+def _setting(key: Key) -> tuple[str, str, str, str]:
+    default = "none" if key.default is None else str(key.default)
+    return f"`{key.name}`", f"`{default}`", key.wanted, key.meaning
+
+
+def commands() -> str:
+    """Every command of ``fedstrata``: usage, arguments, options."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    names = sorted(group.commands, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    return "\n\n".join(_command(name, group.commands[name]) for name in names)
+
+
+def _command(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=f"fedstrata {name}")
+    usage = " ".join([*context.command.collect_usage_pieces(context)])
+    parts = [f"## `fedstrata {name}`", f"```text\nfedstrata {name} {usage}\n```", _plain(command.help)]
+    if isinstance(command, click.Group):
+        parts += [_command(f"{name} {inner}", sub).replace("## ", "### ", 1) for inner, sub in command.commands.items()]
+    options = [_option(p) for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    if options:
+        parts.append(grid(("option", "default", "meaning"), options))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _option(option: click.Option) -> tuple[str, str, str]:
+    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+    default: Any = option.default
+    shown = "" if default in (None, False, (), []) or callable(default) else f"`{default}`"
+    return names, shown, _plain(option.help)
+
+
+def _plain(text: str | None) -> str:
+    return (text or "").replace("\b", "").strip()
+
+
+def catalogue(what: str) -> str:
+    """One registry, as ``fedstrata list`` prints it; the first column is what users write."""
+    return grid_of(rows(what))
+
+
+def grid_of(lines: Sequence[Mapping[str, str]]) -> str:
+    """A table of rows that all have the same keys."""
+    head = list(lines[0])
+    return grid(head, ([f"`{line[head[0]]}`", *(line[name] for name in head[1:])] for line in lines))
+
+
+def catalogues() -> str:
+    """All registries."""
+    return "\n\n".join(f"## {what.capitalize()}\n\n{catalogue(what)}" for what in CATALOGUES)
+
+
+def python() -> str:
+    """Every public name, from its docstring."""
+    things = [getattr(fedstrata, name) for name in fedstrata.__all__]
+    return "\n\n".join(f"::: {thing.__module__}.{thing.__qualname__}" for thing in things)
+
+
+MAKE: Mapping[str, Callable[[], str]] = {"settings": settings, "commands": commands, "catalogues": catalogues, "python": python}
