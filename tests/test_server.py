@@ -55,7 +55,7 @@ def test_local_statistics_stay_with_each_client():
 
 def test_under_local_statistics_the_server_test_uses_those_of_the_lowest_client_that_has_trained():
     run, row = one_round("local")
-    served = run._served()
+    served = run.served()
     assert torch.equal(served.buffers.flat, lab.own_model(run, min(row["cohort"])).buffers.flat)
     assert torch.equal(served.flat, run.server.params.flat)
 

@@ -235,9 +235,8 @@ class Engine:
         if (t + 1) % config.eval.every and not last:
             return row | {"evaluated": False, "eval_seconds": 0.0}
         start = time.perf_counter()
-        params = self._served()
-        if self.parts.method.has("ask") and not self.answers:  # a finished run that was resumed
-            self.answers = self._ask_all(bill=False)
+        params = self.served()
+        self.ready()
         if self.parts.federation.test is not None:
             metrics = self.evaluator.server(params)
             row |= {"accuracy": metrics.get("accuracy"), "metrics": metrics}
@@ -245,7 +244,12 @@ class Engine:
         row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}  # of a regression that has diverged
         return row | {"evaluated": True, "eval_seconds": time.perf_counter() - start}
 
-    def _served(self) -> Params:
+    def ready(self) -> None:
+        """After a finished run was read back: have pieces' questions answered, from which models are formed."""
+        if self.parts.method.has("ask") and not self.answers:
+            self.answers = self._ask_all(bill=False)
+
+    def served(self) -> Params:
         """The server's model; where norm layers stay with clients, with those of the lowest client that has trained (``norms_of``)."""
         params, layout = self.server.params, self.parts.setup.layout
         stays = frozenset(n for n in self.plan.keep - self.plan.average if layout.entries[n].kind == "norm")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedstrata import container
 from fedstrata.build import Parts, assemble
@@ -19,18 +19,15 @@ from fedstrata.data.federation import Federation
 from fedstrata.engine import Engine
 from fedstrata.errors import FedstrataError, StateError
 from fedstrata.events import Chosen, Finished, Observer, RoundDone, Started
-from fedstrata.folder import MANIFEST, as_json, discard, manifest_of, new_folder, read_manifest, same_run
-from fedstrata.ledger import Bill
+from fedstrata.folder import MANIFEST, as_json, discard, manifest_of, new_folder, read_manifest
 from fedstrata.params import Params
+from fedstrata.recall import CHECKPOINTS, SUMMARY, identity, recalled, refuse_another, take_up, tensors_of
 from fedstrata.report.result import Result
-from fedstrata.server import Server
 from fedstrata.state import Checkpoint, append_line, committed, load, lock, read_lines, save, truncate_lines
 from fedstrata.state.disk import sync_folder, write_file
-from fedstrata.states import flatten_state, restore_state
 from fedstrata.summary import summarise
-from fedstrata.wire.frame import Size
 
-ROUNDS, SUMMARY, CHECKPOINTS, MODEL = "rounds.jsonl", "summary.json", "checkpoints", "model.safetensors"
+ROUNDS, MODEL = "rounds.jsonl", "model.safetensors"
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: somebody asked for it
@@ -109,25 +106,8 @@ def resume(
         StateError: no run there, a damaged checkpoint, or a configuration, data set or code that is not this run's; nothing stored is changed.
     """
     folder = Path(folder)
-    manifest = read_manifest(folder)
-    for name, given in (("federation", federation), ("module", module), ("method", method)):
-        if name in manifest["custom"] and given is None:
-            raise StateError(f"{folder} was run with a {name} of your own; give it again: fedstrata.resume({str(folder)!r}, {name}=...).")
-    config = Config.read(folder / "config.toml")
-    same_run(config, manifest, folder)
-    turn = _turn(config, executor, workers)
-    parts = assemble(config, federation, module, method)
-    now = manifest_of(parts, custom=manifest["custom"])
-    for key, meaning in (("fingerprint", "data or partition"), ("layout", "model")):
-        if now[key] != manifest[key]:
-            raise StateError(
-                f"{folder}: the {meaning} is not what the run began with ({key} {now[key][:12]} now, {manifest[key][:12]} then); restore it."
-            )
-    notes = tuple(
-        f"{k} was {manifest['versions'].get(k)} and is {v}: the result may differ in the last bits"
-        for k, v in now["versions"].items()
-        if v != manifest["versions"].get(k)
-    )
+    parts, notes = recalled(folder, federation=federation, module=module, method=method)
+    turn = _turn(parts.config, executor, workers)
     return _Run(parts, folder, observers, stop, turn.executor, turn.worker_count(), notes, asked=executor is not None).go(previous=previous)
 
 
@@ -215,14 +195,10 @@ class _Run:
             truncate_lines(self.folder / ROUNDS, 0)
             return None
         checkpoint = load(folder, None, previous=bool(previous))
-        if checkpoint.meta.get("run", self._identity()) != self._identity():
-            raise StateError(f"{folder} holds the checkpoint of another run (other settings or data); put this run's own back, or start it anew.")
+        refuse_another(checkpoint, self.parts, folder)
         if not self.asked and self.executor == "auto" and checkpoint.meta["executor"] is not None:
             self.executor, self.workers = checkpoint.meta["executor"], checkpoint.meta["workers"]
         return checkpoint
-
-    def _identity(self) -> list[str]:
-        return [self.parts.config.digest(), self.parts.federation.fingerprint]
 
     def _commit(self, engine: Engine, row: dict[str, Any]) -> None:
         self.rows.append(row)
@@ -242,7 +218,7 @@ class _Run:
         chosen = getattr(engine.executor, "candidates", None)
         settled = chosen is None or len(chosen) == 1
         meta = {
-            "run": self._identity(),
+            "run": identity(self.parts),
             "lines": self.length,
             "lines_sha256": self.digest.hexdigest(),
             "seconds": engine.seconds,
@@ -253,7 +229,7 @@ class _Run:
             "executor": engine.executor.name if settled else None,
             "workers": engine.executor.workers if settled else None,
         }
-        save(self.folder / CHECKPOINTS, Checkpoint(server.round - 1, _tensors(server), meta), engine.rows)
+        save(self.folder / CHECKPOINTS, Checkpoint(server.round - 1, tensors_of(server), meta), engine.rows)
         self.saved = server.round - 1
 
     def _restore(self, engine: Engine, checkpoint: Checkpoint, *, previous: bool) -> None:
@@ -267,12 +243,7 @@ class _Run:
             )
         self.rows = read_lines(self.folder / ROUNDS, meta["lines"]).rows
         self.length, self.saved = meta["lines"], checkpoint.round
-        engine.server = _server(checkpoint, engine.server)
-        engine.plan = engine.plan_now()
-        engine.seconds, engine.lowest, engine.stopped_by = meta["seconds"], meta["lowest"], meta["stopped_by"]
-        up, up_framing, down, down_framing, flops = meta["bill"]
-        engine.ledger.total = Bill(Size(up, up_framing), Size(down, down_framing), flops)
-        engine.ledger.costs = dict(meta["costs"])
+        take_up(engine, checkpoint)
 
     # ---- the end ------------------------------------------------------------------------------------------------------------------------
 
@@ -294,29 +265,6 @@ def _named(params: Params) -> list[bytes | memoryview]:
     tensors = {n: t.detach() for n, t in (params.views | params.buffers.views).items()}
     head, order, _ = container.head({n: (tuple(t.shape), t.dtype) for n, t in tensors.items()}, {})
     return [head, *(container.raw(tensors[n]) for n in order)]
-
-
-def _tensors(server: Server) -> dict[str, Tensor]:
-    assert server.params.buffers is not None
-    found = {"params": server.params.flat, "statistics": server.params.buffers.flat}
-    for piece, slot in server.slots.items():
-        for name, value in flatten_state(slot).items():
-            found[f"slot/{piece}/{name}"] = value.flat if isinstance(value, Params) else value
-    return found
-
-
-def _server(checkpoint: Checkpoint, template: Server) -> Server:
-    tensors = checkpoint.tensors
-    assert template.params.buffers is not None
-    params = Params(tensors["params"], template.params.spec, buffers=Params(tensors["statistics"], template.params.buffers.spec))
-    slots = {}
-    for piece, slot in template.slots.items():
-        found: dict[str, Params | Tensor] = {}
-        for name, value in flatten_state(slot).items():
-            tensor = tensors[f"slot/{piece}/{name}"]
-            found[name] = Params(tensor, value.spec) if isinstance(value, Params) else tensor
-        slots[piece] = restore_state(found)
-    return Server(checkpoint.round + 1, params, slots)
 
 
 # ---- the folder -----------------------------------------------------------------------------------------------------------------------------
