@@ -265,3 +265,16 @@ def test_a_run_on_a_federation_from_python_keeps_its_own_table_of_clients(tmp_pa
     report([read], Console(record=True))
     assert (tmp_path / "clients.csv").read_text() == "client\nnorth\n"
     assert not (tmp_path / "partition.png").exists()
+
+
+def test_clients_with_names_are_named_in_the_table_and_others_have_no_such_column(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40)
+    fed = Federation.of(x, y, client=np.repeat(["north $1$", "süd, ost"], 20), testing="own(share=0.2)")
+    write(result(2), fed, tmp_path)
+    rows = read_csv(tmp_path / "clients.csv")
+    assert [(r["client"], r["name"]) for r in rows] == [("0", "north $1$"), ("1", "süd, ost")]
+    assert list(rows[0])[:2] == ["client", "name"]
+    assert (tmp_path / "partition.png").stat().st_size > 5_000  # dollar signs are no formula
+    write(result(2), federation(), tmp_path)
+    assert "name" not in read_csv(tmp_path / "clients.csv")[0]

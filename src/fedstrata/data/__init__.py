@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedstrata.data.augment import Augment, parse_augment
 from fedstrata.data.checks import Duplicates, duplicates
+from fedstrata.data.facts import Facts, facts_of
 from fedstrata.data.federation import Federation
 from fedstrata.data.load import DataSpec, check_spec, load
 from fedstrata.data.own import ClientTests
@@ -18,6 +19,7 @@ __all__ = [
     "ClientTests",
     "DataSpec",
     "Duplicates",
+    "Facts",
     "Federation",
     "Groups",
     "Partition",
@@ -28,6 +30,7 @@ __all__ = [
     "check_spec",
     "datasets",
     "duplicates",
+    "facts_of",
     "label_table",
     "load",
     "parse_augment",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedstrata.data.augment import Augment
 from fedstrata.data.own import ClientTests, kept_out
-from fedstrata.data.partition import Partition
+from fedstrata.data.partition import Partition, check_client
 from fedstrata.data.samples import Samples
 from fedstrata.data.task import Groups, Ints, Task
 from fedstrata.streams import stream
@@ -61,6 +61,20 @@ class Federation:
     def clients(self) -> int:
         """Number of clients, held-out ones included."""
         return len(self.partition)
+
+    @property
+    def named(self) -> bool:
+        """Whether clients have names that are not just their numbers."""
+        return any(name != str(client) for client, name in enumerate(self.partition.names))
+
+    def client_name(self, client: int) -> str:
+        """The client as users know it: the value of a client column, a folder name; its number where it has no name.
+
+        Raises:
+            DataError: no such client.
+        """
+        check_client(client, self.clients)
+        return self.partition.names[client] if self.partition.names else str(client)
 
     def training(self, client: int) -> Tensor:
         """[n] int64 positions in ``train`` that the client trains on, in the order drawn; own test and validation are taken out."""

@@ -182,7 +182,8 @@ class FlowerLaw:
                 f"partition {self.call} gives {len(used) - len(np.unique(used))} samples to several clients, which only overlap(...) may do."
             )
         notes = (f"{self.call.name}: {pool.size - len(used)} of {pool.size} samples are left over and unused.",) if len(used) < pool.size else ()
-        return Listed.of(str(self.call), parts, notes=notes)
+        natural = tuple(str(name) for name in getattr(partitioner, "partition_id_to_natural_id", {}).values())  # where clients are a column's values
+        return Listed.of(str(self.call), parts, notes=notes, names=natural if len(natural) == len(parts) else ())
 
     def _arguments(self, factory: Any, clients: int | None, seed: int) -> dict[str, Any]:
         taken = [name for name in inspect.signature(factory).parameters if name != "self"]

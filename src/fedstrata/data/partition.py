@@ -68,6 +68,11 @@ class Partition(Protocol):
         """True where clients are derived when asked for, so that nothing may walk over all of them."""
         ...
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Clients as users know them: values of a client column, folder names; () where they have numbers only."""
+        ...
+
     def __len__(self) -> int: ...
     def size(self, client: int) -> int:
         """Samples of one client."""
@@ -102,6 +107,7 @@ class Listed:
         order: [offsets[-1]] int64 positions.
         notes: what a user must be told.
         twin: deals a test set by the same rule.
+        names: of the clients, as users know them; () where they have numbers only.
     """
 
     law: str
@@ -109,6 +115,7 @@ class Listed:
     order: Ints
     notes: tuple[str, ...] = ()
     twin: Callable[[Pool], Partition | None] | None = None
+    names: tuple[str, ...] = ()
     lazy: bool = field(default=False, init=False)
 
     @classmethod
@@ -119,10 +126,11 @@ class Listed:
         *,
         notes: tuple[str, ...] = (),
         twin: Callable[[Pool], Partition | None] | None = None,
+        names: tuple[str, ...] = (),
     ) -> Listed:
         """From one array of positions a client."""
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-        return cls(law, offsets, np.concatenate(parts).astype(np.int64), notes, twin)
+        return cls(law, offsets, np.concatenate(parts).astype(np.int64), notes, twin, names)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -170,6 +178,7 @@ class Overlapping:
     purpose: str = "overlap"
     tested: int | None = None
     lazy: bool = field(default=True, init=False)
+    names: tuple[str, ...] = field(default=(), init=False)
     notes: tuple[str, ...] = ()
     _classes: list[Ints] = field(init=False, repr=False)
 

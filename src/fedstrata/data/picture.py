@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,7 +12,11 @@ from torch import Tensor
 from fedstrata.data.federation import Federation
 from fedstrata.errors import DataError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 SHOWN = 100  # clients in a picture
+LABELS = 20  # clients that are named on its axis
 
 
 def label_table(federation: Federation, clients: Sequence[int]) -> Tensor:
@@ -55,11 +60,17 @@ def partition_picture(federation: Federation, path: Path | str, clients: Sequenc
     upper.set_ylabel("class" if federation.task.kind == "classification" else "all")
     names = federation.task.labels
     if 0 < len(names) <= 20:
-        upper.set_yticks(range(len(names)), [name[:14] for name in names])
+        upper.set_yticks(range(len(names)), [name[:14] for name in names], parse_math=False)  # a name with dollar signs is no formula
     lower.bar(range(len(shown)), table.sum(1).tolist(), color="#0072B2")
     lower.set_ylabel("samples")
     lower.set_xlabel("client" if len(shown) == federation.clients else f"client ({len(shown)} of {federation.clients})")
-    step = -(-len(shown) // 20)  # at most 20 numbers
-    lower.set_xticks(range(0, len(shown), step), [str(client) for client in shown[::step]], fontsize=8)
-    upper.set_title(f"{federation.name}: {federation.partition.law}", fontsize=9)
+    _name_clients(lower, [federation.client_name(client) for client in shown], named=federation.named)
+    upper.set_title(f"{federation.name}: {federation.partition.law}", fontsize=9, parse_math=False)
     figure.savefig(path, dpi=120, metadata={"Software": None} if str(path).endswith(".png") else None)
+
+
+def _name_clients(axes: Axes, names: Sequence[str], *, named: bool) -> None:
+    """Numbers level, names upright and cut, at most LABELS of them."""
+    step = -(-len(names) // LABELS)
+    shown = [name if len(name) <= 14 else f"{name[:13]}…" for name in names[::step]]
+    axes.set_xticks(range(0, len(names), step), shown, rotation=90 if named else 0, fontsize=8, parse_math=False)

@@ -243,7 +243,9 @@ class Natural:
             chosen = stream(seed, "partition", "natural").choice(len(kept), clients, replace=False)
             notes.append(f"{name}: {clients} of {len(kept)} groups were chosen by the seed; the samples of the others are unused.")
             kept = [kept[g] for g in sorted(chosen.tolist())]
-        return Listed.of(name, [parts[g] for g in kept], notes=tuple(notes), twin=partial(_twin, name, by, kept))
+        return Listed.of(
+            name, [parts[g] for g in kept], notes=tuple(notes), twin=partial(_twin, name, by, kept), names=tuple(groups.names[g] for g in kept)
+        )
 
 
 def _twin(name: str, by: str, kept: list[int], test: Pool) -> Partition | None:

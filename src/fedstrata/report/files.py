@@ -43,15 +43,24 @@ def write(result: Result, federation: Federation, folder: Path | None = None) ->
     folder = folder or result.folder
     if folder is None:
         return []
-    took_part = participation(result)
-    listed = None if not federation.partition.lazy and federation.clients <= LISTED else sorted(took_part | set(result.clients))
-    files = [
-        clients_csv(federation, folder / "clients.csv", listed, took_part=_times(result), scores=result.clients),
-        curve([result], folder / "curve.png"),
-    ]
+    listed = _listed(result, federation)
+    files = [write_clients(result, federation, folder), curve([result], folder / "curve.png")]
     if listed is None or listed:
         files.append(partition(federation, folder / "partition.png", listed))
     return files
+
+
+def write_clients(result: Result, federation: Federation, folder: Path) -> Path:
+    """Write clients.csv: a line for every client, or where they are many, for those that took part or were scored."""
+    listed = _listed(result, federation)
+    return clients_csv(federation, folder / "clients.csv", listed, took_part=_times(result), scores=result.clients)
+
+
+def _listed(result: Result, federation: Federation) -> list[int] | None:
+    """Clients that get a line; None is all."""
+    if not federation.partition.lazy and federation.clients <= LISTED:
+        return None
+    return sorted(participation(result) | set(result.clients))
 
 
 def participation(result: Result) -> set[int]:
@@ -77,6 +86,8 @@ def clients_csv(
 ) -> Path:
     """A line a client: samples for training, validation and its own test, whether it was kept out, rounds it took part in, label counts, scores.
 
+    A column ``name`` follows the number where clients have names of their own (a client column, folders, writers).
+
     Args:
         federation: any.
         path: of the CSV file.
@@ -91,13 +102,17 @@ def clients_csv(
     heldout = set(federation.heldout)
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
-    out.writerow(["client", "training", "validation", "test", "heldout", "rounds", *(f"label_{x}" for x in labels), *(SCORE + x for x in columns)])
+    named = ["name"] if federation.named else []
+    out.writerow(
+        ["client", *named, "training", "validation", "test", "heldout", "rounds", *(f"label_{x}" for x in labels), *(SCORE + x for x in columns)]
+    )
     for client in ids:
         own = federation.testing(client)
         sizes = [len(federation.training(client)), len(federation.validating(client)), 0 if own is None else len(own[1])]
         counts = federation.counts(client).tolist() if labels else []
         found = scores.get(client, {})
-        out.writerow([client, *sizes, int(client in heldout), took_part.get(client, 0), *counts, *(_cell(found.get(x)) for x in columns)])
+        name = [federation.client_name(client)] if named else []
+        out.writerow([client, *name, *sizes, int(client in heldout), took_part.get(client, 0), *counts, *(_cell(found.get(x)) for x in columns)])
     return _text(path, text.getvalue())
 
 
