@@ -108,7 +108,10 @@ def test_json_is_the_last_line_of_stdout_and_nothing_else(here, call):
         "personal_weighted",
         "personal_std",
         "personal_worst10",
+        "personal_selected",
         "heldout",
+        "heldout_own",
+        "heldout_adapted",
     }
     assert summary["accuracy"]["selected"] is None
     assert "round 3/3" in err
