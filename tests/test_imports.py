@@ -11,23 +11,23 @@ ROOT = Path(__file__).parents[1] / "src" / "fedstrata"
 FLOORS = [
     {"__init__"},  # its version; what it offers is imported from everywhere, and nobody below may ask it for more
     {"allocator", "errors", "streams"},
-    {"calls", "container", "events", "interrupt", "keys", "optim", "params"},
-    {"layout", "schedules", "sections", "toml"},
+    {"bibliography", "calls", "container", "events", "interrupt", "keys", "optim", "params"},
+    {"layout", "plugins", "schedules", "sections", "toml"},
     {"net", "states"},
     {"measure", "plan"},
     {"piece", "order"},
     {"compose", "data", "models"},
     {"config", "kit", "methods"},
-    {"round"},
+    {"cite", "round", "track"},
     {"report", "server", "state", "wire"},
     {"build", "evaluate", "ledger"},
     {"backends", "ending"},
     {"engine"},
-    {"bench", "describe", "folder", "summary"},
+    {"bench", "describe", "folder", "summary", "testing"},
     {"recall"},
     {"run"},
     {"use"},
-    {"api", "catalogue"},
+    {"api", "catalogue", "new"},
     {"cli"},
     {"__main__"},
 ]
@@ -82,8 +82,9 @@ def test_imports_point_downwards(path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "methods").rglob("*.py")), ids=lambda p: p.stem)
 def test_methods_import_only_the_vocabulary(path):
+    allowed = VOCABULARY | ({"plugins"} if path.stem == "registry" else set())  # the registry is no method: it also finds those of other packages
     for line, other, name in imports(path):
-        assert other in VOCABULARY, f"{path.name}:{line}: a method imports {name}"
+        assert other in allowed, f"{path.name}:{line}: a method imports {name}"
 
 
 @pytest.mark.parametrize(("library", "home"), [("ray", "backends/ray.py"), ("flwr", "backends/flower.py")])

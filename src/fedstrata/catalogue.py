@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from fedstrata.plugins import installed
+
 Rows: TypeAlias = Sequence[Mapping[str, str]]
 
 EXECUTORS: Mapping[str, str] = {
@@ -29,37 +31,55 @@ MEASURES: Mapping[str, str] = {
 }
 """Keys of "metrics" in summary.json; null where undefined."""
 
+TRACKERS: Mapping[str, str] = {
+    "tensorboard": "event files for TensorBoard: tensorboard(folder='runs/tb')",
+    "mlflow": "an MLflow run in a folder or on a server: mlflow(uri='runs/mlflow', experiment='fedstrata')",
+}
+
 
 def _methods() -> Rows:
     from fedstrata.methods import rows  # noqa: PLC0415  # a registry is loaded only when it is listed
 
     plain = {"method": "fedavg", "what it does": "the empty chain: local training, weighted mean", "source": "McMahan et al. 2017"}
-    return [plain, *({"method": r.name, "what it does": r.summary, "source": r.piece.source} for r in rows())]
+    ours = [plain, *({"method": r.name, "what it does": r.summary, "source": r.piece.source} for r in rows())]
+    return ours + [{"method": p.name, "what it does": p.about, "source": f"plug-in: {p.origin}"} for p in installed("methods").values()]
 
 
 def _datasets() -> Rows:
     from fedstrata.data import datasets  # noqa: PLC0415
 
-    return [{"data": r.name, "what it is": r.about, "needs": "nothing" if r.offline else "data.root", "source": r.source} for r in datasets()]
+    ours = [{"data": r.name, "what it is": r.about, "needs": "nothing" if r.offline else "data.root", "source": r.source} for r in datasets()]
+    return ours + [{"data": p.name, "what it is": p.about, "needs": "?", "source": f"plug-in: {p.origin}"} for p in installed("datasets").values()]
 
 
 def _partitions() -> Rows:
     from fedstrata.data import partitions  # noqa: PLC0415
 
-    return [{"partition": r.name, "how samples are dealt": r.about, "source": r.source} for r in partitions()]
+    ours = [{"partition": r.name, "how samples are dealt": r.about, "source": r.source} for r in partitions()]
+    return ours + [
+        {"partition": p.name, "how samples are dealt": p.about, "source": f"plug-in: {p.origin}"} for p in installed("partitions").values()
+    ]
 
 
 def _models() -> Rows:
     from fedstrata.models.registry import rows  # noqa: PLC0415
 
-    return [{"model": r.name, "what it is": r.summary, "norm": r.norm or "-", "source": r.source} for r in rows()]
+    ours = [{"model": r.name, "what it is": r.summary, "norm": r.norm or "-", "source": r.source} for r in rows()]
+    return ours + [{"model": p.name, "what it is": p.about, "norm": "?", "source": f"plug-in: {p.origin}"} for p in installed("models").values()]
 
 
 def _measures() -> Rows:
     from fedstrata.measure.registry import table  # noqa: PLC0415
 
     scores = [{"measure": name, "where": "metrics of summary.json", "what it says": about} for name, about in MEASURES.items()]
-    return [*scores, *({"measure": name, "where": f"measures={name}", "what it says": m.text} for name, m in table().items())]
+    looks = [{"measure": name, "where": f"measures={name}", "what it says": m.text} for name, m in table().items()]
+    plugged = [{"measure": p.name, "where": f"measures={p.name} ({p.origin})", "what it says": p.about} for p in installed("measures").values()]
+    return [*scores, *looks, *plugged]
+
+
+def _trackers() -> Rows:
+    ours = [{"tracker": name, "where curves go": about, "source": "extra: track"} for name, about in TRACKERS.items()]
+    return ours + [{"tracker": p.name, "where curves go": p.about, "source": f"plug-in: {p.origin}"} for p in installed("trackers").values()]
 
 
 def _executors() -> Rows:
@@ -72,6 +92,7 @@ CATALOGUES: Mapping[str, Callable[[], Rows]] = {
     "models": _models,
     "partitions": _partitions,
     "measures": _measures,
+    "trackers": _trackers,
     "executors": _executors,
 }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedstrata import plugins
 from fedstrata.calls import Call, bind
 from fedstrata.data import folders, hub, images, laws, series, skew, synthetic, tables, text, toys
 from fedstrata.data.laws import Law
@@ -23,6 +24,8 @@ class Row:
         about: one line.
         source: where it comes from.
         offline: True where it needs neither files of the user's nor a network.
+        cite: keys of ``fedstrata.bibliography``, or BibTeX entries of your own.
+        uncited: why there is nothing to cite.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Row:
     about: str
     source: str
     offline: bool = True
+    cite: tuple[str, ...] = ()
+    uncited: str = ""
 
 
 _DATASETS: dict[str, Row] = {}
@@ -71,14 +76,39 @@ def partitions() -> tuple[Row, ...]:
 
 
 def find_dataset(name: str) -> Row:
-    """The data set of that name.
+    """The data set of that name, ours or of an installed package, which is imported then.
 
     Raises:
-        ConfigError: unknown; the message has the nearest names.
+        ConfigError: unknown; the message has the nearest names. A plug-in that cannot be used.
     """
-    if name not in _DATASETS:
-        raise ConfigError(f"data has no {name!r}.{nearest(name, _DATASETS)} It has {', '.join(_DATASETS)}.")
-    return _DATASETS[name]
+    return _find("datasets", name, _DATASETS, "a dataclass of settings with read(place), or a fedstrata.data.Row")
+
+
+def find_partition(name: str) -> Row:
+    """The partition law of that name, as :func:`find_dataset`."""
+    return _find("partitions", name, _LAWS, "a dataclass of settings with deal(pool, clients, seed), or a fedstrata.data.Row")
+
+
+def _find(kind: plugins.Kind, name: str, table: Mapping[str, Row], form: str) -> Row:
+    plugged = plugins.load(kind, name, table)
+    if plugged is not None:
+        return _row(*plugged, form)
+    if name not in table:
+        names = [*table, *plugins.installed(kind)]
+        raise ConfigError(f"{plugins.KINDS[kind]} has no {name!r}.{nearest(name, names)} It has {', '.join(names)}.")
+    return table[name]
+
+
+def _row(plugin: plugins.Plugin, offered: object, form: str) -> Row:
+    """A plug-in's row, of a factory or of a row of its own."""
+    row = (
+        offered if isinstance(offered, Row) else Row(plugin.name, offered, plugin.about, plugin.origin, offline=False) if callable(offered) else None
+    )
+    if row is None or not callable(getattr(row.factory, "read" if plugin.kind == "datasets" else "deal", None)):
+        plugins.wanted(plugin, offered, form)
+    if row.name != plugin.name:
+        plugins.refuse(plugin, f"its row is called {row.name!r}, so the entry point must be called that, too.")
+    return row
 
 
 def find_law(call: Call) -> Law:
@@ -89,44 +119,95 @@ def find_law(call: Call) -> Law:
     """
     if call.name not in _LAWS and call.name.endswith("Partitioner"):
         return hub.FlowerLaw(call)
-    if call.name not in _LAWS:
-        raise ConfigError(f"partition has no {call.name!r}.{nearest(call.name, _LAWS)} It has {', '.join(_LAWS)}.")
-    law: Law = bind(call, _LAWS[call.name].factory, what="partition")
+    law: Law = bind(call, find_partition(call.name).factory, what="partition")
     return law
 
 
-for _name, _factory, _about, _source, _offline in (
-    ("digits", toys.Digits, "8x8 grey digits, 10 classes; the default", "scikit-learn, from UCI", True),
-    ("mnist", images.Mnist, "28x28 grey digits, 10 classes; with writers where the files have them", "LeCun, Cortes, Burges", False),
-    ("fashion_mnist", images.FashionMnist, "28x28 grey clothes, 10 classes", "Xiao, Rasul, Vollgraf 2017", False),
-    ("cifar10", images.Cifar10, "32x32 colour photographs, 10 classes", "Krizhevsky 2009", False),
-    ("cifar100", images.Cifar100, "32x32 colour photographs, 100 classes or 20 coarse ones", "Krizhevsky 2009", False),
-    ("tiny_imagenet", images.TinyImagenet, "64x64 colour photographs, 200 classes or any subset", "Stanford CS231n", False),
-    ("pacs", images.Pacs, "64x64 pictures, 7 classes in 4 domains", "Li et al. 2017", False),
-    ("synthetic_iid", synthetic.SyntheticIid, "the same with one model and one input law for all clients", "Li et al. 2020 (FedProx)", True),
-    ("synthetic", synthetic.Synthetic, "60 features, 10 classes, models and inputs that differ by client", "Li et al. 2020 (FedProx)", True),
-    ("folder", folders.Folder, "pictures in folders: class/file, client/class/file, domain/class/file", "your own", False),
-    ("table", tables.Table, "CSV or parquet with a label column, and a client column where there is one", "your own", False),
-    ("breast_cancer", toys.BreastCancer, "30 measurements, 2 classes", "scikit-learn, from UCI", True),
-    ("wine", toys.Wine, "13 measurements, 3 classes", "scikit-learn, from UCI", True),
-    ("diabetes", toys.Diabetes, "10 measurements, regression", "scikit-learn, Efron et al. 2004", True),
-    ("series", series.Series, "long CSV or parquet of time series: forecast from windows", "your own", False),
-    ("eeg", series.Eeg, "4 channels of brain waves, 800 values each: forecast from windows", "matplotlib's sample data", True),
-    ("ag_news", text.AgNews, "news in 4 classes, as words", "Zhang et al. 2015", False),
-    ("shakespeare", text.Shakespeare, "the next character; a client is a role", "LEAF, Caldas et al. 2018", False),
-    ("hub", hub.Hub, "a data set of the Hugging Face hub or a folder saved by datasets (extra: hub)", "huggingface.co", False),
-):
-    register_dataset(_name, _factory, about=_about, source=_source, offline=_offline)
+def _cited(cite: tuple[str, ...] | str) -> tuple[tuple[str, ...], str]:
+    """Keys of the bibliography; text is the reason for having none."""
+    return ((), cite) if isinstance(cite, str) else (cite, "")
 
-for _law, _rule, _what, _from in (
-    ("iid", laws.Iid, "equal sizes, uniform draws", "FedFN harness"),
-    ("pooled", laws.Pooled, "one client with everything: the centralised control", "-"),
-    ("dirichlet", laws.Dirichlet, "label skew, unequal sizes, a minimum", "FedFN harness, LDA(alpha)"),
-    ("dirichlet_equal", skew.DirichletEqual, "label skew, equal sizes, class priors for each client", "FedDyn, FedSMU"),
-    ("shards", skew.Shards, "s shards of one class each for every client", "FedFN harness, Sharding(s)"),
-    ("classes", skew.Classes, "exactly k classes a client (pathological)", "-"),
-    ("quantity", skew.Quantity, "unequal sizes, equal label mix", "-"),
-    ("natural", skew.Natural, "the data's own writers, roles, domains or client column", "LEAF"),
-    ("overlap", laws.Overlap, "independent draws of equal size; clients overlap and are derived when asked for", "FedPart"),
+
+for _name, _factory, _about, _source, _offline, _cite in (
+    (
+        "digits",
+        toys.Digits,
+        "8x8 grey digits, 10 classes; the default",
+        "scikit-learn, from UCI",
+        True,
+        ("alpaydin1998optical", "pedregosa2011scikit"),
+    ),
+    (
+        "mnist",
+        images.Mnist,
+        "28x28 grey digits, 10 classes; with writers where the files have them",
+        "LeCun, Cortes, Burges",
+        False,
+        ("lecun1998gradient",),
+    ),
+    ("fashion_mnist", images.FashionMnist, "28x28 grey clothes, 10 classes", "Xiao, Rasul, Vollgraf 2017", False, ("xiao2017fashion",)),
+    ("cifar10", images.Cifar10, "32x32 colour photographs, 10 classes", "Krizhevsky 2009", False, ("krizhevsky2009learning",)),
+    ("cifar100", images.Cifar100, "32x32 colour photographs, 100 classes or 20 coarse ones", "Krizhevsky 2009", False, ("krizhevsky2009learning",)),
+    ("tiny_imagenet", images.TinyImagenet, "64x64 colour photographs, 200 classes or any subset", "Stanford CS231n", False, ("le2015tiny",)),
+    ("pacs", images.Pacs, "64x64 pictures, 7 classes in 4 domains", "Li et al. 2017", False, ("li2017deeper",)),
+    (
+        "synthetic_iid",
+        synthetic.SyntheticIid,
+        "the same with one model and one input law for all clients",
+        "Li et al. 2020 (FedProx)",
+        True,
+        ("li2020federated",),
+    ),
+    (
+        "synthetic",
+        synthetic.Synthetic,
+        "60 features, 10 classes, models and inputs that differ by client",
+        "Li et al. 2020 (FedProx)",
+        True,
+        ("li2020federated",),
+    ),
+    ("folder", folders.Folder, "pictures in folders: class/file, client/class/file, domain/class/file", "your own", False, "your own pictures"),
+    ("table", tables.Table, "CSV or parquet with a label column, and a client column where there is one", "your own", False, "your own table"),
+    ("breast_cancer", toys.BreastCancer, "30 measurements, 2 classes", "scikit-learn, from UCI", True, ("street1993nuclear", "pedregosa2011scikit")),
+    ("wine", toys.Wine, "13 measurements, 3 classes", "scikit-learn, from UCI", True, ("aeberhard1992wine", "pedregosa2011scikit")),
+    ("diabetes", toys.Diabetes, "10 measurements, regression", "scikit-learn, Efron et al. 2004", True, ("efron2004least", "pedregosa2011scikit")),
+    ("series", series.Series, "long CSV or parquet of time series: forecast from windows", "your own", False, "your own series"),
+    (
+        "eeg",
+        series.Eeg,
+        "4 channels of brain waves, 800 values each: forecast from windows",
+        "matplotlib's sample data",
+        True,
+        "sample data without a publication",
+    ),
+    ("ag_news", text.AgNews, "news in 4 classes, as words", "Zhang et al. 2015", False, ("zhang2015character",)),
+    ("shakespeare", text.Shakespeare, "the next character; a client is a role", "LEAF, Caldas et al. 2018", False, ("caldas2018leaf",)),
+    (
+        "hub",
+        hub.Hub,
+        "a data set of the Hugging Face hub or a folder saved by datasets (extra: hub)",
+        "huggingface.co",
+        False,
+        "the data set's own page says how to cite it",
+    ),
 ):
-    register_law(_law, _rule, about=_what, source=_from)
+    _add(_DATASETS, "data set", Row(_name, _factory, _about, _source, _offline, *_cited(_cite)))
+
+for _law, _rule, _what, _from, _cite in (
+    ("iid", laws.Iid, "equal sizes, uniform draws", "FedFN harness", "uniform draws need no source"),
+    ("pooled", laws.Pooled, "one client with everything: the centralised control", "-", "the centralised control needs no source"),
+    ("dirichlet", laws.Dirichlet, "label skew, unequal sizes, a minimum", "FedFN harness, LDA(alpha)", ("yurochkin2019bayesian",)),
+    (
+        "dirichlet_equal",
+        skew.DirichletEqual,
+        "label skew, equal sizes, class priors for each client",
+        "FedDyn, FedSMU",
+        ("hsu2019measuring", "acar2021federated"),
+    ),
+    ("shards", skew.Shards, "s shards of one class each for every client", "FedFN harness, Sharding(s)", ("mcmahan2017communication",)),
+    ("classes", skew.Classes, "exactly k classes a client (pathological)", "-", ("li2022federated",)),
+    ("quantity", skew.Quantity, "unequal sizes, equal label mix", "-", ("li2022federated",)),
+    ("natural", skew.Natural, "the data's own writers, roles, domains or client column", "LEAF", "the data's own clients; cite the data"),
+    ("overlap", laws.Overlap, "independent draws of equal size; clients overlap and are derived when asked for", "FedPart", ("wang2024why",)),
+):
+    _add(_LAWS, "partition", Row(_law, _rule, _what, _from, True, *_cited(_cite)))

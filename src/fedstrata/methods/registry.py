@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedstrata import compose
+from fedstrata import compose, plugins
+from fedstrata.calls import parse_calls
 from fedstrata.compose import Method
-from fedstrata.errors import ConfigError
+from fedstrata.errors import ConfigError, nearest
 from fedstrata.methods.ditto import Ditto
 from fedstrata.methods.fedbabu import FedBABU
 from fedstrata.methods.feddyn import FedDyn
@@ -52,12 +53,23 @@ class NoLimit:
 
 @dataclass(frozen=True)
 class Row:
-    """One registered method."""
+    """One registered method.
+
+    Attributes:
+        piece: the class; its name in lower case is the method's.
+        summary: one line.
+        examples: in call syntax, settings with which the laws hold it.
+        limit: the law, or why there is none.
+        cite: keys of ``fedstrata.bibliography``, or BibTeX entries of your own.
+        uncited: why there is nothing to cite.
+    """
 
     piece: type[Piece]
     summary: str
     examples: tuple[str, ...]
     limit: Limit | NoLimit
+    cite: tuple[str, ...] = ()
+    uncited: str = ""
 
     @property
     def name(self) -> str:
@@ -73,49 +85,108 @@ def _without(why: str, name: str) -> NoLimit:
 
 
 _ROWS: list[Row] = [
-    Row(FedProx, "proximal term towards the received weights", ("fedprox(mu=0.1)",), Limit("fedprox(mu=0)", "fedavg")),
-    Row(Scaffold, "control variates against client drift", ("scaffold",), _without("controls are never zero after the first round", "scaffold")),
-    Row(FedAvgM, "momentum on the server", ("fedavgm(beta=0.9)",), Limit("fedavgm(beta=0, lr=1)", "fedavg")),
-    Row(FedAdagrad, "Adagrad on the server", ("fedadagrad(lr=0.05)",), _without("the step is always divided by its own size", "fedadagrad")),
-    Row(FedYogi, "Yogi on the server", ("fedyogi(lr=0.05)",), _without("the step is always divided by its own size", "fedyogi")),
-    Row(FedAdam, "Adam on the server", ("fedadam(lr=0.05)",), _without("the step is always divided by its own size", "fedadam")),
+    Row(FedProx, "proximal term towards the received weights", ("fedprox(mu=0.1)",), Limit("fedprox(mu=0)", "fedavg"), cite=("li2020federated",)),
+    Row(
+        Scaffold,
+        "control variates against client drift",
+        ("scaffold",),
+        _without("controls are never zero after the first round", "scaffold"),
+        cite=("karimireddy2020scaffold",),
+    ),
+    Row(FedAvgM, "momentum on the server", ("fedavgm(beta=0.9)",), Limit("fedavgm(beta=0, lr=1)", "fedavg"), cite=("hsu2019measuring",)),
+    Row(
+        FedAdagrad,
+        "Adagrad on the server",
+        ("fedadagrad(lr=0.05)",),
+        _without("the step is always divided by its own size", "fedadagrad"),
+        cite=("reddi2021adaptive",),
+    ),
+    Row(
+        FedYogi,
+        "Yogi on the server",
+        ("fedyogi(lr=0.05)",),
+        _without("the step is always divided by its own size", "fedyogi"),
+        cite=("reddi2021adaptive",),
+    ),
+    Row(
+        FedAdam,
+        "Adam on the server",
+        ("fedadam(lr=0.05)",),
+        _without("the step is always divided by its own size", "fedadam"),
+        cite=("reddi2021adaptive",),
+    ),
     Row(
         FedNova,
         "normalised averaging for unequal local steps",
         ("fednova", "fednova(mu=0.1) + fedprox(mu=0.1)"),
         Limit("fednova", "fedavg", uniform=True),
+        cite=("wang2020tackling",),
     ),
-    Row(FedDyn, "dynamic regularisation", ("feddyn(alpha=0.1)",), _without("the server divides by alpha, so alpha=0 has no meaning", "feddyn")),
     Row(
-        Moon, "contrast against the global and the client's previous features", ("moon(mu=1)", "moon(references=eval)"), Limit("moon(mu=0)", "fedavg")
+        FedDyn,
+        "dynamic regularisation",
+        ("feddyn(alpha=0.1)",),
+        _without("the server divides by alpha, so alpha=0 has no meaning", "feddyn"),
+        cite=("acar2021federated",),
     ),
-    Row(FedPer, "private head", ("fedper",), Limit("fedper(personal='all')", "local")),
-    Row(LGFedAvg, "private body, shared head", ("lgfedavg",), Limit("lgfedavg(personal='role:head')", "fedper")),
-    Row(FedRep, "private head, trained in a phase of its own", ("fedrep(head_epochs=2)",), Limit("fedrep(head_epochs=0)", "fedbabu(epochs=0)")),
+    Row(
+        Moon,
+        "contrast against the global and the client's previous features",
+        ("moon(mu=1)", "moon(references=eval)"),
+        Limit("moon(mu=0)", "fedavg"),
+        cite=("li2021model",),
+    ),
+    Row(FedPer, "private head", ("fedper",), Limit("fedper(personal='all')", "local"), cite=("arivazhagan2019federated",)),
+    Row(LGFedAvg, "private body, shared head", ("lgfedavg",), Limit("lgfedavg(personal='role:head')", "fedper"), cite=("liang2020think",)),
+    Row(
+        FedRep,
+        "private head, trained in a phase of its own",
+        ("fedrep(head_epochs=2)",),
+        Limit("fedrep(head_epochs=0)", "fedbabu(epochs=0)"),
+        cite=("collins2021exploiting",),
+    ),
     Row(
         FedBABU,
         "body trained in federation, head random; fine-tuned by each client",
         ("fedbabu(epochs=2)",),
         Limit("fedbabu(epochs=0)", "fedrep(head_epochs=0)"),
+        cite=("oh2022fedbabu",),
     ),
-    Row(FedBN, "private norm layers", ("fedbn",), Limit("fedbn", "fedper(personal='kind:norm')")),
-    Row(Ditto, "private model pulled towards the global one", ("ditto(mu=0.5)",), Limit("ditto(mu=0.5)", "fedavg", shared_only=True)),
+    Row(FedBN, "private norm layers", ("fedbn",), Limit("fedbn", "fedper(personal='kind:norm')"), cite=("li2021fedbn",)),
+    Row(
+        Ditto,
+        "private model pulled towards the global one",
+        ("ditto(mu=0.5)",),
+        Limit("ditto(mu=0.5)", "fedavg", shared_only=True),
+        cite=("li2021ditto",),
+    ),
     Row(
         PerFedAvg,
         "meta-learning: good after one local step",
         ("perfedavg", "perfedavg(variant=hessian_free, delta=0.1)"),
         _without("each step reads half of its batch", "perfedavg"),
+        cite=("fallah2020personalized",),
     ),
     Row(
-        PFedMe, "personal models by Moreau envelopes", ("pfedme(lam=5, inner=3)",), _without("w moves only through th, lam=0 stands still", "pfedme")
+        PFedMe,
+        "personal models by Moreau envelopes",
+        ("pfedme(lam=5, inner=3)",),
+        _without("w moves only through th, lam=0 stands still", "pfedme"),
+        cite=("dinh2020personalized",),
     ),
-    Row(Local, "no communication", ("local",), Limit("local", "fedper(personal='all')")),
-    Row(FineTune, "each client adapts a private copy", ("finetune(steps=3)",), Limit("finetune(steps=0)", "fedavg")),
+    Row(Local, "no communication", ("local",), Limit("local", "fedper(personal='all')"), uncited="training alone is the absence of a method"),
+    Row(
+        FineTune,
+        "each client adapts a private copy",
+        ("finetune(steps=3)",),
+        Limit("finetune(steps=0)", "fedavg"),
+        uncited="fine-tuning is common practice, without one first paper",
+    ),
 ]
 
 
 def rows() -> tuple[Row, ...]:
-    """All registered methods."""
+    """All registered methods; those of installed packages are in ``fedstrata.plugins``."""
     return tuple(_ROWS)
 
 
@@ -135,6 +206,36 @@ def register(row: Row) -> None:
     _ROWS.append(row)
 
 
+def find(name: str) -> Row:
+    """The row of a method, ours or of an installed package, which is imported then.
+
+    Raises:
+        ConfigError: an unknown name, with the nearest ones; a plug-in that cannot be used.
+    """
+    known = {row.name: row for row in _ROWS}
+    plugged = plugins.load("methods", name, ["fedavg", *known])
+    if plugged is not None:
+        return _row(*plugged)
+    if name not in known:
+        names = ["fedavg", *known, *plugins.installed("methods")]
+        raise ConfigError(f"no method is called {name!r}.{nearest(name, names)} `fedstrata list methods` shows all.")
+    return known[name]
+
+
+def _row(plugin: plugins.Plugin, offered: object) -> Row:
+    """A plug-in's row; a bare piece gets one without examples and law."""
+    if isinstance(offered, type) and issubclass(offered, Piece):
+        offered = Row(offered, plugin.about, (plugin.name,), NoLimit("its package gives the class alone", ""))
+    if not isinstance(offered, Row) or not (isinstance(offered.piece, type) and issubclass(offered.piece, Piece)):
+        plugins.wanted(plugin, offered, "a fedstrata.methods.Row, or a subclass of fedstrata.Piece")
+    if "__dataclass_fields__" not in vars(offered.piece):
+        plugins.refuse(plugin, f"{offered.piece.__name__} is no dataclass of settings; write @dataclass(frozen=True) above the class.")
+    if offered.name != plugin.name:
+        plugins.refuse(plugin, f"its class is {offered.piece.__name__}, so the entry point must be called {offered.name!r}.")
+    return offered
+
+
 def method(text: str) -> Method:
-    """A method from call syntax; see :func:`fedstrata.compose.parse`."""
-    return compose.parse(text, table())
+    """A method from call syntax; see :func:`fedstrata.compose.parse`. Packages are imported for the names that they offer."""
+    named = {call.name: find(call.name).piece for call in parse_calls(text) if call.name != "fedavg"}
+    return compose.parse(text, named)

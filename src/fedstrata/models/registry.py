@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from fedstrata import plugins
 from fedstrata.calls import Call, arguments, parse_call
 from fedstrata.errors import ConfigError, nearest
 from fedstrata.models import attention, cnn, dense, mobilenet, recurrent, resnet
@@ -31,6 +32,8 @@ class Row:
         source: paper or project whose network it is.
         factory: ``(task, settings...)``; with a parameter called ``norm`` where the norm can be chosen.
         ours: drawn on the meta device and filled from one generator; a user's factory draws as it likes, in a fork of torch's generator.
+        cite: keys of ``fedstrata.bibliography``, or BibTeX entries of your own.
+        uncited: why there is nothing to cite.
     """
 
     name: str
@@ -38,6 +41,8 @@ class Row:
     source: str
     factory: Factory
     ours: bool = False
+    cite: tuple[str, ...] = ()
+    uncited: str = ""
 
     @property
     def norm(self) -> str | None:
@@ -74,28 +79,50 @@ def register(name: str, factory: Factory, *, summary: str = "", source: str = "r
         raise ConfigError(f"a model's name is a Python name such as my_net; {name!r} is not.")
     if name in _ROWS:
         raise ConfigError(f"a model {name!r} is registered already. Choose another name.")
+    _check_factory(name, factory)
+    _ROWS[name] = Row(name, summary or (inspect.getdoc(factory) or "").partition("\n")[0], source, factory)
+
+
+def _check_factory(name: str, factory: Factory) -> None:
     parameters = inspect.signature(factory).parameters
     if "task" not in parameters:
         raise ConfigError(f"the factory of model {name!r} needs a parameter called task (its shape, classes and vocabulary).")
     if "norm" in parameters and parameters["norm"].default is inspect.Parameter.empty:
         raise ConfigError(f"the factory of model {name!r} needs a default for norm: what it is built with when no norm is chosen.")
-    _ROWS[name] = Row(name, summary or (inspect.getdoc(factory) or "").partition("\n")[0], source, factory)
 
 
 def rows() -> tuple[Row, ...]:
-    """All models, ours first, in the order of registration."""
+    """All models, ours first, in the order of registration; those of installed packages are in ``fedstrata.plugins``."""
     return tuple(_ROWS.values())
 
 
 def find(name: str) -> Row:
-    """The row of a model.
+    """The row of a model, ours or of an installed package, which is imported then.
 
     Raises:
-        ConfigError: an unknown name; the nearest ones are offered.
+        ConfigError: an unknown name; the nearest ones are offered. A plug-in that cannot be used.
     """
+    plugged = plugins.load("models", name, _ROWS)
+    if plugged is not None:
+        return _row(*plugged)
     if name not in _ROWS:
-        raise ConfigError(f"no model is called {name!r}.{nearest(name, _ROWS)} Models: {', '.join(_ROWS)}.")
+        names = [*_ROWS, *plugins.installed("models")]
+        raise ConfigError(f"no model is called {name!r}.{nearest(name, names)} Models: {', '.join(names)}.")
     return _ROWS[name]
+
+
+def _row(plugin: plugins.Plugin, offered: object) -> Row:
+    """A plug-in's row, of a factory or of a row of its own."""
+    row = offered if isinstance(offered, Row) else Row(plugin.name, plugin.about, plugin.origin, offered) if callable(offered) else None
+    if row is None or isinstance(offered, type):
+        plugins.wanted(plugin, offered, "a function (task, settings...) -> nn.Module, or a fedstrata.models.Row")
+    if row.name != plugin.name:
+        plugins.refuse(plugin, f"its row is called {row.name!r}, so the entry point must be called that, too.")
+    try:
+        _check_factory(row.name, row.factory)
+    except ConfigError as error:
+        plugins.refuse(plugin, str(error), error)
+    return replace(row, ours=False)
 
 
 def build(spec: str, task: Task, norm: Norm | None, generator: torch.Generator) -> nn.Module:
@@ -181,21 +208,34 @@ def _arguments(call: Call, factory: Factory) -> dict[str, Any]:
 CHANNELS_LAST = frozenset({"cnn", "small_cnn", "lenet", "cnn20", "resnet8", "resnet9", "mobilenet"})
 """Models that train faster on channels-last images on one CPU thread; ``bench/channels_last.py`` measures it. VGG and group norms are slower."""
 
-_OURS: tuple[tuple[str, Factory, str], ...] = (
-    ("logistic", dense.logistic, "classical"),
-    ("mlp", dense.mlp, "FedLAG (hidden=100), McMahan et al. 2017 (hidden=[200, 200])"),
-    ("cnn", cnn.cnn, "McMahan et al. 2017"),
-    ("small_cnn", cnn.small_cnn, "FedPhoenix"),
-    ("lenet", cnn.lenet, "FedSMU"),
-    ("cnn20", cnn.cnn20, "FedLAG"),
-    ("resnet8", resnet.resnet8, "FedPart"),
-    ("resnet18", resnet.resnet18, "He et al. 2016; FedPart, FedPhoenix, FedSMU, FedFN"),
-    ("resnet9", resnet.resnet9, "FedLAG; D. Page 2018"),
-    ("vgg11", cnn.vgg11, "FedFN"),
-    ("vgg16", cnn.vgg16, "FedPhoenix"),
-    ("mobilenet", mobilenet.mobilenet, "Howard et al. 2017; FedFN, FedPhoenix"),
-    ("vit_s", attention.vit_s, "Dosovitskiy et al. 2021; FedSMU"),
-    ("char_lstm", recurrent.char_lstm, "FedSMU"),
-    ("transformer", attention.transformer, "FedPart"),
+_OURS: tuple[tuple[str, Factory, str, tuple[str, ...]], ...] = (
+    ("logistic", dense.logistic, "classical", ()),
+    ("mlp", dense.mlp, "FedLAG (hidden=100), McMahan et al. 2017 (hidden=[200, 200])", ("mcmahan2017communication",)),
+    ("cnn", cnn.cnn, "McMahan et al. 2017", ("mcmahan2017communication",)),
+    ("small_cnn", cnn.small_cnn, "FedPhoenix", ("lecun1998gradient",)),
+    ("lenet", cnn.lenet, "FedSMU", ("lecun1998gradient", "lu2025fedsmu")),
+    ("cnn20", cnn.cnn20, "FedLAG", ("nguyen2024towards",)),
+    ("resnet8", resnet.resnet8, "FedPart", ("he2016deep", "wang2024why")),
+    ("resnet18", resnet.resnet18, "He et al. 2016; FedPart, FedPhoenix, FedSMU, FedFN", ("he2016deep",)),
+    ("resnet9", resnet.resnet9, "FedLAG; D. Page 2018", ("he2016deep", "page2018resnet")),
+    ("vgg11", cnn.vgg11, "FedFN", ("simonyan2015very",)),
+    ("vgg16", cnn.vgg16, "FedPhoenix", ("simonyan2015very",)),
+    ("mobilenet", mobilenet.mobilenet, "Howard et al. 2017; FedFN, FedPhoenix", ("howard2017mobilenets",)),
+    ("vit_s", attention.vit_s, "Dosovitskiy et al. 2021; FedSMU", ("dosovitskiy2021image",)),
+    ("char_lstm", recurrent.char_lstm, "FedSMU", ("hochreiter1997long",)),
+    ("transformer", attention.transformer, "FedPart", ("vaswani2017attention", "wang2024why")),
 )
-_ROWS.update({name: Row(name, (inspect.getdoc(factory) or "").partition("\n")[0], source, factory, ours=True) for name, factory, source in _OURS})
+_ROWS.update(
+    {
+        name: Row(
+            name,
+            (inspect.getdoc(factory) or "").partition("\n")[0],
+            source,
+            factory,
+            ours=True,
+            cite=cite,
+            uncited="" if cite else "a classical model, without one first paper",
+        )
+        for name, factory, source, cite in _OURS
+    }
+)

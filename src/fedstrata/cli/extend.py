@@ -1,0 +1,34 @@
+"""Commands about other people's work and one's own: cite, new."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from fedstrata.cli.common import LOOSE, AsJson, Settings, app, read_settings, settings_help
+
+
+@app.command(context_settings=LOOSE, epilog=settings_help(), short_help="BibTeX of the parts that a run uses.")
+def cite(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help='A method or chain, such as "fedprox(mu=0.1) + fedavgm".')],
+    settings: Settings = None,
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
+    """BibTeX of the parts that a run uses: FedAvg, the method's pieces, the model, the data, the partition law, and fedstrata."""
+    given = list(settings or ())
+    at = 1 if given and "=" not in given[0] else 0  # a file comes first, and the method holds over it
+    config = read_settings([*given[:at], f"method={method}", *given[at:]])
+    from fedstrata.cite import cite as find  # noqa: PLC0415
+    from fedstrata.cite import unpublished  # noqa: PLC0415
+
+    citations, without = find(method, config), unpublished(method, config)
+    if as_json:
+        print(json.dumps({"citations": [asdict(c) for c in citations], "unpublished": without}))
+        return
+    for what, why in without.items():
+        print(f"% {what}: nothing to cite ({why})")
+    for citation in citations:
+        print(f"\n% {citation.what}\n{citation.bibtex}")
