@@ -119,6 +119,7 @@ def _summary(method, seed, rows, validation, regression):
         "norms_of": None,
         "bn": None,
         "stopped_by": None,
+        "private": int(method == "fedper"),
         "model_sha256": f"{zlib.crc32(repr((method, seed)).encode()):064x}",
     }
 

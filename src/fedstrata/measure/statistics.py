@@ -70,8 +70,11 @@ def paired(ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL)
     """Paired difference d = ours - theirs: mean d, interval mean +- t(n - 1) std / sqrt(n), and the two-sided t-test of mean 0.
 
     Args:
-        ours, theirs: [n] finite numbers, one a seed; None is returned for n = 0.
+        ours: [n] finite numbers, one a seed.
+        theirs: the same, in the same order.
         level: of the interval.
+    Returns:
+        the difference; None for n = 0.
     Raises:
         DataError: different lengths, or a number that is not finite.
 

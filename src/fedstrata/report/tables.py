@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
+from fedstrata.report.answer import written
+from fedstrata.report.records import Difference, Findings, Line, Reached, Spread
 from fedstrata.report.result import Result
+from fedstrata.report.scored import words
 from fedstrata.report.units import duration, number, size, work
 
 LONG = 40  # letters of a run's name that a table or a legend has room for
@@ -142,3 +146,104 @@ def list_table(rows: Sequence[Mapping[str, str]]) -> Table:
     for row in rows:
         table.add_row(*row.values())
     return table
+
+
+HEADS: Mapping[str, str] = {
+    "window": "accuracy, last tenth",
+    "personal_selected": "selected, personal",
+    "rmse_window": "RMSE, last tenth",
+    "personal_rmse_selected": "selected, personal",
+}
+"""Heads of columns that are shorter than the words of a sentence."""
+
+MARKS: Mapping[str, str] = {"better": "*", "worse": "*", "not shown": "", "no conclusion": "?", "baseline": ""}
+"""Beside a difference: * shown (corrected p under 0.05), ? no conclusion, nothing: not shown."""
+
+
+def comparison_table(findings: Findings) -> Table:
+    """A line a method, the headline scores with paired differences below them; 120 columns hold 8 methods with two headlines."""
+    table = Table(box=box.SIMPLE_HEAD, title=_heading(findings), title_justify="left", caption=_legend(findings), caption_justify="left")
+    table.collapse_padding, table.pad_edge = True, False
+    table.add_column("method", overflow="fold", max_width=18 if len(findings.headline) > 1 else 40)
+    for score in findings.headline:
+        table.add_column(HEADS.get(score, words(score)), min_width=25 if findings.seeds > 1 else 16)
+    heads = ["bytes", "training", "time", *(f"rounds\nto {target:.3f}" for target in findings.targets.values())]
+    for name in heads:
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in findings.lines:
+        costs = [_cost(line.costs.get(key), write) for key, write in (("bytes", size), ("flops", work), ("seconds", duration))]
+        reached = [_way(line.targets.get(score)) for score in findings.targets]
+        table.add_row(Text(line.label), *(_cell(line, score) for score in findings.headline), *costs, *reached)
+    return table
+
+
+def flag_lines(findings: Findings) -> list[str]:
+    """What must be known before the table is believed, a line each."""
+    return [f"! {flag.text}" for flag in findings.flags]
+
+
+def _heading(findings: Findings) -> str:
+    seeds = f"{findings.seeds} seed{'s' if findings.seeds != 1 else ''}, differences to {findings.baseline}"
+    chance = f", chance {findings.chance:.3f}" if findings.chance is not None else ""
+    return seeds + chance + ("" if all(line.informative for line in findings.lines) else " (not informative: the baseline is under twice chance)")
+
+
+def _legend(findings: Findings) -> str:
+    verdicts = {it.verdict for line in findings.lines for it in line.differences.values()}
+    told = ["mean ± standard deviation over seeds; below it the paired difference with its 95 % interval"]
+    if verdicts & {"better", "worse"}:
+        told.append("* shown (p under 0.05 after correction)")
+    if "no conclusion" in verdicts:
+        told.append("? no conclusion")
+    if any(line.unused for line in findings.lines):
+        told.append("(unused): layers are private, nobody uses the shared model")
+    return "; ".join(told)
+
+
+def _cell(line: Line, score: str) -> str:
+    spread = line.scores.get(score)
+    if spread is None:
+        return "-"
+    unused = " (unused)" if line.unused and not score.startswith("personal") else ""
+    below = difference(line.differences.get(score))
+    return mean(spread) + unused + (f"\n{below}" if below else "")
+
+
+def mean(spread: Spread | None, digits: int = 3) -> str:
+    """Mean and standard deviation: "0.512 ± 0.012"."""
+    if spread is None:
+        return "-"
+    return number(spread.mean, digits) + ("" if spread.std is None else f" ± {number(spread.std, digits)}")
+
+
+def difference(it: Difference | None) -> str:
+    """A paired difference, its interval and its mark: "+0.021 [0.008, 0.034] *"; nothing for the baseline."""
+    if it is None or it.verdict == "baseline":
+        return ""
+    interval = "" if it.low is None or it.high is None else f" [{_zero(it.low):.3f}, {_zero(it.high):.3f}]"
+    return f"{_zero(it.mean):+.3f}{interval} {MARKS[it.verdict]}".rstrip()
+
+
+def _zero(value: float) -> float:
+    """Rounded for a table, without the sign of a zero."""
+    return round(value, 3) + 0.0
+
+
+def significance(it: Difference | None) -> str:
+    """The corrected p: "p 0.02"; nothing where there is none."""
+    return "" if it is None or it.corrected is None else f"p {written(it.corrected)}"
+
+
+def _cost(spread: Spread | None, write: Callable[[float | None], str]) -> str:
+    return write(None if spread is None else spread.mean)
+
+
+def _way(reached: Reached | None) -> str:
+    """Rounds to the target, and how many seeds got there where not all did."""
+    if reached is None or not reached.seeds[1]:
+        return "-"
+    hits, seeds = reached.seeds
+    if reached.rounds is None:
+        return "never"
+    rounds = f"{reached.rounds.mean:.3g}"
+    return rounds if hits == seeds else f"{rounds}\n({hits} of {seeds})"

@@ -1,0 +1,154 @@
+"""The answer of a comparison in a sentence for each headline: plain words, the numbers, and how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedstrata.report.records import Difference, Findings, Line
+from fedstrata.report.scored import words
+
+
+def answer(findings: Findings) -> str:
+    """One sentence for each headline that some method has a score for."""
+    told: list[str] = []
+    for score in findings.headline:
+        sentence = _sentence(findings, score, again=bool(told))
+        told += [sentence] if sentence else []
+    return " ".join(told) or "No run has finished with a score, so nothing can be said yet."
+
+
+def _sentence(findings: Findings, score: str, *, again: bool) -> str:
+    ranked = sorted((line for line in findings.lines if score in line.scores), key=lambda line: line.scores[score].mean, reverse=findings.larger)
+    if not ranked:
+        return ""
+    best = ranked[0]
+    few = findings.seeds < 3 and len(ranked) > 1
+    opening = _opening(findings, few=few, again=again)
+    parts = [opening + (_undecided(findings, score, ranked) if few else _claim(findings, score, ranked))]
+    if best.unused and not score.startswith("personal"):
+        parts.append(f"but nobody uses that model: layers of {best.label} are private to the clients")
+    if not best.informative and not score.startswith("personal"):
+        parts.append(f"not informative: the baseline is under twice chance ({findings.chance:.2f})")
+    return "; ".join(parts) + "."
+
+
+def _claim(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
+    best, base = ranked[0], findings.baseline
+    spoken = f"{best.scores[score].mean:.3f} {words(score)}"
+    others = [line for line in ranked if line.label != base]
+    if not others or len(findings.lines) == 1:
+        return f"{best.label} has {spoken}; there is no other result to compare it with"
+    if all(score not in line.differences for line in others):
+        return f"{best.label} has the best mean, {spoken}, but {base}, the baseline, has no result on a common seed, so no difference can be told"
+    if best.label == base:
+        return f"{base} (the baseline) has the best {_thing(score)}: {spoken}; " + _others(others, score, base)
+    return _challenger(findings, score, best, others)
+
+
+def _challenger(findings: Findings, score: str, best: Line, others: Sequence[Line]) -> str:
+    """The best mean belongs to another method than the baseline."""
+    base, it = findings.baseline, best.differences.get(score)
+    spoken = f"{best.scores[score].mean:.3f} {words(score)}"
+    rest = _others([line for line in others if line is not best], score, base, quiet=True)
+    if it is None or it.verdict == "no conclusion":
+        why = "no seed in common" if it is None else it.note or f"only {_seeds(it.n)} in common"
+        found = f", {_difference(it)} {base}" if it is not None else ""
+        lead = f"{best.label} has the best mean, {spoken}{found}, but nothing can be concluded about it ({why})"
+        return "; ".join(filter(None, [lead, rest]))
+    if it.verdict == "better":
+        lead = f"{best.label} has the best {_thing(score)}: {spoken}, {_difference(it)} {base} ({_p(it, findings, score)})"
+        return "; ".join(filter(None, [lead, _rival(best, score, base, larger=findings.larger), rest]))
+    whom = "shown to differ from" if all(_verdict(line, score) == "not shown" for line in others) else "shown to be better than"
+    if any(_verdict(line, score) == "better" for line in others):
+        lead = f"{best.label} has the best mean, {spoken}, but is not shown to be better than {base}: {_difference(it)} it"
+        return f"{lead} ({_p(it, findings, score)}); {rest}"
+    lead = f"no method is {whom} {base} in its {_thing(score)}: the best mean is {best.label}'s, {spoken}"
+    return "; ".join(filter(None, [f"{lead}, {_difference(it)} {base} ({_p(it, findings, score)})", rest]))
+
+
+def _undecided(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
+    best, base = ranked[0], findings.baseline
+    other = ranked[1] if best.label == base else best
+    it = other.differences.get(score)
+    lead = f"the best mean {words(score)} is {best.label}'s, "
+    number = f"{best.scores[score].mean:.3f}"
+    if it is None:
+        return lead + number
+    return lead + number + (f"; {other.label}'s is {_difference(it)} it" if best.label == base else f", {_difference(it)} {base}")
+
+
+def _rival(best: Line, score: str, base: str, *, larger: bool) -> str:
+    """The margin over the best rival, where that is not the baseline."""
+    rival, it = best.margins.get(score, ("", None))
+    if it is None or rival == base:
+        return ""
+    value = it.mean if larger else -it.mean
+    shown = {"better": "is shown", "no conclusion": f"is left open ({it.note or _seeds(it.n) + ' in common'})"}.get(it.verdict, "is not shown")
+    return f"its margin over the next best, {rival}, {value:.3f}{_interval(it, turn=not larger)}, {shown}"
+
+
+def _others(others: Sequence[Line], score: str, base: str, *, quiet: bool = False) -> str:
+    """Who else is shown to differ; ``quiet``: nothing where nobody is."""
+    told = []
+    for verdict in ("better", "worse"):
+        named = [line.label for line in others if _verdict(line, score) == verdict]
+        if named:
+            told.append(f"{_named(named, len(others), quiet=quiet)} {'is' if len(named) == 1 else 'are'} shown to be {verdict} than {base}")
+    if told or quiet:
+        return "; ".join(told)
+    return f"no other method is shown to differ from {base}"
+
+
+def _named(labels: Sequence[str], of: int, *, quiet: bool) -> str:
+    return f"all {of} other methods" if len(labels) == of > 2 and not quiet else _listed(labels)
+
+
+def _verdict(line: Line, score: str) -> str:
+    it = line.differences.get(score)
+    return it.verdict if it is not None else "no conclusion"
+
+
+def _difference(it: Difference) -> str:
+    """Size, interval, direction: "0.021 [0.008, 0.034] above"."""
+    if it.mean == 0:
+        return "0.000 from"
+    return f"{abs(it.mean):.3f}{_interval(it, turn=it.mean < 0)} {'above' if it.mean > 0 else 'below'}"
+
+
+def _interval(it: Difference, *, turn: bool = False) -> str:
+    if it.low is None or it.high is None:
+        return ""
+    low, high = (-it.high, -it.low) if turn else (it.low, it.high)
+    return f" [{low:.3f}, {high:.3f}]"
+
+
+def _p(it: Difference, findings: Findings, score: str) -> str:
+    if it.corrected is None:
+        return it.note
+    methods = sum(line.differences[score].p is not None for line in findings.lines if score in line.differences)
+    corrected = f" after correction for {methods} methods" if methods > 1 else ""
+    return f"p {written(it.corrected)}{corrected}" + (f", {_seeds(it.n)} in common" if it.n != findings.seeds else "")
+
+
+def written(p: float) -> str:
+    """A p-value with two digits that count."""
+    return "< 0.001" if p < 0.001 else f"{p:.1g}" if p < 0.01 else f"{p:.2f}"
+
+
+def _thing(score: str) -> str:
+    return "personal models" if score.startswith("personal") else "shared model"
+
+
+def _opening(findings: Findings, *, few: bool, again: bool) -> str:
+    """On how many seeds the sentence stands; shorter the second time."""
+    if few:
+        return "Nor about personal models: " if again else f"With {_seeds(findings.seeds)} no conclusion about a difference can be drawn: "
+    return "On the same seeds, " if again else f"On {_seeds(findings.seeds)}, "
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' if count != 1 else ''}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
