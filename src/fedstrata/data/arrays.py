@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedstrata.data.checks import class_labels, float32
+from fedstrata.data.intake import Intake, Numbers, Pictures
+from fedstrata.data.intake.base import tokens
 from fedstrata.data.samples import Images, Samples, Tensors
 from fedstrata.data.task import Groups, Source, Task
 from fedstrata.errors import DataError
@@ -46,7 +48,15 @@ def source_of(
     task = Task("classification" if kind == "classification" else "regression", _shape(train), classes, names, vocabulary)
     groups = {} if client is None else {"client": _groups(client, test, len(train), 0 if tested is None else len(tested))}
     dark = (0.0,) * task.shape[0] if isinstance(train, Images) or (len(task.shape) == 3 and not vocabulary) else ()
-    return Source(name, task, train, tested, groups, natural=client is not None, dark=dark)
+    return Source(name, task, train, tested, groups, natural=client is not None, dark=dark, intake=_intake(train, task))
+
+
+def _intake(train: Samples, task: Task) -> Intake:
+    """Further samples are given like these."""
+    classes = task.classes if task.kind == "classification" else 0
+    if isinstance(train, Images):
+        return Pictures(task.shape[1], task.shape[2], train.mean, train.std, classes)
+    return Numbers(task.shape, classes, task.vocabulary)
 
 
 def _plain(values: Given) -> NDArray[Any]:
@@ -72,22 +82,13 @@ def _samples(x: Given, y: NDArray[Any], classes: int, vocabulary: int, kind: str
     if features.ndim < 2 or len(features) != len(y):
         raise DataError(f"{where}: x has shape {features.shape} and y {y.shape}; x is [N, ...] and y is [N].")
     if vocabulary:
-        return Tensors(_tokens(features, vocabulary, where), targets)
+        return Tensors(tokens(features, vocabulary, where), targets)
     if features.dtype == np.uint8 and features.ndim == 4:
         channels = features.shape[1]
         return Images(torch.from_numpy(np.ascontiguousarray(features)), targets, (0.0,) * channels, (1.0,) * channels)
     if features.dtype.kind != "f":
         raise DataError(f"{where}: x holds {features.dtype}; give floats, uint8 images [N, C, H, W], or tokens with vocabulary=.")
     return Tensors(torch.from_numpy(float32(features)), targets)
-
-
-def _tokens(x: NDArray[Any], vocabulary: int, where: str) -> Tensor:
-    if x.dtype.kind not in "iu":
-        raise DataError(f"{where}: vocabulary is {vocabulary}, and x holds {x.dtype}; tokens are integers.")
-    wrong = np.argwhere((x < 0) | (x >= vocabulary))
-    if len(wrong):
-        raise DataError(f"{where}: row {wrong[0][0]} holds token {x[tuple(wrong[0])]}; tokens lie in 0 to {vocabulary - 1}.")
-    return torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64))
 
 
 def _shape(samples: Samples) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedstrata.data.augment import Augment
+from fedstrata.data.intake import Intake
 from fedstrata.data.own import ClientTests, kept_out
 from fedstrata.data.partition import Partition, check_client
 from fedstrata.data.samples import Samples
@@ -37,6 +38,7 @@ class Federation:
         notes: what a user must be told.
         seed: keys the splits.
         official: the test set that ``own_test`` points into, whether or not the server tests on it.
+        intake: how further samples are prepared, for predictions; None where the data set does not say.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Federation:
     notes: tuple[str, ...]
     seed: int = 0
     official: Samples | None = field(default=None, repr=False)
+    intake: Intake | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         samples = f"{len(self.train):,} training samples of shape {self.task.shape}"

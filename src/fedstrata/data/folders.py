@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from fedstrata.data.checks import mask_by
-from fedstrata.data.formats import open_picture
 from fedstrata.data.images import Norm, channel_norm, checked_side, dark_of
+from fedstrata.data.intake.pictures import Pictures
 from fedstrata.data.place import Place
 from fedstrata.data.samples import affine
 from fedstrata.data.task import Groups, Source, Task
@@ -52,21 +51,17 @@ class Files:
 
     def take(self, index: Tensor) -> Tensor:
         """See :class:`Samples`."""
-        channels = len(self.mean)
-        batch = np.empty((len(index), self.size, self.size, channels), dtype=np.uint8)
+        fit = self.fit
+        batch = np.empty((len(index), self.size, self.size, len(self.mean)), dtype=np.uint8)
         for place, row in enumerate(index.tolist()):
-            batch[place] = self._picture(self.paths[row], channels)
+            batch[place] = fit.fitted(self.paths[row])
         scale, shift = affine(self.mean, self.std)
         return torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous().float().mul_(scale).add_(shift)  # [B, C, size, size]
 
-    def _picture(self, path: Path, channels: int) -> np.ndarray:
-        picture = open_picture(path, channels, str(path))
-        ratio = (self.resize or self.size) / min(picture.size)
-        if ratio != 1:
-            sides = [max(self.size, round(side * ratio)) for side in picture.size]
-            picture = picture.resize((sides[0], sides[1]), Image.Resampling.BILINEAR)
-        left, top = ((side - self.size) // 2 for side in picture.size)
-        return np.asarray(picture.crop((left, top, left + self.size, top + self.size))).reshape(self.size, self.size, channels)
+    @property
+    def fit(self) -> Pictures:
+        """How a file becomes a sample, as further ones will."""
+        return Pictures(self.size, self.size, self.mean, self.std, resize=self.resize)
 
 
 @dataclass(frozen=True)
@@ -192,7 +187,8 @@ class Folder:
             f"folder(layout={self.layout}, size={self.size}, resize={self.resize}, channels={self.channels}, norm={self.norm}, test={self.test})"
         )
         test = sets[1] if len(sets[1]) else None
-        return Source(identity, task, sets[0], test, groups, natural=bool(groups), dark=dark_of(mean, std), notes=notes)
+        intake = replace(sets[0].fit, classes=len(labels))
+        return Source(identity, task, sets[0], test, groups, natural=bool(groups), dark=dark_of(mean, std), notes=notes, intake=intake)
 
 
 def tiny_folder(root: Path, size: int, norm: str, name: str) -> Source:
@@ -215,4 +211,4 @@ def tiny_folder(root: Path, size: int, norm: str, name: str) -> Source:
     mean, std = channel_norm(norm, 3)
     first, second = (Files(tuple(p for p, _ in part), torch.tensor([c for _, c in part]), size, mean, std) for part in (train, val))
     task = Task("classification", (3, size, size), len(known), tuple(sorted(wnids)))
-    return Source(name, task, first, second, dark=dark_of(mean, std))
+    return Source(name, task, first, second, dark=dark_of(mean, std), intake=replace(first.fit, classes=len(known)))

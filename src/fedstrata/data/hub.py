@@ -16,6 +16,7 @@ from fedstrata.calls import Call
 from fedstrata.data.checks import class_labels
 from fedstrata.data.columns import Column, arrow_columns
 from fedstrata.data.images import Norm, groups_by, image_set, image_source
+from fedstrata.data.intake.text import Words
 from fedstrata.data.laws import CLIENTS
 from fedstrata.data.partition import Listed, Partition, Pool
 from fedstrata.data.place import VARIABLE, Place
@@ -126,7 +127,7 @@ class Hub:
                 fitted = picture.convert("RGB" if self.channels == 3 else "L").resize((self.size, self.size))
                 pixels[row] = np.asarray(fitted).reshape(self.size, self.size, self.channels).transpose(2, 0, 1)
             parts.append(image_set(pixels, self._labels(part)[0], names, self.norm, f"hub {self.path}, column {self.label}"))
-        source = image_source(identity, parts[0], parts[1], names, self._groups(sets))
+        source = image_source(identity, parts[0], parts[1], names, self._groups(sets), fit="stretch")
         return replace(source, natural=self.client is not None)
 
     def _texts(self, sets: list[Any], identity: str) -> Source:
@@ -139,7 +140,9 @@ class Hub:
             for texts, part in zip(words, sets, strict=True)
         ]
         task = Task("classification", (length,), len(names), names, len(vocabulary))
-        return Source(identity, task, parts[0], parts[1], self._groups(sets), natural=self.client is not None)
+        assert self.text is not None, "asked only where a column of text was named"
+        intake = Words((self.text,), self.label, names, vocabulary, length, tokenize, encode_text, empty=True)
+        return Source(identity, task, parts[0], parts[1], self._groups(sets), natural=self.client is not None, intake=intake)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 
 from fedstrata.data.checks import class_labels
 from fedstrata.data.formats import Bytes, Table, packed_pictures, read_cifar, read_idx, required
+from fedstrata.data.intake.pictures import Fit, Pictures
 from fedstrata.data.place import Place
 from fedstrata.data.samples import Images
 from fedstrata.data.task import Groups, Source, Task
@@ -69,10 +70,14 @@ def image_set(pixels: Bytes, labels: np.ndarray, names: tuple[str, ...], norm: s
     return Images(torch.from_numpy(pixels), class_labels(labels, len(names), where), mean, std)
 
 
-def image_source(name: str, train: Images, test: Images, names: tuple[str, ...], groups: dict[str, Groups], notes: tuple[str, ...] = ()) -> Source:
-    """A source of two image sets of the same shape."""
+def image_source(
+    name: str, train: Images, test: Images, names: tuple[str, ...], groups: dict[str, Groups], notes: tuple[str, ...] = (), fit: Fit = "crop"
+) -> Source:
+    """A source of two image sets of the same shape; ``fit`` says how further pictures get it."""
     task = Task("classification", tuple(train.x.shape[1:]), len(names), names)
-    return Source(name, task, train, test, groups, dark=dark_of(train.mean, train.std), notes=notes)
+    _, height, width = task.shape
+    intake = Pictures(height, width, train.mean, train.std, len(names), fit=fit)
+    return Source(name, task, train, test, groups, dark=dark_of(train.mean, train.std), notes=notes, intake=intake)
 
 
 def expect(train: Images, shape: tuple[int, ...], classes: int, data: str, folder: Path) -> None:

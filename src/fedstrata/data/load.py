@@ -115,6 +115,7 @@ def assemble(source: Source, spec: DataSpec) -> Federation:
         notes=(*source.notes, *partition.notes, *more, *_small(partition, spec.validation)),
         seed=spec.seed,
         official=source.test,
+        intake=source.intake,
     )
     return _scaled(federation, source, server=convention in ("server", "both")) if source.scale else federation
 
@@ -216,4 +217,4 @@ def _scaled(federation: Federation, source: Source, *, server: bool) -> Federati
         parts = [federation.training(i).numpy() for i in range(federation.clients) if i not in kept]
     scaled = source.scale(parts)
     notes = federation.notes + tuple(note for note in scaled.notes if note not in source.notes)
-    return replace(federation, train=scaled.train, test=scaled.test if server else None, official=scaled.test, notes=notes)
+    return replace(federation, train=scaled.train, test=scaled.test if server else None, official=scaled.test, intake=scaled.intake, notes=notes)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedstrata.data.columns import column, read_columns
+from fedstrata.data.intake.table import SeriesRows
 from fedstrata.data.place import Place
 from fedstrata.data.samples import Windows
 from fedstrata.data.scaling import Floats, Scaling, Sums
@@ -83,7 +84,7 @@ class Series:
         order = np.lexsort((when, codes))
         sequences = np.split(values.numbers[order], np.cumsum(np.bincount(codes))[:-1])
         identity = f"series({file.name}, value={self.value}, client={self.client}, time={self.time}, {cut})"
-        return windows(identity, sequences, tuple(map(str, names)), cut)
+        return windows(identity, sequences, tuple(map(str, names)), cut, self.value)
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ class Eeg:
         return windows(f"eeg({cut})", list(recorded.T), ("channel 1", "channel 2", "channel 3", "channel 4"), cut)
 
 
-def windows(identity: str, sequences: list[Floats], names: tuple[str, ...], cut: Cut) -> Source:
-    """One source from a sequence of values a client.
+def windows(identity: str, sequences: list[Floats], names: tuple[str, ...], cut: Cut, value: str = "value") -> Source:
+    """One source from a sequence of values a client; ``value`` is what further tables call their column.
 
     Raises:
         DataError: no client has enough values for a training window.
@@ -134,7 +135,9 @@ def windows(identity: str, sequences: list[Floats], names: tuple[str, ...], cut:
         )
     short = len(sequences) - len(starts)
     notes = (f"series: {short} of {len(sequences)} series are shorter than window + horizon and give no sample.",) if short else ()
-    cuts = _Windows(identity, np.concatenate(sequences), np.concatenate(starts), np.concatenate(owner), np.concatenate(late), names, cut, notes)
+    cuts = _Windows(
+        identity, np.concatenate(sequences), np.concatenate(starts), np.concatenate(owner), np.concatenate(late), names, cut, value, notes
+    )
     return cuts.source(Scaling(np.zeros(1), np.ones(1), np.zeros(1, dtype=np.bool_)), scaled=False)
 
 
@@ -149,6 +152,7 @@ class _Windows:
     late: np.ndarray
     names: tuple[str, ...]
     cut: Cut
+    value: str
     notes: tuple[str, ...]
 
     def source(self, scaling: Scaling, *, scaled: bool) -> Source:
@@ -162,7 +166,9 @@ class _Windows:
         told = f"series: values are in standard deviations: mean {scaling.mean[0]:.6g}, std {scaling.std[0]:.6g} of the training targets."
         notes = (*self.notes, told) if scaled else self.notes
         task = Task("regression", (self.cut.window,), 1)
-        return Source(self.identity, task, sets[0], sets[1], groups, natural=True, notes=notes, scale=None if scaled else self.scale)
+        intake = SeriesRows(self.cut.window, self.cut.horizon, self.value, scaling) if scaled else None
+        scale = None if scaled else self.scale
+        return Source(self.identity, task, sets[0], sets[1], groups, natural=True, notes=notes, scale=scale, intake=intake)
 
     def scale(self, parts: list[Ints]) -> Source:
         """Normalise by the sums of each client's training targets."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedstrata.data.intake import Numbers
 from fedstrata.data.place import Place
 from fedstrata.data.samples import Tensors
 from fedstrata.data.task import Groups, Ints, Source, Task
@@ -98,4 +99,4 @@ def _source(name: str, sizes: Ints, centres: Iterator[Floats], models: Iterator[
     groups = Groups(tuple(f"f_{k:05d}" for k in range(len(sizes))), owner[~tested], owner[tested])
     task = Task("classification", (FEATURES,), CLASSES, tuple("0123456789"))
     train, test = (Tensors(torch.from_numpy(features[m]), torch.from_numpy(labels[m])) for m in (~tested, tested))
-    return Source(name, task, train, test, {"client": groups}, natural=True)
+    return Source(name, task, train, test, {"client": groups}, natural=True, intake=Numbers((FEATURES,), CLASSES))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedstrata.data.checks import class_labels, float32, mask_by
 from fedstrata.data.columns import Column, Columns, column, read_columns
 from fedstrata.data.images import groups_by
+from fedstrata.data.intake.table import GAP, Rows
 from fedstrata.data.place import Place
 from fedstrata.data.samples import Tensors
 from fedstrata.data.scaling import Floats, Scaling, Sums
@@ -152,11 +153,12 @@ def encode(columns: Columns, how: Encoding, late: Mask | None, share: float, ide
     if names and (unseen := np.setdiff1d(target[late], target[~late])).size:
         raise DataError(f"{where}: class {names[int(unseen[0])]!r} is in the test rows only; every class needs a training row.")
     numeric, onehot, levels = _matrices(features, late)
+    numbers = tuple(name for name, values in features.items() if values.numbers is not None)
     task = Task("classification" if names else "regression", (numeric.shape[1] + onehot.shape[1],), len(names) or 1, names)
     y = class_labels(target.astype(np.int64), len(names), where) if names else torch.from_numpy(float32(target))
     groups: dict[str, Groups] = {} if owner is None else {"client": groups_by(owner[~late], owner[late])}
     notes = (f"table: {task.kind} of {how.label} over {len(names)} classes." if names else f"table: regression of {how.label}.",)
-    build = _Build(identity, task, numeric, onehot, y.numpy(), late, groups, levels, how.target, notes)
+    build = _Build(identity, task, numeric, onehot, y.numpy(), late, groups, numbers, levels, how, notes)
     return build.source(np.nan_to_num(numeric), y.numpy(), scaled=False)
 
 
@@ -215,17 +217,18 @@ def _owner(values: Column, name: str, where: str) -> Ints:
     return values.text()  # type: ignore[return-value]  # names; groups_by turns them into numbers
 
 
-def _matrices(features: dict[str, Column], late: Mask) -> tuple[Floats, Floats, tuple[str, ...]]:
-    """Numbers [N, K] with NaN for gaps, one-hot words [N, L], and the names of the K numeric columns."""
-    numeric = {name: values.numbers for name, values in features.items() if values.numbers is not None}
-    hot = []
-    for values in features.values():
+def _matrices(features: dict[str, Column], late: Mask) -> tuple[Floats, Floats, tuple[tuple[str, tuple[str, ...]], ...]]:
+    """Numbers [N, K] with NaN for gaps, one-hot words [N, L], and the levels of each column of words."""
+    numeric = [values.numbers for values in features.values() if values.numbers is not None]
+    hot, levels = [], []
+    for name, values in features.items():
         if values.words is not None:
-            words = np.where(values.missing, "(missing)", values.words)
-            hot.append((words[:, None] == np.unique(words[~late])[None, :]).astype(np.float64))
+            words = np.where(values.missing, GAP, values.words)
+            known = np.unique(words[~late])
+            levels.append((name, tuple(map(str, known))))
+            hot.append((words[:, None] == known[None, :]).astype(np.float64))
     empty = np.zeros((len(late), 0))
-    numbers = np.stack(list(numeric.values()), 1) if numeric else empty
-    return numbers, np.concatenate(hot, 1) if hot else empty, tuple(numeric)
+    return np.stack(numeric, 1) if numeric else empty, np.concatenate(hot, 1) if hot else empty, tuple(levels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,17 +243,18 @@ class _Build:
     late: Mask
     groups: dict[str, Groups]
     columns: tuple[str, ...]
-    target: str
+    levels: tuple[tuple[str, tuple[str, ...]], ...]
+    how: Encoding
     notes: tuple[str, ...]
 
-    def source(self, numeric: Floats, y: np.ndarray, *, scaled: bool, notes: tuple[str, ...] = ()) -> Source:
+    def source(self, numeric: Floats, y: np.ndarray, *, scaled: bool, notes: tuple[str, ...] = (), intake: Rows | None = None) -> Source:
         x = torch.from_numpy(float32(np.concatenate([numeric, self.onehot], 1)))
         labels = torch.from_numpy(y)
         mask = torch.from_numpy(self.late)
         train, test = Tensors(x[~mask], labels[~mask]), Tensors(x[mask], labels[mask])
         scale = None if scaled else self.scale
         tested = test if len(test) else None  # clients of one or two rows give none
-        return Source(self.identity, self.task, train, tested, self.groups, bool(self.groups), notes=self.notes + notes, scale=scale)
+        return Source(self.identity, self.task, train, tested, self.groups, bool(self.groups), notes=self.notes + notes, scale=scale, intake=intake)
 
     def scale(self, parts: list[Ints]) -> Source:
         """Normalise by the sums of ``parts``: each client's training positions, into train followed by test."""
@@ -261,7 +265,8 @@ class _Build:
         flat = [name for name, constant in zip(self.columns, scaling.constant, strict=False) if constant]
         notes = [f"table: column {name!r} is constant (or missing) in the training rows and is 0." for name in flat]
         y = self.y
-        if self.task.kind == "regression" and self.target == "standard":
+        if self.task.kind == "regression" and self.how.target == "standard":
             y = float32(result[:, -1])
             notes.append(f"table: targets are in standard deviations: mean {scaling.mean[-1]:.6g}, std {scaling.std[-1]:.6g} of the training rows.")
-        return self.source(result[:, :-1], y, scaled=True, notes=tuple(notes))
+        intake = Rows(self.how, self.columns, self.levels, scaling, self.task.labels)
+        return self.source(result[:, :-1], y, scaled=True, notes=tuple(notes), intake=intake)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from fedstrata.data.intake import Intake
     from fedstrata.data.samples import Samples
 
 Ints = NDArray[np.int64]
@@ -63,6 +64,7 @@ class Source:
         dark: [channels] the value of a black pixel after normalisation; () where samples are not images.
         notes: what a user must be told.
         scale: given every client's training indices, the normalised source; None where nothing needs training statistics.
+        intake: how further samples are prepared, for predictions; None where the data set does not say.
     """
 
     name: str
@@ -74,3 +76,4 @@ class Source:
     dark: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     scale: Callable[[list[Ints]], Source] | None = None
+    intake: Intake | None = None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedstrata.data.checks import class_labels
 from fedstrata.data.columns import arrow
+from fedstrata.data.intake.text import Characters, Words
 from fedstrata.data.place import Place
 from fedstrata.data.samples import Tensors, Windows
 from fedstrata.data.task import Groups, Source, Task
@@ -86,7 +87,8 @@ class AgNews:
         length = min(self.length, max(len(text) for text in sets[0][0]))
         train, test = (Tensors(encode(texts, vocabulary, length), y) for texts, y in sets)
         task = Task("classification", (length,), len(TOPICS), TOPICS, len(vocabulary))
-        return Source(f"ag_news(length={length}, least={self.least}, empty={self.empty})", task, train, test)
+        intake = Words(("title", "description"), "label", TOPICS, vocabulary, length, tokenize, encode, empty=self.empty == "keep")
+        return Source(f"ag_news(length={length}, least={self.least}, empty={self.empty})", task, train, test, intake=intake)
 
     def _words(self, path: Path) -> tuple[list[list[str]], Tensor]:
         if not path.exists():
@@ -152,7 +154,8 @@ class Shakespeare:
         train, test = (self._windows(joined[split], names, codes) for split in ("train", "test"))
         task = Task("classification", (self.window,), len(codes) + 1, ("<unk>", *letters), len(codes) + 1)
         groups = {"role": Groups(names, train[1], test[1])}
-        return Source(f"shakespeare(window={self.window}, stride={self.stride})", task, train[0], test[0], groups, natural=True)
+        name = f"shakespeare(window={self.window}, stride={self.stride})"
+        return Source(name, task, train[0], test[0], groups, natural=True, intake=Characters(self.window, codes))
 
     def _windows(self, held: dict[str, str], names: tuple[str, ...], codes: dict[str, int]) -> tuple[Windows, np.ndarray]:
         texts = [held.get(name, "") for name in names]

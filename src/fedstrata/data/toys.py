@@ -9,6 +9,7 @@ import torch
 
 from fedstrata.data.checks import stratified
 from fedstrata.data.columns import Column
+from fedstrata.data.intake import Pictures
 from fedstrata.data.place import Place
 from fedstrata.data.samples import Tensors
 from fedstrata.data.tables import Encoding, Kind, encode
@@ -32,7 +33,8 @@ class Digits:
         labels = torch.from_numpy(y.astype(np.int64))
         late = torch.from_numpy(stratified(labels.numpy(), 0.2, stream(0, "digits-test")))
         task = Task("classification", (1, 8, 8), 10, tuple("0123456789"))
-        return Source("digits", task, Tensors(x[~late], labels[~late]), Tensors(x[late], labels[late]), dark=(0.0,))
+        train, test = Tensors(x[~late], labels[~late]), Tensors(x[late], labels[late])
+        return Source("digits", task, train, test, dark=(0.0,), intake=Pictures(8, 8, (0.0,), (1.0,), 10))
 
 
 @dataclass(frozen=True)
