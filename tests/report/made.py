@@ -83,7 +83,13 @@ def _row(r, rounds, every, rng, shape, method, what):
     else:
         row |= {"accuracy": score, "metrics": {"accuracy": score, "auc": 0.5 + score / 2, "log_loss": 2.3 - score, "calibration_error": 0.05}}
     if clients:
-        row |= {"personal": mine, "personal_weighted": mine, "personal_std": 0.1, "personal_worst10": mine - 0.2, "shared_on_clients": shared}
+        row |= {
+            "personal": mine,
+            "personal_weighted": mine,
+            "personal_std": 0.1,
+            "personal_worst10": mine - 0.2,
+            "shared_on_clients": shared if method in OWN else mine,
+        }
         row["heldout"] = shared - 0.02 if heldout else None
     return row
 
@@ -132,9 +138,10 @@ def _clients(rng, last, clients, same):
     found = {}
     for client, offset in enumerate(offsets.tolist()):
         mine = last["personal"] + offset
-        found[client] = {"personal": mine if mine < 0 else min(1.0, max(0.0, mine)), "shared": last["shared_on_clients"] + offset}
-        if same:
-            found[client]["shared"] = found[client]["personal"]
+        shared = mine if same else last["shared_on_clients"] + offset
+        if last["accuracy"] is not None:
+            mine, shared = min(1.0, max(0.0, mine)), min(1.0, max(0.0, shared))
+        found[client] = {"personal": mine, "shared": shared}
     return found
 
 
