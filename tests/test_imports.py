@@ -26,7 +26,7 @@ FLOORS = [
     {"bench", "describe", "folder", "summary", "testing"},
     {"recall"},
     {"run"},
-    {"use"},
+    {"compare", "use"},
     {"api", "catalogue", "new"},
     {"cli"},
     {"__main__"},

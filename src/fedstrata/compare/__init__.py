@@ -1,1 +1,6 @@
-"""Several methods on the same federation: which runs, side by side, cached; screening; sweeps."""
+"""Several methods on the same federation: the grid of runs, their cache, the processes that make them, screening and sweeps."""
+
+from fedstrata.compare.comparison import compare
+from fedstrata.compare.record import read
+
+__all__ = ["compare", "read"]

@@ -1,0 +1,138 @@
+"""``fedstrata compare`` as a function: several methods on the same federation, and the report on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from torch import nn
+
+from fedstrata.compare import record, screen
+from fedstrata.compare.conduct import LOG, Halted, works
+from fedstrata.compare.contest import Contest, Observers, Own, check_target, contest
+from fedstrata.compose import Method
+from fedstrata.config import Config
+from fedstrata.data.federation import Federation
+from fedstrata.errors import ConfigError, MethodError
+from fedstrata.piece import Piece
+from fedstrata.report.comparison import Budget, Comparison
+from fedstrata.report.findings import Findings
+
+REPORT = "report.html"
+
+
+def compare(
+    methods: Sequence[str | Piece | Method],
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    baseline: str | None = None,
+    budget: Budget | None = None,
+    target: float | None = None,
+    screen: bool | float = False,
+    side_by_side: int | None = None,
+    federation: Federation | None = None,
+    module: nn.Module | None = None,
+    observers: Observers = (),
+    console: Console | None = None,
+    **settings: object,
+) -> Comparison:
+    """Train every method with every seed on the same federation, and write a report.
+
+    Runs are cached below ``out`` by configuration, data and code: calling again, also after a kill, makes only what is missing. Runs that need
+    what no other process has (a federation, module or pieces from Python) and runs with observers are made in this process, one after another.
+
+    Args:
+        methods: texts, ``"fedprox(mu=0.1) | local.lr=0.05"`` with settings of its own after a bar, or pieces of your own.
+        seeds: of the runs; differences are taken seed by seed. With fewer than three nothing can be concluded.
+        baseline: label or method that differences are taken to; default fedavg where it takes part, otherwise the first.
+        budget: where every run ends, if before its last round.
+        target: accuracy that ends a run, and that the report tells the way to; the same as ``Budget("accuracy", target)``.
+        screen: successive halving first; a number is the share of the dropped that is trained to the end all the same (True: a quarter).
+        side_by_side: runs at a time; default as many as cores and memory serve.
+        federation: your own data instead of the configured ones.
+        module: your own model instead of the configured one.
+        observers: told every event of every run.
+        console: for progress and the table; default none.
+        settings: of all runs, as for :func:`fedstrata.run`.
+    Raises:
+        FedstrataError: what cannot be meant, before anything is trained; or every single run failed.
+        Halted: it was asked to stop.
+    """
+    if target is not None and budget is not None:
+        raise ConfigError("target and budget both end runs; give one of them.")
+    for name in ("method", "seed"):
+        if name in settings:
+            raise ConfigError(f"{name} is a setting of one run; a comparison takes {name}s.")
+    asked = contest(
+        methods,
+        Config(**settings),
+        seeds=seeds,
+        baseline=baseline,
+        budget=budget or check_target(target),
+        screen=screen,
+        side_by_side=side_by_side,
+        own=Own(federation, module),
+    )
+    return conduct(asked, console or Console(quiet=True), observers=observers)[0]
+
+
+def conduct(
+    asked: Contest, console: Console, *, plain: bool = False, stop: Callable[[], bool] = lambda: False, observers: Observers = ()
+) -> tuple[Comparison, Findings]:
+    """Make all runs of a contest, keep the comparison, and write the report.
+
+    Raises:
+        FedstrataError: what cannot be meant, before anything is trained; or every single run failed.
+        Halted: ``stop`` said so.
+    """
+    if asked.screen is not None:
+        screen.rungs(asked)  # refused before data are loaded
+    with works(asked, console, plain=plain, stop=stop, observers=observers) as making:
+        screening = screen.screened(making) if asked.screen is not None else None
+        making.make(list(making.grid.jobs.values()) if screening is None else [])
+        making.grid.write("finished", screening)
+        if not making.grid.done:
+            raise MethodError(f"all {len(making.grid.failures)} runs failed; the first: {next(iter(making.grid.failures.values()))}")
+    _tidy(asked.folder)
+    comparison = record.read(asked.folder)
+    return comparison, report(comparison, console)
+
+
+def report(comparison: Comparison, console: Console, target: float | None = None) -> Findings:
+    """Write and print what a comparison says; the last line names the page.
+
+    Args:
+        comparison: with a folder.
+        console: for the table.
+        target: accuracy that the report tells the way to; default that of the budget.
+    """
+    from fedstrata.report.export import write_tables  # noqa: PLC0415  # pictures and tables load matplotlib and pandas
+    from fedstrata.report.findings import findings  # noqa: PLC0415
+    from fedstrata.report.page import write_page, write_pictures  # noqa: PLC0415
+    from fedstrata.report.tables import comparison_table  # noqa: PLC0415
+
+    folder = comparison.folder
+    assert folder is not None, "a comparison that was read has a folder"
+    if target is None and comparison.budget is not None and comparison.budget.kind == "accuracy":
+        target = comparison.budget.amount
+    found = findings(comparison, target)
+    write_tables(comparison, found, folder)
+    write_pictures(comparison, found, folder / "pictures")
+    page = write_page(comparison, found, folder / REPORT)
+    console.print(comparison_table(found))
+    for flag in found.flags:
+        console.print(f"note: {flag.text}", soft_wrap=True)
+    console.print(found.answer, soft_wrap=True)
+    console.print(f"report: {page}", soft_wrap=True)
+    return found
+
+
+def _tidy(folder: Path) -> None:
+    """An empty log says nothing."""
+    log = folder / LOG
+    if log.is_file() and not log.stat().st_size:
+        log.unlink()
+
+
+__all__ = ["Halted", "compare", "conduct", "report"]

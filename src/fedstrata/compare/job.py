@@ -1,0 +1,49 @@
+"""A run of a comparison, before and after it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+Id: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, or a run up to a pause.
+
+    Attributes:
+        label, seed: whose.
+        config: every key, flat.
+        folder, key: its place, and what it is found by in the cache; None for a run that is not cached.
+        until: rounds after which it pauses, None for the whole run.
+    """
+
+    label: str
+    seed: int
+    config: Mapping[str, Any] = field(repr=False)
+    folder: Path
+    key: str | None
+    until: int | None = None
+
+    @property
+    def id(self) -> Id:
+        """What results are called by."""
+        return self.label, self.seed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended; ``why`` for one that failed."""
+
+    state: Literal["finished", "paused", "failed", "stopped"]
+    why: str = ""
+
+
+Tell: TypeAlias = Callable[[Job, Mapping[str, Any]], None]
+"""Told what happens in a run: {"event": "started" | "round" | "waiting" | "aside" | "again" | "finished" | "paused" | "stopped" | "failed", ...}."""
+
+Make: TypeAlias = Callable[[Sequence[Job]], dict[Id, Outcome]]
+"""Makes runs, however many at a time, and says how each ended."""
