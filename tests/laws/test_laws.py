@@ -1,15 +1,15 @@
 """All laws over every registered method and every example. No filter, no skip: whoever registers a method inherits them."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import lab
 from fedstrata.methods import Limit, rows
-from laws import law
+from fedstrata.testing import claims, laws
 
 EXAMPLES = ("fedavg", *(example for row in rows() for example in row.examples))
 LIMITS = [row.limit for row in rows() if isinstance(row.limit, Limit)]
@@ -18,74 +18,88 @@ every_example = pytest.mark.parametrize("example", EXAMPLES)
 
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 def test_limit_is_exact(limit):
-    law.limit_is_exact(limit)
+    claims.limit_is_exact(limit)
 
 
 @every_example
 def test_batched_equals_looped(example):
-    law.batched_equals_looped(example)
+    claims.batched_equals_looped(example)
 
 
 @every_example
 @pytest.mark.parametrize("toy", ["batch", "dropout", "images"])
 def test_batched_equals_looped_or_is_refused_with_a_reason(example, toy):
-    allowed = ("equal", "refused") if toy == "batch" else ("equal",)  # only norms that look at the batch may be refused
-    assert law.batched_equals_looped_or_refuses(example, toy) in allowed
+    claims.batched_serves(example, toy)
 
 
 @every_example
 @pytest.mark.parametrize(("executor", "workers"), [("threads", 1), ("threads", 2), ("processes", 1), ("processes", 2)])
 def test_the_executor_changes_no_bit(example, executor, workers):
-    law.executor_changes_no_bit(example, executor, workers)
+    claims.executor_changes_no_bit(example, executor, workers)
 
 
 @every_example
 @pytest.mark.parametrize("toy", ["batch", "dropout"])
 def test_the_executor_changes_no_bit_with_batch_norm_or_dropout(example, toy):
-    law.executor_changes_no_bit(example, "threads", 2, toy)
+    claims.executor_changes_no_bit(example, "threads", 2, toy)
 
 
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 @pytest.mark.parametrize("toy", ["layer", "dropout"])
 def test_four_workers_change_no_bit(executor, toy):
-    law.executor_changes_no_bit("scaffold", executor, 4, toy)
+    claims.executor_changes_no_bit("scaffold", executor, 4, toy)
 
 
 @every_example
 @pytest.mark.parametrize("toy", ["layer", "batch"])
 def test_untouched_stays_untouched(example, toy):
-    law.untouched_stays_untouched(example, toy)
+    claims.untouched_stays_untouched(example, toy)
 
 
 @every_example
 @pytest.mark.parametrize("toy", ["layer", "batch"])
 def test_carried_over_state_is_all_state(example, toy):
-    law.carried_over_state_is_all_state(example, toy)
+    claims.carried_over_state_is_all_state(example, toy)
 
 
 @every_example
 def test_reply_order_is_irrelevant(example):
-    law.reply_order_is_irrelevant(example)
+    claims.reply_order_is_irrelevant(example)
 
 
 @every_example
 def test_absent_clients_keep_their_rows(example):
-    law.absent_clients_keep_their_rows(example)
+    claims.absent_clients_keep_their_rows(example)
 
 
 @every_example
 def test_a_lost_round_changes_nothing(example):
-    law.a_lost_round_changes_nothing(example)
+    claims.a_lost_round_changes_nothing(example)
 
 
 @pytest.mark.parametrize("text", sorted({*EXAMPLES, *(text for limit in LIMITS for text in (limit.method, limit.of))}))
 def test_text_comes_back(text):
-    law.text_comes_back(text)
+    claims.text_comes_back(text)
 
 
 @every_example
 def test_a_mapped_row_store_changes_no_bit(example):
-    assert lab.same(lab.played(example), lab.play(example, rows="mapped")) == []
+    claims.mapped_rows_change_no_bit(example)
+
+
+@every_example
+def test_pieces_are_values(example):
+    claims.pieces_are_values(example)
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
+def test_the_laws_for_users_are_all_of_these(row):
+    """Whoever tests a method of his own by `fedstrata.testing.laws` holds it to every law above."""
+    offered = {getattr(law.check, "func", law.check) for law in laws(row)}
+    offered = {getattr(check, "func", check).__name__ for check in offered}
+    here = set(re.findall(r"claims\.(\w+)\(", Path(__file__).read_text())) - {"billed_messages"}
+    limit = "limit_is_exact" if isinstance(row.limit, Limit) else "no_limit_says_why"
+    assert offered == here - {"limit_is_exact"} | {limit, "counted_bytes_are_real"}
 
 
 READER = """
@@ -103,7 +117,7 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
 def decoded(tmp_path_factory):
     """(what left, what another process read) by example: one process decodes the messages of all examples."""
     folder: Path = tmp_path_factory.mktemp("letters")
-    letters = {example: law.billed_messages(example) for example in EXAMPLES}
+    letters = {example: claims.billed_messages(example) for example in EXAMPLES}
     everything = [letter for example in EXAMPLES for letter in letters[example]]
     for number, (data, _) in enumerate(everything):
         (folder / f"{number:06d}").write_bytes(data)

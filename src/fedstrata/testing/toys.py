@@ -1,0 +1,161 @@
+"""Small federations and models to hold methods to their laws. Everything is derived from a seed; nothing takes a tenth of a second."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedstrata import compose
+from fedstrata.build import Parts, assemble
+from fedstrata.calls import parse_calls
+from fedstrata.compose import Method
+from fedstrata.config import Config
+from fedstrata.data.federation import Federation
+from fedstrata.data.partition import Listed
+from fedstrata.methods import find
+from fedstrata.piece import Piece
+
+SIZES = (17, 8, 5, 12, 3, 9)  # with batches of 4: tails of one sample, a client smaller than a batch, one that divides evenly
+EQUAL = (8, 8, 8, 8, 8, 8)
+FEATURES, CLASSES = 6, 3
+
+Norm: TypeAlias = Literal["layer", "group", "batch"]
+Toy: TypeAlias = "str | tuple[Federation, nn.Module]"
+
+
+class Small(nn.Module):
+    """Two hidden layers with a norm after the first, and a linear head; every kind of selector matches something."""
+
+    def __init__(self, norm: Norm = "layer", drop: float = 0.0) -> None:
+        super().__init__()
+        norms: dict[str, Callable[[], nn.Module]] = {
+            "layer": lambda: nn.LayerNorm(8),
+            "group": lambda: nn.GroupNorm(2, 8),
+            "batch": lambda: nn.BatchNorm1d(8),
+        }
+        self.first = nn.Linear(FEATURES, 8)
+        self.norm = norms[norm]()
+        self.drop = nn.Dropout(drop)
+        self.second = nn.Linear(8, 5)
+        self.head = nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, 6] -> [B, 3]."""
+        out: Tensor = self.head(torch.relu(self.second(self.drop(torch.relu(self.norm(self.first(x)))))))
+        return out
+
+
+class Images(nn.Module):
+    """One convolution with its norm, pooled, and a linear head: for 1x6x6 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.head = nn.Linear(4 * 9, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, 1, 6, 6] -> [B, 3]."""
+        out: Tensor = self.head(torch.nn.functional.max_pool2d(torch.relu(self.norm(self.conv(x))), 2).flatten(1))
+        return out
+
+
+def filled(module: nn.Module, seed: int = 0) -> nn.Module:
+    """A module whose parameters are drawn from a generator of their own, so that no global generator matters."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            shift = 1.0 if name.endswith("norm.weight") else 0.0
+            parameter.copy_(shift + 0.4 * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+def small(norm: Norm = "layer", drop: float = 0.0) -> nn.Module:
+    """The laws' model."""
+    return filled(Small(norm, drop))
+
+
+def arrays(sizes: Sequence[int] = SIZES, seed: int = 0, shape: tuple[int, ...] = (FEATURES,)) -> tuple[Tensor, Tensor, Tensor]:
+    """(x, y, client): every client has its own shift of the inputs and its own favourite class."""
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(sizes)
+    client = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    x = torch.randn(total, *shape, generator=generator) + 0.3 * client.reshape(-1, *[1] * len(shape)) / len(sizes)
+    y = torch.randint(CLASSES, (total,), generator=generator)
+    favourite = torch.rand(total, generator=generator) < 0.5
+    return x, torch.where(favourite, client % CLASSES, y), client
+
+
+def federation(sizes: Sequence[int] = SIZES, seed: int = 0, shape: tuple[int, ...] = (FEATURES,), **options: Any) -> Federation:
+    """Clients of these sizes (0 is allowed), with a server test set of 30 samples."""
+    x, y, _ = arrays(sizes, seed, shape)
+    tx, ty, _ = arrays((30,), seed + 1, shape)
+    return listed(x, y, sizes, test=(tx.numpy(), ty.numpy()), **options)
+
+
+def listed(x: Tensor, y: Tensor, sizes: Sequence[int], **options: Any) -> Federation:
+    """A federation whose clients hold consecutive stretches of these lengths."""
+    options = {"testing": "server"} | options
+    if min(sizes):
+        return Federation.of(x.numpy(), y.numpy(), client=np.repeat(np.arange(len(sizes)), sizes), **options)
+    made = Federation.of(x.numpy(), y.numpy(), partition="iid", clients=1, **options)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return dataclasses.replace(made, partition=Listed("listed", offsets, np.arange(len(y), dtype=np.int64)), fingerprint=f"{made.fingerprint}{sizes}")
+
+
+TOYS: Mapping[str, Callable[[], tuple[Federation, nn.Module]]] = {
+    "layer": lambda: (federation(), small("layer")),
+    "group": lambda: (federation(), small("group")),
+    "equal": lambda: (federation(EQUAL), small("layer")),
+    "batch": lambda: (federation(), small("batch")),
+    "dropout": lambda: (federation(), small("layer", drop=0.3)),
+    "images": lambda: (federation(shape=(1, 6, 6)), filled(Images())),
+}
+"""Data and model by name: norms of three kinds, equal sizes, dropout, images."""
+
+DEFAULTS: Mapping[str, Any] = {
+    "rounds": 3,
+    "cohort": 3,
+    "executor": "loop",
+    "eval.every": 100,
+    "local.epochs": 2,
+    "local.batch": 4,
+    "local.lr": 0.1,
+    "seed": 7,
+}
+
+_known: dict[str, type[Piece]] = {}
+
+
+def know(piece: type[Piece]) -> bool:
+    """Have :func:`parse` understand a piece that is not registered; says whether its name meant something else before."""
+    name = piece.__name__.lower()
+    before, _known[name] = _known.get(name), piece
+    return before is not piece
+
+
+def parse(text: str) -> Method:
+    """A method from call syntax, of registered pieces, installed ones, and those that :func:`know` was told of."""
+    names = {call.name for call in parse_calls(text)} - {"fedavg"}
+    return compose.parse(text, {name: _known.get(name) or find(name).piece for name in sorted(names)})
+
+
+def config(**settings: Any) -> Config:
+    """The laws' settings, with changes; a length in steps replaces the one in epochs."""
+    known = dict(DEFAULTS) | {k.replace("local_", "local.").replace("eval_", "eval.").replace("gate_", "gate."): v for k, v in settings.items()}
+    if known.get("local.steps") is not None:
+        known["local.epochs"] = None
+    return Config(**known)
+
+
+def parts(method: str | Piece | Method = "fedavg", toy: Toy = "layer", **settings: Any) -> Parts:
+    """A toy run, connected; ``method`` is text, a piece or a chain, ``toy`` a name of TOYS or (federation, module)."""
+    data, module = TOYS[toy]() if isinstance(toy, str) else toy
+    chain = parse(method) if isinstance(method, str) else Method() + method
+    settings = {"cohort": min(DEFAULTS["cohort"], data.clients)} | settings
+    return assemble(config(**settings), data, module, chain)
