@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from torch import nn
@@ -17,7 +18,9 @@ from fedstrata.data.federation import Federation
 from fedstrata.errors import ConfigError, MethodError
 from fedstrata.piece import Piece
 from fedstrata.report.comparison import Budget, Comparison
-from fedstrata.report.findings import Findings
+
+if TYPE_CHECKING:
+    from fedstrata.report.findings import Findings
 
 REPORT = "report.html"
 

@@ -136,7 +136,7 @@ def _refuse_twins(found: Sequence[Rival], base: Config) -> None:
     for rival in found:
         meant = rival.config(base, 0).replace(method="fedavg").digest() + str(rival.method)
         if meant in seen:
-            raise ConfigError(f"{rival.entry.method!r} and {seen[meant]!r} are the same competitor; give it once, or give one of them other settings.")
+            raise ConfigError(f"{rival.entry.method!r} and {seen[meant]!r} are the same competitor; give it once, or one of them other settings.")
         seen[meant] = rival.entry.method
 
 

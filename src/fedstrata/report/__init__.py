@@ -1,8 +1,7 @@
-"""What a run leaves for people: results, tables, pictures, progress."""
+"""What a run leaves for people: results, tables, pictures, progress. Pictures are in ``figures``, as matplotlib is only loaded by those who draw."""
 
-from fedstrata.report.figures import curve, partition
 from fedstrata.report.files import write
 from fedstrata.report.progress import progress
 from fedstrata.report.result import Result
 
-__all__ = ["Result", "curve", "partition", "progress", "write"]
+__all__ = ["Result", "progress", "write"]
