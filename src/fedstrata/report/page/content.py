@@ -1,0 +1,274 @@
+"""What stands on the page, section by section. A section is a mapping that the template knows how to show; empty ones are left out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from fedstrata.measure.panel import Panel
+from fedstrata.report.page import again, grid, tables
+from fedstrata.report.page.curves import curve_pictures
+from fedstrata.report.page.grid import Grid, Head
+from fedstrata.report.page.paint import Picture
+from fedstrata.report.page.panels import panel_grid, panel_picture
+from fedstrata.report.page.parts import Block, Section, Tab, Tile
+from fedstrata.report.page.people import partition, served
+from fedstrata.report.page.prices import costs, differences, fronts, held
+from fedstrata.report.page.scene import Scene, head
+from fedstrata.report.page.skews import skew_table
+from fedstrata.report.page.words import cost, counted, plain, score, short
+from fedstrata.report.scored import words
+
+TABS = {"rounds": "Rounds", "bytes": "Bytes", "flops": "FLOPs", "seconds": "Seconds"}
+
+
+def sections(scene: Scene, panels: Sequence[Panel]) -> list[Section]:
+    """All sections that have something to show, in the order of the page."""
+    makers: tuple[Callable[[Scene], Section | None], ...] = (
+        _answer, _flags, _results, _differences, _curves, _prices, _unseen, _data, _clients, partial(_measures, panels=panels),
+        again.section, again.cite, _glossary,
+    )  # fmt: skip
+    return [section for maker in makers if (section := maker(scene)) is not None]
+
+
+def pictures(scene: Scene, panels: Sequence[Panel]) -> list[Picture]:
+    """Every picture of a page, in its order."""
+    found: list[Picture] = []
+    for section in sections(scene, panels):
+        for block in section.blocks:
+            found += [*block.pictures, *(picture for tab in block.tabs for picture in tab.pictures)]
+    return found
+
+
+# ---- the answer -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _answer(scene: Scene) -> Section:
+    title = "What came out" if scene.alone else "The answer"
+    return Section(id="answer", short=title, title=title, said=plain(scene.findings.answer) or _no_answer(scene), tiles=list(_tiles(scene)))
+
+
+def _no_answer(scene: Scene) -> str:
+    return "No run has finished." if not any(scene.runs) else "There is nothing to compare."
+
+
+def _tiles(scene: Scene) -> Iterator[Tile]:
+    facts, comparison = scene.comparison.facts, scene.comparison
+    more = f"{len(facts.labels)} classes" if facts.labels else facts.kind
+    yield Tile(name="data", value=short(facts.name, 60), more=more)
+    if facts.clients:
+        yield Tile(name="clients", value=f"{facts.clients:,}", more=f"{facts.heldout:,} of them kept out of training" if facts.heldout else "")
+        yield Tile(name="dealt by", value=short(facts.law, 60), more="")
+    seeds = len(comparison.seeds)
+    yield Tile(name="runs", value=f"{counted(len(scene.labels), 'method')}, {counted(seeds, 'seed')}", more=_failed(scene))
+    rounds = comparison.config.get("rounds")
+    if rounds is not None:
+        yield Tile(name="rounds", value=f"{rounds:,}", more=_budget(scene))
+    if scene.baseline is not None:
+        yield Tile(name="compared with", value=scene.names[scene.baseline], more="")
+    if scene.findings.chance is not None:
+        yield Tile(name="chance", value=score(scene.findings.chance), more="always the commonest class")
+    if scene.findings.target is not None and not scene.alone:
+        yield Tile(name="target", value=score(scene.findings.target), more=words(scene.main) if scene.main else "")
+
+
+def _failed(scene: Scene) -> str:
+    failures = len(scene.comparison.failures)
+    return f"{failures} failed" if failures else ""
+
+
+def _budget(scene: Scene) -> str:
+    budget = scene.comparison.budget
+    if budget is None:
+        return ""
+    amount = score(budget.amount) if budget.kind == "accuracy" else cost(budget.kind, budget.amount)
+    return f"or {amount} of {budget.kind}, whichever came first"
+
+
+def _flags(scene: Scene) -> Section | None:
+    flags = [(plain(flag.code).replace("-", " "), plain(flag.text)) for flag in scene.findings.flags]
+    if not flags:
+        return None
+    title = "Before you believe the numbers"
+    return Section(id="flags", short="Warnings", title=title, flags=flags)
+
+
+# ---- results --------------------------------------------------------------------------------------------------------------------------------
+
+
+def _results(scene: Scene) -> Section:
+    several = len(scene.comparison.seeds) > 1
+    text = "Mean ± standard deviation over seeds." if several else "One seed."
+    if not scene.alone:
+        text += " The star marks the best mean, which need not be a shown difference: read the verdict. A column's head sorts by it."
+    blocks: list[Block] = [Block(table=tables.headline(scene))]
+    shared = tables.shared_and_personal(scene)
+    if shared is not None:
+        blocks.append(
+            Block(
+                title="Shared and personal models",
+                table=shared,
+                text="The shared model is the server's; a personal one is what a client uses itself.",
+            )
+        )
+    for title, table in (("How steady", tables.stability(scene)), ("Screening", _screening(scene)), ("Runs that failed", _failures(scene))):
+        if table is not None:
+            blocks.append(Block(title=title, table=table, text=_screened(scene) if title == "Screening" else ""))
+    return Section(id="results", short="Results", title="Results", text=text, blocks=blocks)
+
+
+def _failures(scene: Scene) -> Grid | None:
+    failures = scene.comparison.failures
+    if not failures:
+        return None
+    rows = [
+        [grid.word(scene.name_of(label), label), grid.figure(str(seed), seed), grid.word(short(why, 600))] for (label, seed), why in failures.items()
+    ]
+    return Grid(
+        "Runs that failed; they are missing from all means",
+        [Head("method", words=True), Head("seed"), Head("why", words=True)],
+        rows,
+        sort=False,
+        stack=True,
+    )
+
+
+def _screening(scene: Scene) -> Grid | None:
+    told = scene.comparison.screening
+    if told is None:
+        return None
+    rows = []
+    for label, rung in told.dropped.items():
+        after = "wrongly dropped" if label in told.wrongly else "rightly dropped" if label in told.audited else "not looked at again"
+        rows.append([grid.word(scene.name_of(label), label), grid.figure(str(rung), rung), grid.word(after)])
+    heads = [Head("method", words=True), Head("dropped after round"), Head("trained to the end all the same", words=True)]
+    return Grid("Methods that short runs dropped", heads, rows)
+
+
+def _screened(scene: Scene) -> str:
+    told = scene.comparison.screening
+    if told is None:
+        return ""
+    text = f"Short runs of {', '.join(str(rung) for rung in told.rungs)} rounds dropped {counted(len(told.dropped), 'method')}."
+    if told.share is None or told.low is None or told.high is None:
+        return text + " None of them was trained to the end to see whether that was right."
+    share = f"{len(told.wrongly)} of {len(told.audited)} ({told.share:.0%}, 95 % interval {told.low:.0%} to {told.high:.0%})"
+    return f"{text} Of those trained to the end all the same, {share} would have been kept."
+
+
+def _differences(scene: Scene) -> Section | None:
+    drawn, ahead = differences(scene), tables.margins(scene)
+    if not drawn and ahead is None:
+        return None
+    blocks: list[Block] = [Block(pictures=drawn)] if drawn else []
+    if ahead is not None:
+        blocks.append(Block(title="Margin over the best of the others", table=ahead))
+    text = (
+        "Differences are taken seed by seed. A verdict needs at least three seeds and p under 0.05 after correction for the number of methods (Holm)."
+    )
+    return Section(id="differences", short="Differences", title="Are the differences real?", text=text, blocks=blocks)
+
+
+def _curves(scene: Scene) -> Section | None:
+    found = curve_pictures(scene)
+    if not found:
+        return None
+    tabs = [Tab(id=axis, title=TABS[axis], pictures=drawn, text=_same_note(drawn)) for axis, drawn in found.items()]
+    block = Block(tabs=tabs, name="curves", label="Curves against")
+    return Section(id="curves", short="Curves", title="On the way", key=_key(scene), blocks=[block])
+
+
+def _same_note(drawn: Sequence[Picture]) -> str:
+    return drawn[0].note if drawn else ""
+
+
+def _key(scene: Scene) -> list[int]:
+    return [place for place, runs in enumerate(scene.runs) if runs]
+
+
+def _prices(scene: Scene) -> Section:
+    target, drawn = tables.target_table(scene), fronts(scene)
+    blocks: list[Block] = [Block(title="Score against cost", pictures=drawn)] if drawn else []
+    if target is not None:
+        reached = f"A target of {score(scene.findings.target)} {words(scene.main)}." if scene.main else ""
+        blocks.append(Block(title="The way to the target", table=target, text=reached))
+    blocks.append(Block(title="Costs of a run", pictures=costs(scene)))
+    table = tables.cost_table(scene)
+    if table is not None:
+        blocks.append(Block(table=table))
+    return Section(id="costs", short="Costs", title="What it costs", key=_key(scene) if drawn else (), blocks=blocks)
+
+
+def _unseen(scene: Scene) -> Section | None:
+    picture = held(scene)
+    if picture is None:
+        return None
+    text = "Clients that never trained: how well the model serves them as they receive it, and after a few steps on their own data."
+    return Section(
+        id="unseen", short="New clients", title="Clients that come later", text=text, blocks=[Block(pictures=[picture], beside=picture.table)]
+    )
+
+
+# ---- data and clients -----------------------------------------------------------------------------------------------------------------------
+
+
+def _data(scene: Scene) -> Section | None:
+    facts = scene.comparison.facts
+    picture = partition(facts)
+    if picture is None and not facts.skew and not facts.notes and not facts.clients:
+        return None
+    sizes = {"training": facts.train, "validation": facts.validation, "test on the server": facts.test, "clients' own tests": facts.own_test}
+    blocks: list[Block] = [Block(pairs=[(name, f"{value:,} samples") for name, value in sizes.items() if value])]
+    if picture is not None:
+        blocks.append(Block(pictures=[picture], wide=True))
+    skew = skew_table(facts)
+    if skew is not None:
+        blocks.append(Block(title="Skew in numbers", table=skew))
+    if facts.notes:
+        blocks.append(Block(title="Notes", items=[short(note, 2000) for note in facts.notes]))
+    return Section(id="data", short="Data", title="The federation", blocks=blocks)
+
+
+def _clients(scene: Scene) -> Section | None:
+    picture = served(scene)
+    if picture is None:
+        return None
+    text = "An average hides whom a method leaves behind. Scores are of each client's own model on its own test samples, in the last round."
+    return Section(
+        id="clients-served", short="Fairness", title="Client by client", text=text, blocks=[Block(pictures=[picture], beside=picture.table)]
+    )
+
+
+def _measures(scene: Scene, panels: Sequence[Panel]) -> Section | None:
+    if not panels:
+        return None
+    blocks: list[Block] = []
+    for text, group in itertools.groupby(enumerate(panels, 1), lambda pair: plain(pair[1].text)):
+        some = list(group)
+        drawn = [picture for place, panel in some if (picture := panel_picture(panel, place, scene)) is not None]
+        blocks.append(Block(title=short(some[0][1].title.partition(" by layer:")[0], 120), text=text, pictures=drawn))
+        blocks += [Block(table=panel_grid(panel)) for _, panel in some if panel.kind == "table"]
+    return Section(id="measures", short="Measures", title="Measures", key=_key(scene), blocks=blocks)
+
+
+# ---- glossary -------------------------------------------------------------------------------------------------------------------------------
+
+TERMS = {
+    "to baseline": "difference to the baseline, seed by seed, mean and 95 % interval (Student's t)",
+    "verdict": "better or worse: p of the paired t-test is under 0.05 after Holm's correction for the number of methods; not shown: it is not; "
+    "no conclusion: fewer than three seeds",
+    "margin": "difference to the best of the other methods by the same score",
+    "chance": "accuracy of always naming the commonest class of the test data",
+    "on the front": "no other method is at least as good and cheaper",
+    "bytes": "payload of all messages, up (from clients) and down (to clients); framing is counted apart",
+    "training": "floating-point operations of clients' local training, forward and backward",
+    "time": "seconds of training rounds on this machine, without evaluation",
+    "worst tenth": "mean over the tenth of the clients that are served worst",
+}
+
+
+def _glossary(scene: Scene) -> Section:
+    keys = dict.fromkeys(key for line in scene.lines if line is not None for key in line.scores)
+    terms = {head(key): words(key) for key in keys if words(key) != head(key)} | TERMS
+    return Section(id="glossary", short="Glossary", title="What the columns mean", blocks=[Block(terms=list(terms.items()))])

@@ -1,0 +1,132 @@
+"""Pictures of scores against rounds, bytes, FLOPs and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from matplotlib.figure import Figure
+
+from fedstrata.report.page import grid
+from fedstrata.report.page.grid import Cell, Grid, Head
+from fedstrata.report.page.paint import Picture, amounts, faint_grid, level, line
+from fedstrata.report.page.scene import Scene
+from fedstrata.report.page.series import AXES, Curve, curve
+from fedstrata.report.page.words import cost, counted, score
+
+ROWS = 20  # of the table behind a picture; rounds.csv has all
+CLIENTS = ("personal", "shared_on_clients", "validation")
+SHOWN: Mapping[str, tuple[str, str]] = {
+    "accuracy": ("accuracy", "Accuracy of the shared model"),
+    "rmse": ("root of the mean squared error", "Error of the shared model"),
+    "shared_on_clients": ("score on clients' own tests", "The shared model on clients' own tests, mean over clients"),
+    "personal": ("score on clients' own tests", "Clients' own models, mean over clients"),
+    "validation": ("score on validation data", "On clients' validation data, which choose the round"),
+    "loss": ("training loss", "Training loss"),
+}
+"""Key of a round -> axis, title. Accuracy and error are on the server's test set."""
+
+
+def curve_pictures(scene: Scene) -> dict[str, list[Picture]]:
+    """Pictures by horizontal axis; an axis on which nothing was spent is left out."""
+    found: dict[str, list[Picture]] = {}
+    for axis in AXES:
+        pictures = [_picture(scene, key, axis, curves) for key in _keys(scene, axis) if (curves := _curves(scene, key, axis))]
+        if pictures:
+            found[axis] = pictures
+    return found
+
+
+def _keys(scene: Scene, axis: str) -> list[str]:
+    """The server's test, or clients' tests where it has none; personal models; loss only by rounds."""
+    rows = [row for runs in scene.runs for run in runs for row in run.rounds]
+    main = "accuracy" if scene.classes else "rmse"
+    keys = [main if any(_has(row, main) for row in rows) else "shared_on_clients", "personal"]
+    return [*keys, "validation", "loss"] if axis == "rounds" else keys
+
+
+def _has(row: Mapping[str, object], key: str) -> bool:
+    metrics = row.get("metrics")
+    return row.get(key) is not None or (isinstance(metrics, Mapping) and metrics.get(key) is not None)
+
+
+def _curves(scene: Scene, key: str, axis: str) -> dict[int, Curve]:
+    sign = -1.0 if key in CLIENTS and not scene.classes else 1.0
+    found = {place: curve(runs, key, axis, sign) for place, runs in enumerate(scene.runs)}
+    kept = {place: c for place, c in found.items() if c is not None}
+    return kept if any(max(c.x) > 0 for c in kept.values()) else {}
+
+
+def _picture(scene: Scene, key: str, axis: str, curves: Mapping[int, Curve]) -> Picture:
+    what, title = SHOWN[key]
+    if key in CLIENTS:
+        what = "accuracy" if scene.classes else SHOWN["rmse"][0]
+    return Picture(
+        name=f"{key.replace('_', '-')}-by-{axis}",
+        title=title,
+        alt=_alt(scene, title, axis, curves),
+        draw=partial(_draw, scene=scene, key=key, axis=axis, curves=curves, what=what),
+        table=_table(scene, f"{title}, against {AXES[axis]}", axis, curves),
+        note=_note(axis, curves),
+        key=tuple(curves),
+    )
+
+
+def _draw(figure: Figure, *, scene: Scene, key: str, axis: str, curves: Mapping[int, Curve], what: str) -> None:
+    axes = figure.subplots()
+    for place, whole in curves.items():
+        thin = whole.thin()
+        line(axes, place, scene.strokes[place], thin.x, thin.y, thin.std)
+    if scene.classes and key != "loss" and scene.findings.chance is not None:
+        level(axes, scene.findings.chance, "chance")
+    for score_key, target in scene.findings.targets.items():
+        if score_key.startswith("personal") == (key == "personal") and key not in ("loss", "validation"):
+            level(axes, target, "target")
+    axes.set_xlabel(AXES[axis])
+    axes.set_ylabel(what)
+    amounts(axes.xaxis, axis)
+    axes.margins(x=0.02)
+    faint_grid(axes)
+
+
+def _note(axis: str, curves: Mapping[int, Curve]) -> str:
+    several = any(c.seeds > 1 for c in curves.values())
+    parts = ["Line: mean over seeds; band: one standard deviation each way." if several else "One seed: no band."]
+    if axis != "rounds" and several:
+        parts.append("The horizontal place is the mean over seeds of what had been spent by that round.")
+    if any(c.longest > c.rounds[-1] for c in curves.values()):
+        parts.append("A line ends with the last round that all its seeds reached.")
+    return " ".join(parts)
+
+
+def _alt(scene: Scene, title: str, axis: str, curves: Mapping[int, Curve]) -> str:
+    ends = sorted((c.y[-1], place) for place, c in curves.items())
+    if len(ends) == 1:
+        value, place = ends[0]
+        only = curves[place]
+        return f"{title} against {AXES[axis]}: from {score(only.y[0])} to {score(value)} after {counted(only.rounds[-1], 'round')}."
+    (low, worst), (high, best) = ends[0], ends[-1]
+    return (
+        f"{title} against {AXES[axis]}, {len(ends)} methods: at their ends from {score(low)} ({scene.names[worst]}) "
+        f"to {score(high)} ({scene.names[best]})."
+    )
+
+
+def _table(scene: Scene, caption: str, axis: str, curves: Mapping[int, Curve]) -> Grid:
+    rounds = sorted(set().union(*(c.rounds for c in curves.values())))
+    if len(rounds) > ROWS:
+        rounds = [rounds[round(k * (len(rounds) - 1) / (ROWS - 1))] for k in range(ROWS)]
+    rows = [[grid.figure(str(r), float(r)), *(cell for c in curves.values() for cell in _cells(c, r, axis))] for r in rounds]
+    heads = [Head("round")]
+    for place in curves:
+        heads += [Head(scene.names[place])] if axis == "rounds" else [Head(f"{scene.names[place]}: {axis}"), Head(scene.names[place])]
+    return Grid(caption, heads, rows, sort=False)
+
+
+def _cells(one: Curve, at: int, axis: str) -> Sequence[Cell]:
+    if at not in one.rounds:
+        return [grid.figure("-", None)] * (1 if axis == "rounds" else 2)
+    k = list(one.rounds).index(at)
+    text = score(one.y[k]) + (f" ± {score(one.std[k])}" if one.std is not None else "")
+    told = grid.figure(text, one.y[k])
+    return [told] if axis == "rounds" else [grid.figure(cost(axis, one.x[k]), one.x[k]), told]

@@ -1,0 +1,173 @@
+"""Pictures of measures: any panel, drawn by its kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import cast
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedstrata.measure.panel import Numbers, Panel
+from fedstrata.report.page import grid
+from fedstrata.report.page.grid import Cell, Grid, Head
+from fedstrata.report.page.look import DASHES, HUES, LIGHT, MARKERS, Stroke
+from fedstrata.report.page.paint import WIDTH, Picture, amounts, faint_grid, line
+from fedstrata.report.page.prices import TICK
+from fedstrata.report.page.scene import Scene
+from fedstrata.report.page.series import POINTS
+from fedstrata.report.page.words import counted, loose, names, plain, short
+
+ROWS = 20  # of the table behind lines
+APART = 90  # places at which strokes of series that are no methods begin, so that the page does not take them for one
+
+
+def panel_picture(panel: Panel, place: int, scene: Scene) -> Picture | None:
+    """The picture of a panel; None for a table, which has none."""
+    if panel.kind == "table" or not panel.x or not _numbers(panel):
+        return None
+    places = {name: scene.labels.index(name) if name in scene.labels else APART + k for k, name in enumerate(panel.series)}
+    height = {"lines": 3.4, "bars": 1.2 + 0.28 * len(panel.series) * len(panel.x) ** 0.9, "heat": 1.9 + 0.26 * len(panel.series)}[panel.kind]
+    styles = {name: stroke_of(p, scene) for name, p in places.items()}
+    draw = (
+        partial(_heat, panel=panel)
+        if panel.kind == "heat"
+        else partial(_lines if panel.kind == "lines" else _bars, panel=panel, places=places, styles=styles)
+    )
+    key = tuple(p for p in places.values() if p < APART)
+    return Picture(
+        f"measure-{place}",
+        plain(panel.title),
+        _alt(panel),
+        draw,
+        panel_grid(panel),
+        (WIDTH, min(height, 9.0)),
+        "Band: one spread each way." if panel.spread and panel.kind == "lines" else "",
+        key,
+    )
+
+
+def panel_grid(panel: Panel) -> Grid:
+    """The numbers of a panel; evenly spaced columns where lines have very many."""
+    kept = list(range(len(panel.x)))
+    if panel.kind == "lines" and len(kept) > ROWS:
+        kept = sorted({round(k * (len(panel.x) - 1) / (ROWS - 1)) for k in range(ROWS)})
+    tags = names(list(panel.series))
+    if panel.kind == "lines":
+        heads = [Head(plain(panel.x_name)), *(Head(tag) for tag in tags)]
+        rows: list[list[Cell]] = [[_x(panel.x[k]), *(_value(panel, name, k) for name in panel.series)] for k in kept]
+        return Grid(plain(panel.title), heads, rows, sort=False)
+    heads = [Head("", "what the row is of", words=True), *(Head(short(_tick(x), 24)) for x in panel.x)]
+    return Grid(
+        plain(panel.title),
+        heads,
+        [[grid.word(tag, name), *(_value(panel, name, k) for k in kept)] for tag, name in zip(tags, panel.series, strict=True)],
+    )
+
+
+def _x(x: float | str) -> Cell:
+    return grid.word(short(x, 24), x) if isinstance(x, str) else grid.figure(loose(x), float(x))
+
+
+def _tick(x: float | str) -> str:
+    return x if isinstance(x, str) else loose(float(x))
+
+
+def _at(numbers: Numbers, k: int) -> float | None:
+    value = numbers[k] if k < len(numbers) else None
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _value(panel: Panel, name: str, k: int) -> Cell:
+    value, half = _at(panel.series[name], k), _at(panel.spread.get(name, ()), k)
+    return grid.figure(loose(value) + (f" ± {loose(half)}" if value is not None and half else ""), value)
+
+
+def _numbers(panel: Panel) -> list[tuple[float, str, int]]:
+    return [(value, name, k) for name, values in panel.series.items() for k in range(len(panel.x)) if (value := _at(values, k)) is not None]
+
+
+def _alt(panel: Panel) -> str:
+    found = _numbers(panel)
+    (low, low_name, low_at), (high, high_name, high_at) = min(found), max(found)
+    unit = f" {plain(panel.y_name)}" if panel.y_name else ""
+    where = f"{short(panel.x_name, 30)} " if panel.x_name else ""
+    least = f"{loose(low)}{unit} ({short(low_name)}, {where}{short(_tick(panel.x[low_at]), 20)})"
+    most = f"{loose(high)} ({short(high_name)}, {where}{short(_tick(panel.x[high_at]), 20)})"
+    return f"{plain(panel.title)}, {counted(len(panel.series), 'series', 'series')}: from {least} to {most}."
+
+
+def stroke_of(place: int, scene: Scene) -> Stroke:
+    """A method's own stroke; series that are no methods get strokes by their order."""
+    if place < APART:
+        return scene.strokes[place]
+    k = place - APART
+    return Stroke(f"c{k % HUES + 1}", DASHES[k % len(DASHES)], MARKERS[(k + 1) % len(MARKERS)])
+
+
+def _lines(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Mapping[str, Stroke]) -> None:
+    axes = figure.subplots()
+    words = bool(panel.x) and isinstance(panel.x[0], str)
+    across: Sequence[float] = range(len(panel.x)) if words else [float(x) for x in panel.x]
+    for name, values in panel.series.items():
+        kept = [k for k in range(len(panel.x)) if _at(values, k) is not None]
+        if len(kept) > POINTS:
+            kept = [kept[round(k * (len(kept) - 1) / (POINTS - 1))] for k in range(POINTS)]
+        half = [_at(panel.spread.get(name, ()), k) or 0.0 for k in kept]
+        line(axes, places[name], styles[name], [across[k] for k in kept], [cast("float", _at(values, k)) for k in kept], half)
+    if words:
+        axes.set_xticks(across, [short(x, 14) for x in panel.x])
+    else:
+        amounts(axes.xaxis, "rounds" if panel.x_name == "round" else "")
+    if any(place >= APART for place in places.values()):
+        _own_legend(figure, styles)
+    axes.set_xlabel(short(panel.x_name, 60))
+    axes.set_ylabel(short(panel.y_name, 40))
+    axes.margins(x=0.02)
+    faint_grid(axes)
+
+
+def _own_legend(figure: Figure, styles: Mapping[str, Stroke]) -> None:
+    """Names of series that are no methods: the page's list of methods does not have them."""
+    from matplotlib.lines import Line2D  # noqa: PLC0415
+
+    handles = [Line2D([], [], color=s.hex, linestyle=(0, s.dash) if s.dash else "-", marker=s.marker, markersize=5) for s in styles.values()]
+    tags = names(list(styles), 26)
+    figure.legend(handles, tags, loc="outside lower center", ncols=2, frameon=False, fontsize=9.5, handlelength=3)
+
+
+def _bars(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Mapping[str, Stroke]) -> None:
+    axes = figure.subplots()
+    count = len(panel.series)
+    for at, (name, values) in enumerate(panel.series.items()):
+        offset = (at - (count - 1) / 2) * 0.8 / count
+        pairs = [(k, value) for k in range(len(panel.x)) if (value := _at(values, k)) is not None]
+        for k, value in pairs:
+            bar = axes.barh(k + offset, value, height=0.74 / count, color=styles[name].hex)
+            bar[0].set_gid(f"series-{places[name]}-bar_{k}")
+    axes.set_yticks(range(len(panel.x)), [short(_tick(x), TICK) for x in panel.x])
+    axes.set_ylim(len(panel.x) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(short(panel.y_name, 60))
+    axes.set_ylabel(short(panel.x_name, 40))
+    if any(place >= APART for place in places.values()):
+        _own_legend(figure, styles)
+    faint_grid(axes, "x")
+
+
+def _heat(figure: Figure, *, panel: Panel) -> None:
+    axes = figure.subplots()
+    table = np.array([[math.nan if (v := _at(values, k)) is None else v for k in range(len(panel.x))] for values in panel.series.values()])
+    image = axes.imshow(table, aspect="auto", cmap="cividis", interpolation="nearest")
+    bar = figure.colorbar(image, ax=axes, label=short(panel.y_name, 60), location="bottom", aspect=40, fraction=0.12)
+    bar.outline.set_visible(False)
+    axes.set_yticks(range(len(panel.series)), list(names(list(panel.series), TICK)))
+    step = max(1, -(-len(panel.x) // 8))
+    axes.set_xticks(range(0, len(panel.x), step), [short(_tick(panel.x[k]), 10) for k in range(0, len(panel.x), step)])
+    axes.set_xlabel(short(panel.x_name, 60))
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.set_facecolor(LIGHT["soft"])
