@@ -224,3 +224,37 @@ def _watched(*, as_json: bool) -> Iterator[tuple[Console, Interrupt]]:
     except KeyboardInterrupt:
         print("fedstrata: stopped at once; what was checkpointed is kept, call the same command again to go on", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@app.command(cls=Several, context_settings=LOOSE, epilog=settings_help(), short_help="Choose hyper-parameters on validation data, at equal cost.")
+def sweep(
+    ctx: typer.Context,
+    settings: Settings = None,
+    methods: Methods = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B,...", help="Values to try, of a setting (local.lr) or an argument (fedprox.mu); may be repeated."),
+    ] = None,
+    trials: Annotated[str, typer.Option(metavar="N", help="Combinations of every method; auto: as many as the smallest grid has.")] = "auto",
+    seeds: Annotated[list[str] | None, typer.Option(metavar="SEED ...", help="Seeds of every trial; default 0.")] = None,
+    side_by_side: SideBySide = None,
+    as_json: AsJson = False,  # noqa: FBT002  # flags of a command line
+    plain: Plain = False,  # noqa: FBT002
+) -> None:
+    """Try settings of several methods, the same number for each, and choose by clients' validation data; the test is never looked at."""
+    config = _config(settings)
+    from fedstrata.compare.sweep import FILE, Trials  # noqa: PLC0415  # torch would slow every --help down
+
+    asked = Trials.of(
+        methods or (),
+        vary or (),
+        config,
+        trials="auto" if trials == "auto" else _whole("--trials", trials),
+        seeds=(0,) if seeds is None else _seeds(seeds),
+        side_by_side=_whole("--side-by-side", side_by_side),
+        command=_command(ctx),
+    )
+    with _watched(as_json=as_json) as (console, interrupt):
+        swept = asked.conduct(console, plain=plain, stop=interrupt)
+    if as_json:
+        print(json.dumps(json.loads((swept.folder / FILE).read_text(encoding="utf-8")), allow_nan=False))

@@ -2,5 +2,6 @@
 
 from fedstrata.compare.comparison import compare
 from fedstrata.compare.record import read
+from fedstrata.compare.sweep import sweep
 
-__all__ = ["compare", "read"]
+__all__ = ["compare", "read", "sweep"]

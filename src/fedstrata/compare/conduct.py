@@ -174,9 +174,14 @@ def _opening(grid: Grid, shown: Board) -> None:
     for id_ in grid.done:
         shown.mark(id_, "reused")
     asked, facts = grid.asked, grid.facts
-    runs = f"{len(grid.jobs)} runs of {asked.config.rounds} rounds"
-    shown.say(f"{len(asked.rivals)} methods, {len(asked.seeds)} seeds on {facts.name}, {facts.law}: {runs}")
+    runs = f"{_count(len(grid.jobs), 'run')} of {_count(asked.config.rounds, 'round')}"
+    who = f"{_count(len(asked.rivals), 'method')}, {_count(len(asked.seeds), 'seed')}"
+    shown.say(f"{who} on {facts.name}, {facts.law}: {runs}")
     for note in facts.notes:
         shown.say(f"note: {note}")
     if grid.done:
         shown.say(f"{len(grid.done)} of them are in the cache")
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"

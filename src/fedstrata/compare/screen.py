@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 from typing import Any
 
 from fedstrata.compare.conduct import Grid, Works
@@ -61,7 +61,7 @@ def screened(works: Works) -> Screening:
             works.shown.say(f"after round {rung}: dropped {', '.join(gone)}")
         alive = kept[rung]
     works.make(grid.of([*alive, *audited]))
-    final = {label: score for label in (*alive, *audited) if (score := final_score(grid, label)) is not None}
+    final = {label: score for label in (*alive, *audited) if (score := best_score(grid, label)) is not None}
     wrongly = [label for label in audited if label in final and _wrongly(label, kept[dropped[label]], final, asked.baseline)]
     return judged(tuple(kept), dropped, [label for label in audited if label in final], wrongly)
 
@@ -78,34 +78,36 @@ def better_half(scores: Mapping[str, float], baseline: str) -> list[str]:
     """
     if not scores:
         return []
-    bar = sorted(scores.values(), reverse=True)[ceil(len(scores) / 2) - 1]
+    bar = sorted(scores.values(), reverse=True)[math.ceil(len(scores) / 2) - 1]
     return [label for label, score in scores.items() if score >= bar or label == baseline]
 
 
 def audit(gone: Sequence[str], share: float, seed: int, rung: int) -> list[str]:
     """A seeded random part of the dropped: the share, rounded up, so at least one where there is any."""
-    count = ceil(share * len(gone) - 1e-9)
+    count = math.ceil(share * len(gone) - 1e-9)
     return [gone[i] for i in sorted(stream(seed, "audit", rung).permutation(len(gone))[:count].tolist())]
 
 
 def score_at(grid: Grid, label: str, rung: int) -> float:
     """Mean over seeds of the last validation score up to a round; a run whose budget ended it before counts with its last one."""
-    scores = [validation_scores(Result.read(job.folder).rounds, rung)[-1] for job in grid.of([label])]
+    scores = [(validation_scores(Result.read(job.folder).rounds[:rung]) or [-math.inf])[-1] for job in grid.of([label])]
     return sum(scores) / len(scores)
 
 
-def validation_scores(rows: Sequence[Mapping[str, Any]], upto: int | None = None) -> list[float]:
-    """Validation scores of the evaluated rounds among the first ``upto``."""
-    return [row["validation"] for row in rows[:upto] if row.get("validation") is not None]
+def validation_scores(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Scores on clients' validation data in the rounds that were evaluated, larger is better; a score that was not finite is left out."""
+    return [row["validation"] for row in rows if row.get("validation") is not None]
 
 
-def final_score(grid: Grid, label: str) -> float | None:
-    """Mean over seeds of the headline: accuracy in the round that validation data chose; None where a run is missing."""
+def best_score(grid: Grid, label: str) -> float | None:
+    """Mean over seeds of the best validation score of the whole run; None where a run is missing.
+
+    It is the score that chooses a run's round, so choices are judged by what they were made by, and the test is not looked at.
+    """
     ids = [job.id for job in grid.of([label])]
     if any(id_ not in grid.done for id_ in ids):
         return None
-    scores = [Result.read(grid.jobs[id_].folder).summary["accuracy"]["selected"] for id_ in ids]
-    return None if any(score is None for score in scores) else sum(scores) / len(scores)
+    return sum(max(validation_scores(Result.read(grid.jobs[id_].folder).rounds), default=-math.inf) for id_ in ids) / len(ids)
 
 
 def _wrongly(label: str, kept: Sequence[str], final: Mapping[str, float], baseline: str) -> bool:

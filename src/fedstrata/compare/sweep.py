@@ -1,0 +1,344 @@
+"""Hyper-parameters, chosen on clients' validation data only, at the same number of trials for every method."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from fedstrata.calls import Call, parse_calls
+from fedstrata.compare.conduct import Works, works
+from fedstrata.compare.contest import Contest, Observers, contest
+from fedstrata.compare.grid import OWN, Rival, rivals
+from fedstrata.compare.screen import best_score
+from fedstrata.compose import name_of
+from fedstrata.config import KEYS, Config
+from fedstrata.errors import ConfigError, MethodError
+from fedstrata.folder import as_json
+from fedstrata.keys import suggestion
+from fedstrata.report.units import number
+from fedstrata.state.disk import write_file
+from fedstrata.streams import stream
+
+FILE = "sweep.json"
+ROWS = "sweep.csv"
+
+
+@dataclass(frozen=True)
+class Vary:
+    """One thing to try: a setting (``local.lr``) of all methods, or an argument (``fedprox.mu``) of those that have the piece."""
+
+    key: str
+    values: tuple[str, ...]
+
+    @property
+    def setting(self) -> bool:
+        """Whether it is a setting of the configuration."""
+        return self.key in KEYS
+
+    def meant_for(self, rival: Rival) -> bool:
+        """Whether it changes this method."""
+        return self.setting or any(name_of(piece) == self.key.partition(".")[0] for piece in rival.method.pieces)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One combination.
+
+    Attributes:
+        method: with its settings, as written after ``--methods``.
+        values: by varied key.
+        score: mean over seeds of the best validation score over the evaluated rounds, larger is better; None where it failed.
+        why: it failed.
+    """
+
+    method: str
+    values: Mapping[str, str]
+    score: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """All trials of one method, in the order drawn, and the best of them (None where all failed)."""
+
+    method: str
+    size: int
+    trials: tuple[Trial, ...]
+
+    @property
+    def chosen(self) -> Trial | None:
+        """The best; the first of equals."""
+        scored = [trial for trial in self.trials if trial.score is not None]
+        return max(scored, key=lambda trial: trial.score if trial.score is not None else -math.inf) if scored else None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep came to.
+
+    Attributes:
+        methods: in the order given.
+        trials: of every method.
+        seeds: of every trial.
+        command: that compares the chosen ones.
+        folder: where sweep.json and sweep.csv are.
+    """
+
+    methods: tuple[Swept, ...]
+    trials: int
+    seeds: tuple[int, ...]
+    command: str
+    folder: Path
+
+
+def sweep(
+    methods: Sequence[str],
+    vary: Sequence[str],
+    *,
+    trials: int | Literal["auto"] = "auto",
+    seeds: Sequence[int] = (0,),
+    side_by_side: int | None = None,
+    console: Console | None = None,
+    observers: Observers = (),
+    **settings: object,
+) -> Sweep:
+    """Choose settings for every method by its score on clients' validation data; the test is never looked at.
+
+    Args:
+        methods: texts, as for :func:`fedstrata.compare.compare`.
+        vary: ``"local.lr=0.01,0.03,0.1"`` for all methods, ``"fedprox.mu=0.001,0.01"`` for those with that piece.
+        trials: combinations of every method, drawn from its own grid without replacement; auto is the size of the smallest grid.
+        seeds: of every trial.
+        side_by_side: as for :func:`fedstrata.compare.compare`.
+        console: likewise.
+        observers: likewise.
+        settings: of all runs.
+    Raises:
+        FedstrataError: what cannot be meant, before anything is trained; or every single run failed.
+        Halted: it was asked to stop.
+    """
+    asked = Trials.of(methods, vary, Config(**settings), trials=trials, seeds=seeds, side_by_side=side_by_side)
+    return asked.conduct(console or Console(quiet=True), observers=observers)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """A sweep that was asked for: every method with its trials, and the contest of all of them."""
+
+    methods: tuple[Rival, ...]
+    varied: tuple[Vary, ...]
+    drawn: Mapping[str, tuple[Mapping[str, str], ...]]
+    sizes: Mapping[str, int]
+    contest: Contest
+
+    @classmethod
+    def of(
+        cls,
+        methods: Sequence[str],
+        vary: Sequence[str],
+        config: Config,
+        *,
+        trials: int | Literal["auto"] = "auto",
+        seeds: Sequence[int] = (0,),
+        side_by_side: int | None = None,
+        command: str | None = None,
+    ) -> Trials:
+        """Read what was asked for and draw the trials.
+
+        Raises:
+            ConfigError: what cannot be meant, in one sentence.
+        """
+        if not config.validation:
+            raise ConfigError(
+                "a sweep chooses by clients' validation data, and validation is 0; set validation=0.2, so that the test is not used to choose."
+            )
+        for method in methods:
+            if not isinstance(method, str):
+                raise ConfigError(
+                    f"a sweep writes settings into the text of a method, and {method!r} is an object; give its name, or compare pieces."
+                )
+        found, varied = rivals(methods, config), _varied(vary)
+        _check_meant(varied, found)
+        grids = {rival.entry.label: [v for v in varied if v.meant_for(rival)] for rival in found}
+        sizes = {label: math.prod(len(v.values) for v in grid) for label, grid in grids.items()}
+        count = _count(trials, sizes)
+        drawn = {label: _draw(grid, count, label) for label, grid in grids.items()}
+        texts = [text_with(rival, values) for rival in found for values in drawn[rival.entry.label]]
+        asked = contest(texts, config, seeds=seeds, side_by_side=side_by_side, command=command)
+        return cls(found, varied, drawn, sizes, replace(asked, verb="sweep"))
+
+    def conduct(self, console: Console, *, plain: bool = False, stop: Callable[[], bool] = lambda: False, observers: Observers = ()) -> Sweep:
+        """Make all runs, choose, and write sweep.json and sweep.csv.
+
+        Raises:
+            FedstrataError: every single run failed.
+            Halted: ``stop`` said so.
+        """
+        with works(self.contest, console, plain=plain, stop=stop, observers=observers) as making:
+            making.make(list(making.grid.jobs.values()))
+            making.grid.write("finished")
+            if not making.grid.done:
+                raise MethodError(f"all {len(making.grid.failures)} runs failed; the first: {next(iter(making.grid.failures.values()))}")
+            swept = self._judged(making)
+        write(swept, self.varied)
+        console.print(table(swept, self.varied))
+        console.print(f"chosen on validation data, {swept.trials} trials a method, seeds {' '.join(map(str, swept.seeds))}; compare them with:")
+        console.print(swept.command, soft_wrap=True)
+        return swept
+
+    def _judged(self, making: Works) -> Sweep:
+        grid = making.grid
+        labels = iter([rival.entry.label for rival in self.contest.rivals])
+        found = []
+        for rival in self.methods:
+            label = rival.entry.label
+            trials = []
+            for values in self.drawn[label]:
+                own = next(labels)
+                score = best_score(grid, own)
+                why = next((text for (failed, _), text in grid.failures.items() if failed == own), "" if score is not None else "a run is missing")
+                score = score if score is not None and math.isfinite(score) else None
+                trials.append(Trial(text_with(rival, values), dict(values), score, why or ("" if score is not None else "no finite score")))
+            found.append(Swept(rival.entry.method, self.sizes[label], tuple(trials)))
+        count = len(self.drawn[self.methods[0].entry.label])
+        return Sweep(tuple(found), count, self.contest.seeds, self._command(found), self.contest.folder)
+
+    def _command(self, found: Sequence[Swept]) -> str:
+        flat = self.contest.config.flat()
+        said = [f"{k}={'none' if v is None else v}" for k, v in flat.items() if v != KEYS[k].default and k not in ("method", "seed", "name")]
+        return shlex.join(["fedstrata", "compare", *said, "--methods", *(one.chosen.method for one in found if one.chosen is not None)])
+
+
+# ---- what is varied -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _varied(texts: Sequence[str]) -> tuple[Vary, ...]:
+    found: list[Vary] = []
+    for text in texts:
+        key, equals, rest = text.partition("=")
+        key, values = key.strip(), tuple(value.strip() for value in _split(rest))
+        if not equals or not key or not all(values):
+            raise ConfigError(f"{text!r} is not key=value,value,...; write --vary local.lr=0.01,0.03,0.1 or --vary fedprox.mu=0.01,0.1.")
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{text!r} has a value twice; a trial that is made twice is no second trial.")
+        if key in [v.key for v in found]:
+            raise ConfigError(f"{key} is varied twice; write all its values after one --vary.")
+        found.append(Vary(key, values))
+    if not found:
+        raise ConfigError('there is nothing to vary; say what to try: --vary "local.lr=0.01,0.03,0.1".')
+    return tuple(found)
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside brackets."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c in "([") - (c in ")]")
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts
+
+
+def _check_meant(varied: Sequence[Vary], found: Sequence[Rival]) -> None:
+    for vary in varied:
+        if vary.setting:
+            if vary.key not in OWN:
+                raise ConfigError(
+                    f"{vary.key} must be the same for all methods, or their runs are no pairs; it cannot be varied. These can: {', '.join(OWN)}."
+                )
+            for value in vary.values:
+                KEYS[vary.key].read(value)
+            if taken := [r.entry.label for r in found if vary.key in r.entry.settings]:
+                raise ConfigError(f"{vary.key} is varied, and {taken[0]!r} has one of its own; leave it out of one of the two.")
+        elif not any(vary.meant_for(rival) for rival in found):
+            names = [f"{name_of(p)}.{f.name}" for r in found for p in r.method.pieces for f in fields(p)]
+            raise ConfigError(f"{vary.key} is neither a setting nor an argument of one of the methods.{suggestion(vary.key, [*OWN, *names])}")
+
+
+def _count(trials: int | Literal["auto"], sizes: Mapping[str, int]) -> int:
+    """Trials of every method: equal, or the method with more of them would be favoured."""
+    smallest = min(sizes, key=lambda label: sizes[label])
+    if trials == "auto":
+        return sizes[smallest]
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise ConfigError(f"trials is {trials!r}; it is a number of at least 1, or auto.")
+    if trials > sizes[smallest]:
+        raise ConfigError(
+            f"trials is {trials}, but {smallest!r} has {sizes[smallest]} combinations, and every method gets the same number; "
+            f"use --trials {sizes[smallest]}, or vary more of it."
+        )
+    return trials
+
+
+def _draw(grid: Sequence[Vary], count: int, label: str) -> tuple[Mapping[str, str], ...]:
+    """``count`` combinations without replacement, the same in every call."""
+    places = list(itertools.product(*(v.values for v in grid)))
+    chosen = sorted(stream(0, "sweep", label).permutation(len(places))[:count].tolist())
+    return tuple({v.key: value for v, value in zip(grid, places[place], strict=True)} for place in chosen)
+
+
+def text_with(rival: Rival, values: Mapping[str, str]) -> str:
+    """The method with these values written into it."""
+    calls = [_call_with(call, rival, values) for call in parse_calls(rival.entry.method)]
+    own = {k: "none" if v is None else str(v) for k, v in rival.entry.settings.items()} | {k: v for k, v in values.items() if k in KEYS}
+    return " + ".join(calls) + (" | " + " ".join(f"{key}={value}" for key, value in own.items()) if own else "")
+
+
+def _call_with(call: Call, rival: Rival, values: Mapping[str, str]) -> str:
+    piece = next((p for p in rival.method.pieces if name_of(p) == call.name), None)
+    if piece is None:
+        return call.name
+    names = [f.name for f in fields(piece)]
+    given = {**dict(zip(names, call.positional, strict=False)), **call.named}
+    shown = {name: str(Call("x", (value,), {}))[2:-1] for name, value in given.items()}
+    shown |= {key.partition(".")[2]: value for key, value in values.items() if key not in KEYS and key.partition(".")[0] == call.name}
+    return f"{call.name}({', '.join(f'{k}={v}' for k, v in shown.items())})" if shown else call.name
+
+
+# ---- what it came to ------------------------------------------------------------------------------------------------------------------------------
+
+
+def write(swept: Sweep, varied: Sequence[Vary]) -> None:
+    """sweep.json and sweep.csv, a row a trial."""
+    record = {
+        "trials": swept.trials,
+        "seeds": list(swept.seeds),
+        "varied": {v.key: list(v.values) for v in varied},
+        "command": swept.command,
+        "methods": [asdict(one) | {"chosen": None if one.chosen is None else one.chosen.method} for one in swept.methods],
+    }
+    write_file(swept.folder / FILE, [as_json(record)], "sweep")
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    keys = [v.key for v in varied]
+    out.writerow(["method", *keys, "validation", "chosen", "failed"])
+    for one in swept.methods:
+        for trial in one.trials:
+            score = "" if trial.score is None else trial.score
+            out.writerow([one.method, *(trial.values.get(key, "") for key in keys), score, int(trial is one.chosen), trial.why])
+    write_file(swept.folder / ROWS, [text.getvalue().encode()], "sweep")
+
+
+def table(swept: Sweep, varied: Sequence[Vary]) -> Table:
+    """A row a trial, the chosen one marked."""
+    shown = Table(title=f"{swept.trials} trials a method, seeds {' '.join(map(str, swept.seeds))}; scores on validation data", title_justify="left")
+    for name in ("method", *(v.key for v in varied), "validation", ""):
+        shown.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
+    for one in swept.methods:
+        for trial in one.trials:
+            mark = "chosen" if trial is one.chosen else "failed" if trial.score is None else ""
+            shown.add_row(one.method, *(trial.values.get(v.key, "") for v in varied), number(trial.score), mark)
+        shown.add_section()
+    return shown
