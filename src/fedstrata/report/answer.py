@@ -91,12 +91,17 @@ def _others(others: Sequence[Line], score: str, base: str, *, quiet: bool = Fals
     """Who else is shown to differ; ``quiet``: nothing where nobody is."""
     told = []
     for verdict in ("better", "worse"):
-        named = [line.label for line in others if _verdict(line, score) == verdict]
+        named = [_called(line, score) for line in others if _verdict(line, score) == verdict]
         if named:
             told.append(f"{_named(named, len(others), quiet=quiet)} {'is' if len(named) == 1 else 'are'} shown to be {verdict} than {base}")
     if told or quiet:
         return "; ".join(told)
     return f"no other method is shown to differ from {base}"
+
+
+def _called(line: Line, score: str) -> str:
+    """A label, with a warning where the score is that of a model that nobody uses."""
+    return f"{line.label} (whose shared model nobody uses)" if line.unused and not score.startswith("personal") else line.label
 
 
 def _named(labels: Sequence[str], of: int, *, quiet: bool) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from fedstrata.data.facts import Facts
 from fedstrata.report.result import Result
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from fedstrata.report.figures import Picture
+    from fedstrata.report.records import Findings
 
 
 @dataclass(frozen=True)
@@ -96,3 +102,54 @@ class Comparison:
     def runs(self, label: str) -> list[Result]:
         """The finished runs of one competitor, by seed."""
         return [self.results[label, seed] for seed in self.seeds if (label, seed) in self.results]
+
+    def findings(self, target: float | None = None) -> Findings:
+        """Means, paired differences, fronts, flags and the answer; see :func:`fedstrata.report.findings.findings`."""
+        from fedstrata.report.findings import findings  # noqa: PLC0415  # it knows comparisons
+
+        return findings(self, target)
+
+    @overload
+    def plot(self) -> Picture: ...
+    @overload
+    def plot(self, path: str | Path) -> Path: ...
+    def plot(self, path: str | Path | None = None) -> Path | Picture:
+        """Draw the headline scores against rounds, a line a method: mean over seeds, with a band of one standard deviation.
+
+        Args:
+            path: of a PNG, SVG or PDF file; none gives a matplotlib figure, which a notebook shows.
+        """
+        from fedstrata.report.plots import means  # noqa: PLC0415  # matplotlib is only loaded by those who draw
+
+        picture = means(self, self.findings())
+        return picture if path is None else picture.write(Path(path))
+
+    def to_pandas(self, what: str = "runs") -> DataFrame:
+        """A table as a DataFrame; the columns are those of :mod:`fedstrata.report.export`.
+
+        Args:
+            what: "runs" (a row a finished run), "rounds", "clients", "findings" (a row a method) or "differences".
+        Raises:
+            ConfigError: another word.
+            FedstrataError: pandas is not installed.
+        """
+        from fedstrata.report import frames  # noqa: PLC0415  # frames know comparisons
+
+        choices: dict[str, Callable[[], Sequence[Mapping[str, Any]]]] = {
+            "runs": lambda: frames.runs(self),
+            "rounds": lambda: frames.rounds(self),
+            "clients": lambda: frames.clients(self),
+            "findings": lambda: frames.findings_rows(self.findings()),
+            "differences": lambda: frames.difference_rows(self.findings()),
+        }
+        return frames.frame(frames.picked(what, choices)())
+
+    def __str__(self) -> str:
+        from fedstrata.report.tables import comparison_text  # noqa: PLC0415  # tables know comparisons
+
+        return comparison_text(self.findings())
+
+    def _repr_html_(self) -> str:
+        from fedstrata.report.markup import comparison_html  # noqa: PLC0415  # only notebooks ask
+
+        return comparison_html(self, self.findings())

@@ -6,7 +6,7 @@ table.csv, a row a method
     the same for each cost: bytes_up, bytes_down, bytes (payload), flops, seconds, eval_seconds, rounds;
     for each headline score SCORE_target, SCORE_target_seeds (how many reached it), and SCORE_target_rounds, _bytes, _flops, _seconds (means over
     these), SCORE_front_bytes and SCORE_front_flops (on the Pareto front);
-    stability_std, stability_drop, stability_personal_std, stability_personal_drop; clients_worst10, clients_spread, clients_clients (how many).
+    stability_std, stability_drop, stability_personal_std, stability_personal_drop; clients_worst10, clients_spread, clients_n (scores).
 differences.csv, a row a method, headline score and other method
     label, score, kind ("baseline" or "rival", the best other method), against, n (seeds in common), mean, low, high (95 %), p, corrected,
     verdict, note.

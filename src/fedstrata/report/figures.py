@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,20 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STROKES = ("-", "--", ":", "-.")
 
 
+class Picture(Figure):
+    """A figure that a notebook shows by itself: without pyplot, nobody else would draw it."""
+
+    def _repr_png_(self) -> bytes:
+        FigureCanvasAgg(self)
+        data = io.BytesIO()
+        self.savefig(data, format="png", dpi=110, metadata={"Software": None})
+        return data.getvalue()
+
+    def write(self, path: Path) -> Path:
+        """Draw into a PNG, SVG or PDF file, by its suffix."""
+        return _save(self, path)
+
+
 def curve(results: Sequence[Result], path: Path) -> Path:
     """Test score and training loss against rounds, a line a run.
 
@@ -30,7 +45,12 @@ def curve(results: Sequence[Result], path: Path) -> Path:
         results: at least one.
         path: PNG, SVG or PDF by its suffix.
     """
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    return curve_picture(results).write(path)
+
+
+def curve_picture(results: Sequence[Result]) -> Picture:
+    """The same as a figure."""
+    figure = Picture(figsize=(9, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     score = _score(results)
     names = short_names([result.name for result in results])
@@ -50,7 +70,7 @@ def curve(results: Sequence[Result], path: Path) -> Path:
         axes.grid(visible=True, alpha=0.3)
     if len(left.lines) > 1:
         left.legend(fontsize="small")
-    return _save(figure, path)
+    return figure
 
 
 def _score(results: Sequence[Result]) -> str:

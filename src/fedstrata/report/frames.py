@@ -134,7 +134,8 @@ def _line(line: Line, findings: Findings) -> Row:
     for score, front in line.fronts.items():
         row |= {f"{score}_front_{cost}": cost in front for cost in ("bytes", "flops")}
     row |= {f"stability_{name}": value for name, value in line.stability.items()}
-    return row | {f"clients_{name}": line.fairness[name] for name in ("worst10", "spread", "clients") if name in line.fairness}
+    kept = {"worst10": "worst10", "spread": "spread", "clients": "n"}
+    return row | {f"clients_{column}": line.fairness[name] for name, column in kept.items() if name in line.fairness}
 
 
 def _spread(name: str, spread: Spread) -> Row:

@@ -31,6 +31,28 @@ def progress(console: Console, *, plain: bool = False) -> Iterator[Observer]:
         bar.close()
 
 
+@contextmanager
+def shown(wanted: bool | None = None) -> Iterator[tuple[Observer, ...]]:  # noqa: FBT001  # what users give as progress=
+    """Observers that show a run which was started from Python.
+
+    Args:
+        wanted: None shows it in a notebook and nowhere else; True also elsewhere, on stderr; False shows nothing.
+    """
+    from fedstrata.report.notebook import Cell, in_notebook  # noqa: PLC0415  # it stands on this module
+
+    if wanted is False or (wanted is None and not in_notebook()):
+        yield ()
+    elif in_notebook():
+        cell = Cell()
+        try:
+            yield (cell,)
+        finally:
+            cell.close()
+    else:
+        with progress(Console(stderr=True, markup=False, highlight=False)) as observer:
+            yield (observer,)
+
+
 class Lines:
     """One line for each evaluated round."""
 

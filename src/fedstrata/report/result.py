@@ -7,13 +7,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from fedstrata.errors import StateError
 from fedstrata.params import Params
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from fedstrata.data.federation import Federation
+    from fedstrata.report.figures import Picture
 
 Scores: TypeAlias = Mapping[str, float | None]
 
@@ -64,11 +67,39 @@ class Result:
         """What tables and legends call this run."""
         return self.folder.name if self.folder else str(self.summary.get("method", "run"))
 
-    def plot(self, path: str | Path) -> Path:
-        """Draw accuracy and loss against rounds into a PNG, SVG or PDF file."""
-        from fedstrata.report.figures import curve  # noqa: PLC0415  # matplotlib is only loaded by those who draw
+    @overload
+    def plot(self) -> Picture: ...
+    @overload
+    def plot(self, path: str | Path) -> Path: ...
+    def plot(self, path: str | Path | None = None) -> Path | Picture:
+        """Draw accuracy and loss against rounds.
 
-        return curve([self], Path(path))
+        Args:
+            path: of a PNG, SVG or PDF file; none gives a matplotlib figure, which a notebook shows.
+        """
+        from fedstrata.report.figures import curve_picture  # noqa: PLC0415  # matplotlib is only loaded by those who draw
+
+        picture = curve_picture([self])
+        return picture if path is None else picture.write(Path(path))
+
+    def to_pandas(self, what: str = "rounds") -> DataFrame:
+        """The rounds as a DataFrame, a row a round, nested metrics as columns with a dot; or the clients' last scores.
+
+        Args:
+            what: "rounds" (``round`` counts from 0, as in rounds.jsonl) or "clients".
+        Raises:
+            ConfigError: another word.
+            FedstrataError: pandas is not installed.
+        """
+        from fedstrata.report.frames import clients_of, frame, picked, rounds_of  # noqa: PLC0415  # frames know results
+
+        rows = picked(what, {"rounds": rounds_of, "clients": clients_of})
+        return frame(rows(self))
+
+    def _repr_html_(self) -> str:
+        from fedstrata.report.markup import result_html  # noqa: PLC0415  # only notebooks ask
+
+        return result_html(self)
 
 
 def manifest(folder: Path) -> dict[str, Any]:

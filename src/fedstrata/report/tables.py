@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -36,19 +38,21 @@ ACCURACY: Mapping[str, str] = {
 
 def result_table(result: Result) -> Table:
     """The end of a run: one line a fact; what a task does not have is left out."""
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, title=_title(result.summary), title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, title=title_of_run(result.summary), title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _facts(result):
+    for name, value in facts_of_run(result):
         table.add_row(name, value)
     return table
 
 
-def _title(summary: Mapping[str, Any]) -> str:
+def title_of_run(summary: Mapping[str, Any]) -> str:
+    """Method, seed and rounds."""
     return f"{summary.get('method', '')}, seed {summary.get('seed', '-')}, {summary.get('rounds', '-')} rounds"
 
 
-def _facts(result: Result) -> Iterable[tuple[str, str]]:
+def facts_of_run(result: Result) -> Iterable[tuple[str, str]]:
+    """Names and values of what a run came to."""
     summary = result.summary
     accuracy = summary.get("accuracy") or {}
     for key, name in ACCURACY.items():
@@ -180,6 +184,18 @@ def comparison_table(findings: Findings) -> Table:
 def flag_lines(findings: Findings) -> list[str]:
     """What must be known before the table is believed, a line each."""
     return [f"! {flag.text}" for flag in findings.flags]
+
+
+def comparison_text(findings: Findings, width: int = 120) -> str:
+    """The answer, the table and the flags as plain text."""
+    console = Console(  # force_jupyter: in a notebook rich would show it instead of writing it
+        width=width, file=io.StringIO(), record=True, markup=False, highlight=False, color_system=None, force_jupyter=False
+    )
+    console.print(findings.answer)
+    console.print(comparison_table(findings))
+    for line in flag_lines(findings):
+        console.print(line)
+    return console.export_text().rstrip()
 
 
 def _heading(findings: Findings) -> str:
