@@ -82,10 +82,9 @@ def _draw(figure: Figure, *, scene: Scene, key: str, axis: str, curves: Mapping[
     for score_key, target in scene.findings.targets.items():
         if score_key.startswith("personal") == (key == "personal") and key not in ("loss", "validation"):
             level(axes, target, "target")
-    axes.set_xlabel(AXES[axis])
     axes.set_ylabel(what)
-    amounts(axes.xaxis, axis)
     axes.margins(x=0.02)
+    amounts(axes.xaxis, axis, AXES[axis])
     faint_grid(axes)
 
 

@@ -19,6 +19,7 @@ class Cell:
         tone: "good", "bad", "muted", "best" or nothing.
         series: place of the method that a row's head speaks of; it gets the method's stroke beside it.
         words: whether the cell holds words rather than a number.
+        under: a second line, smaller.
     """
 
     text: str
@@ -27,6 +28,7 @@ class Cell:
     tone: str = ""
     series: int | None = None
     words: bool = False
+    under: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +12,16 @@ from typing import Any, Literal, cast
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from fedstrata.report.files import atomic
 from fedstrata.report.page.grid import Grid
 from fedstrata.report.page.look import LIGHT, Stroke
-from fedstrata.report.page.words import cost
 
 WIDTH, HEIGHT = 5.0, 3.4  # inches at 72 points: small enough that letters stay legible on a telephone
 DPI = 150
@@ -155,11 +155,24 @@ def line(axes: Axes, place: int, stroke: Stroke, x: Sequence[float], y: Sequence
     )
 
 
-def amounts(axis: Any, kind: str, most: int = 5) -> None:
-    """Ticks in the units of a cost, or whole rounds."""
-    axis.set_major_locator(MaxNLocator(most, integer=kind == "rounds"))
-    if kind != "rounds":
-        axis.set_major_formatter(FuncFormatter(lambda value, _: cost(kind, value) if value else "0"))
+UNITS: Mapping[str, Sequence[tuple[float, str]]] = {
+    "bytes": tuple((1000.0**k, unit) for k, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))),
+    "flops": tuple((1000.0**k, unit) for k, unit in enumerate(("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))),
+    "seconds": ((1.0, "s"), (60.0, "min"), (3600.0, "h")),
+}
+
+
+def amounts(axis: Axis, kind: str, label: str, most: int = 5) -> None:
+    """Ticks and label of an axis of costs, in the largest unit that its end has at least two of; or of whole rounds."""
+    axis.set_label_text(label)
+    if kind not in UNITS:
+        axis.set_major_locator(MaxNLocator(most, integer=kind == "rounds"))
+        return
+    low, high = axis.get_view_interval()
+    factor, unit = max(((f, u) for f, u in UNITS[kind] if high >= 2 * f), default=UNITS[kind][0])
+    ticks = [t for t in MaxNLocator(most).tick_values(low / factor, high / factor) if low / factor <= t <= high / factor]
+    axis.set_ticks([t * factor for t in ticks], [f"{t:g}" for t in ticks])
+    axis.set_label_text(f"{label}, {unit}" if label else unit)
 
 
 def faint_grid(axes: Axes, which: Literal["x", "y"] = "y") -> None:

@@ -120,7 +120,7 @@ def _lines(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: M
     if words:
         axes.set_xticks(across, [short(x, 14) for x in panel.x])
     else:
-        amounts(axes.xaxis, "rounds" if panel.x_name == "round" else "")
+        amounts(axes.xaxis, "rounds" if panel.x_name == "round" else "", short(panel.x_name, 60))
     if any(place >= APART for place in places.values()):
         _own_legend(figure, styles)
     axes.set_xlabel(short(panel.x_name, 60))

@@ -69,14 +69,13 @@ def _draw_partition(figure: Figure, *, facts: Facts) -> None:
         for side in upper.spines.values():
             side.set_visible(False)
     lower.bar(range(shown), facts.sizes, color=LIGHT["c1"], width=0.82)
-    lower.set_ylabel("samples")
     lower.set_xlabel("client" if shown == facts.clients else f"client ({shown} of {facts.clients:,}, evenly spaced)")
     step = -(-shown // (10 if any(len(name) > 4 for name in facts.names) else 20))
     lower.set_xticks(range(0, shown, step), [short(facts.names[k], 9) if facts.names else str(facts.shown[k]) for k in range(0, shown, step)])
     if facts.names and any(len(name) > 4 for name in facts.names):
         lower.tick_params(axis="x", labelrotation=40)
     lower.set_xlim(-0.6, shown - 0.4)
-    amounts(lower.yaxis, "rounds", 3)
+    amounts(lower.yaxis, "rounds", "samples", 3)
     faint_grid(lower)
 
 

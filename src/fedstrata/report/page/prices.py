@@ -37,8 +37,8 @@ def fronts(scene: Scene) -> list[Picture]:
 def _front(scene: Scene, kind: str, key: str) -> Picture | None:
     points = {}
     for place in range(len(scene.labels)):
-        price, value = scene.cost(place, kind), scene.score(place, key)
-        if price is not None and value is not None:
+        price, value, line = scene.cost(place, kind), scene.score(place, key), scene.lines[place]
+        if price is not None and value is not None and not (line is not None and line.unused and not key.startswith("personal")):
             points[place] = (price.mean, value.mean)
     if len(points) < 2:
         return None
@@ -61,9 +61,15 @@ def _front(scene: Scene, kind: str, key: str) -> Picture | None:
         alt=f"{title}; no method is both better and cheaper than these: {listed(said)}." if said else f"{title}, {len(points)} methods.",
         draw=partial(_draw_front, scene=scene, kind=kind, key=key, points=points, on=on),
         table=Grid(title, heads, rows),
-        note="Filled, on the line: no other method is better and cheaper. Hollow: some other method is.",
+        note=_front_note(scene, key),
         key=tuple(points),
     )
+
+
+def _front_note(scene: Scene, key: str) -> str:
+    out = [scene.names[place] for place, line in enumerate(scene.lines) if line is not None and line.unused]
+    note = "Filled, on the line: no other method is better and cheaper. Hollow: some other method is."
+    return note if key.startswith("personal") or not out else f"{note} Left out, as nobody uses the shared model: {listed(out)}."
 
 
 def _draw_front(figure: Figure, *, scene: Scene, kind: str, key: str, points: Mapping[int, tuple[float, float]], on: Sequence[int]) -> None:
@@ -81,9 +87,8 @@ def _draw_front(figure: Figure, *, scene: Scene, kind: str, key: str, points: Ma
     axes.margins(x=0.16, y=0.16)
     if len(points) <= DIRECT:
         _direct(axes, scene, points)
-    axes.set_xlabel(PRICES[kind])
     axes.set_ylabel("accuracy" if scene.classes else head(key))
-    amounts(axes.xaxis, kind)
+    amounts(axes.xaxis, kind, PRICES[kind])
     faint_grid(axes)
 
 
@@ -247,7 +252,7 @@ def _draw_costs(figure: Figure, *, scene: Scene, kind: str, rows: Mapping[int, S
         axes.annotate(cost(kind, start), (start, at), xytext=(5, 0), textcoords="offset points", va="center", fontsize=10)
     rows_axis(axes, scene, list(rows))
     axes.set_xlim(0, widest * 1.2)
-    amounts(axes.xaxis, kind, 4)
+    amounts(axes.xaxis, kind, "", 4)
     faint_grid(axes, "x")
 
 

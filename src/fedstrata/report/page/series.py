@@ -10,7 +10,7 @@ from typing import Any
 
 from fedstrata.report.result import Result
 
-POINTS = 120  # of a line; more cannot be seen in a picture of this width
+POINTS = 100  # of a line; more cannot be seen in a picture of this width
 AXES = {"rounds": "round", "bytes": "bytes sent, up and down", "flops": "clients' training", "seconds": "training time"}
 
 

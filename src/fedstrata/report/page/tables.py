@@ -104,10 +104,8 @@ def _difference(scene: Scene, place: int, key: str) -> list[Cell]:
 
 def interval(found: Difference) -> Cell:
     """A difference with its 95 % interval."""
-    told = signed(found.mean)
-    if found.low is not None:
-        told += f" [{signed(found.low)}, {signed(found.high)}]"
-    return grid.figure(told, found.mean)
+    under = "" if found.low is None else f"[{signed(found.low)}, {signed(found.high)}]"
+    return Cell(signed(found.mean), found.mean, under=under)
 
 
 # ---- further tables -------------------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _FONT = re.compile(r"(font-family|font-style|font-variant|font-stretch):[^;]*;?\s*")
 _FONT_SHORT = re.compile(r"font:\s*([\d.]+)px\s+[^;]*")
+_CURVED = re.compile(r"[CQSTAHV]")
 _SERIES = re.compile(r"series-(\d+)(-\w+)?(_\d+)?")
 
 
@@ -98,5 +99,7 @@ def _style(text: str, name: str) -> str:
 
 
 def _rounded(text: str, digits: int) -> str:
-    """Numbers with as many digits as a screen can show."""
+    """Numbers with as many digits as a screen can show; a path of lines alone says so once."""
+    if text.startswith("M") and not _CURVED.search(text):
+        text = text.replace(" L ", " ").replace("\nL ", " ")
     return " ".join(_NUMBER.sub(lambda hit: f"{round(float(hit[0]), digits) + 0.0:.{digits}f}".rstrip("0").rstrip("."), text).split())
