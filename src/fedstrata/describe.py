@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from fedstrata.build import assemble
+from fedstrata.build import Parts, assemble
 from fedstrata.config import Config
 from fedstrata.errors import ConfigError
 from fedstrata.kit import FlopCounter, Kit
@@ -19,10 +19,11 @@ from fedstrata.ledger import codecs_of
 from fedstrata.net import Batch
 from fedstrata.optim import Optimizer
 from fedstrata.params import Params
-from fedstrata.round import Session, why_not
+from fedstrata.round import Session, Work, why_not
 from fedstrata.server import Server, Turn, plan_round
 from fedstrata.states import State, flatten_state
 from fedstrata.wire import messages
+from fedstrata.wire.frame import Size
 
 WIDTH = 8  # samples of the probing batch, or the client's own where it has fewer
 
@@ -90,13 +91,8 @@ def describe(config: Config) -> Description:
         ConfigError: no client has samples to measure on.
     """
     parts = assemble(config)
-    kit = parts.make()
-    server = Server.start(parts.method, parts.setup)
-    turn = plan_round(server, parts.method, parts.setup, config.bn, parts.lr(0), lambda *_: None, lambda _: None)
-    session = _session(kit, turn)
-    loss, steps = session.train(session.begin())
-    reply = session.reply(session.end(), loss, steps)
-    down, up = messages.weigh_down(session.work), messages.weigh_up(reply, codecs_of(kit, session.work.plan))
+    tried = trial(parts)
+    kit, session = tried.kit, tried.session
     batch = next(session.batches("describe"))
     batch = Batch(batch.x[:WIDTH], batch.y[:WIDTH])
     layout = parts.setup.layout
@@ -108,16 +104,58 @@ def describe(config: Config) -> Description:
         parameters=parts.parameters,
         statistics=layout.statistics.total,
         layers=layers,
-        server_state=sum(_bytes(s) for s in server.slots.values()),
-        client_state=sum(t.numel() * t.element_size() for t in reply.row.values()),
-        bytes_down=down.payload,
-        bytes_up=up.payload,
-        framing_down=down.framing,
-        framing_up=up.framing,
-        flops_step={purpose.partition(":")[0]: flops for purpose, flops in session.kit.costs.items()},
+        server_state=sum(_bytes(s) for s in tried.server.slots.values()),
+        client_state=tried.row,
+        bytes_down=tried.down.payload,
+        bytes_up=tried.up.payload,
+        framing_down=tried.down.framing,
+        framing_up=tried.up.framing,
+        flops_step=tried.flops,
         memory=cost(kit, batch, layout.parameters)[1],
         probe=f"client {session.work.client}, {len(batch.y)} samples, memory scaled to local.batch={config.local.batch}",
     )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One client's first round, on one batch, weighed.
+
+    Attributes:
+        kit: a worker; server: before round 0; session: of the client, after its turn.
+        down, up: what crossed the boundary.
+        row: bytes that the client keeps.
+        flops: of a sample, by purpose.
+    """
+
+    kit: Kit
+    server: Server
+    session: Session
+    down: Size
+    up: Size
+    row: int
+    flops: Mapping[str, float]
+
+    @property
+    def work(self) -> Work:
+        """What the client was asked to do."""
+        return self.session.work
+
+
+def trial(parts: Parts) -> Trial:
+    """Have the first client of round 0 that can train do so on one batch; nothing is kept.
+
+    Raises:
+        ConfigError: no client of round 0 has samples.
+    """
+    kit = parts.make()
+    server = Server.start(parts.method, parts.setup)
+    turn = plan_round(server, parts.method, parts.setup, parts.config.bn, parts.lr(0), lambda *_: None, lambda _: None)
+    session = _session(kit, turn)
+    loss, steps = session.train(session.begin())
+    reply = session.reply(session.end(), loss, steps)
+    down, up = messages.weigh_down(session.work), messages.weigh_up(reply, codecs_of(kit, session.work.plan))
+    row = sum(t.numel() * t.element_size() for t in reply.row.values())
+    return Trial(kit, server, session, down, up, row, {purpose.partition(":")[0]: flops for purpose, flops in session.kit.costs.items()})
 
 
 def _session(kit: Kit, turn: Turn) -> Session:
@@ -159,4 +197,4 @@ def _bytes(state: State) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-__all__: list[str] = ["Description", "LayerCost", "describe"]
+__all__: list[str] = ["Description", "LayerCost", "Trial", "cost", "describe", "trial"]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedstrata.cli import compare, extend, look, train, use  # noqa: F401  # each registers its commands
+from fedstrata.cli import compare, doctor, extend, look, train, use  # noqa: F401  # each registers its commands
 from fedstrata.cli.common import INTERRUPTED, MACHINE, app, fail, read_settings
 from fedstrata.errors import FedstrataError
 

@@ -1,11 +1,9 @@
-"""Checks of labels and features at load, and duplicates on request."""
+"""Checks of labels and features at load."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +13,6 @@ from torch import Tensor
 from fedstrata.data.samples import Samples, Tensors
 from fedstrata.data.task import Ints, Task
 from fedstrata.errors import DataError
-
-if TYPE_CHECKING:
-    from fedstrata.data.federation import Federation
 
 
 def class_labels(values: NDArray[Any], classes: int, where: str) -> Tensor:
@@ -86,55 +81,6 @@ def check_samples(samples: Samples, task: Task, where: str) -> None:
     first = samples.take(torch.zeros(1, dtype=torch.int64))
     if tuple(first.shape[1:]) != task.shape:
         raise DataError(f"{where}: a sample has shape {tuple(first.shape[1:])}, and the task says {task.shape}.")
-
-
-@dataclass(frozen=True)
-class Duplicates:
-    """Samples whose content is met more than once.
-
-    Attributes:
-        train_test: test samples whose content is also in the training set.
-        within_train: training samples whose content was met before in the training set.
-        across_clients: contents held by more than one of the clients asked for.
-    """
-
-    train_test: int
-    within_train: int
-    across_clients: int
-
-
-def duplicates(federation: Federation, clients: range | None = None, batch: int = 1024) -> Duplicates:
-    """Count equal features by content hash. Reads every sample once, so it is made only on request.
-
-    Args:
-        federation: any.
-        clients: whose samples are compared with each other; default all, at most 10,000.
-        batch: samples hashed at a time.
-    Raises:
-        DataError: more than 10,000 clients are meant; give a range.
-    """
-    who = range(federation.clients) if clients is None else clients
-    if len(who) > 10_000:
-        raise DataError(f"duplicates() over {len(who)} clients; give clients=range(...) of at most 10,000.")
-    train = _digests(federation.train, batch)
-    known = set(train)
-    official = federation.official
-    both = 0 if official is None else sum(digest in known for digest in _digests(official, batch))
-    owners: dict[bytes, int] = {}
-    shared: set[bytes] = set()
-    for client in who:
-        for row in set(federation.partition.indices(client).tolist()):
-            if owners.setdefault(train[row], client) != client:
-                shared.add(train[row])
-    return Duplicates(both, len(train) - len(known), len(shared))
-
-
-def _digests(samples: Samples, batch: int) -> list[bytes]:
-    found = []
-    for start in range(0, len(samples), batch):
-        x = samples.take(torch.arange(start, min(start + batch, len(samples))))
-        found += [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in x.numpy()]
-    return found
 
 
 def stratified(labels: Ints, share: float, rng: np.random.Generator) -> NDArray[np.bool_]:

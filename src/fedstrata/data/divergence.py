@@ -7,6 +7,7 @@ with what chance alone gives: the mean over ``SHUFFLES`` random deals of the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -53,30 +54,42 @@ def missing_classes(counts: Ints) -> Floats:
 
 
 def label_skew(counts: Ints, rng: np.random.Generator) -> dict[str, float | None]:
-    """Label skew of clients, each client counting once.
+    """Label skew of clients.
 
     Args:
         counts: [C, K] training samples of each class; empty clients do not count.
         rng: deals labels at random, for the numbers that chance alone gives.
     Returns:
-        ``label_js`` (mean Jensen-Shannon divergence to the pooled labels, bits), ``label_classes`` (mean effective number of classes) and
-        ``label_missing`` (mean share of the classes without a sample), each with ``..._chance``: the same after a random deal. None where nobody
-        has a sample, or where there is one client, which cannot differ.
+        ``label_skew``: 0 as after a random deal, 1 where every client holds a single class: (js - chance) / (worst - chance), so that it means the
+        same for two classes and for a hundred. Behind it: ``label_js``, mean Jensen-Shannon divergence to the pooled labels in bits, clients
+        weighted by their samples; ``label_classes``, mean effective number of classes; ``label_missing``, mean share of the classes without a
+        sample; each also as ``..._chance``, after a random deal. None where there is one client, which cannot differ, and ``label_skew`` where
+        there is one class, or clients are so small that a random deal is as bad as the worst.
     """
-    of: Mapping[str, Callable[[Ints], Floats]] = {
-        "label_js": jensen_shannon,
-        "label_classes": effective_classes,
-        "label_missing": missing_classes,
-    }
     filled = counts[counts.sum(1) > 0]
     if len(filled) < 2:
-        return {name: None for plain in of for name in (plain, f"{plain}_chance")}
+        return dict.fromkeys(("label_skew", *(name + end for name in _LABELS for end in ("", "_chance"))))
     deals = [_dealt_at_random(filled, rng) for _ in range(SHUFFLES)]
-    found: dict[str, float | None] = {}
-    for name, measure in of.items():
-        found[name] = float(measure(filled).mean())
-        found[f"{name}_chance"] = float(np.mean([measure(deal).mean() for deal in deals]))
-    return found
+    found = {name: measure(filled) for name, measure in _LABELS.items()}
+    chance = {name: fmean(measure(deal) for deal in deals) for name, measure in _LABELS.items()}
+    room = worst_divergence(filled) - chance["label_js"]
+    skew = (found["label_js"] - chance["label_js"]) / room if room > 0.01 else None
+    return {"label_skew": skew, **found, **{f"{name}_chance": value for name, value in chance.items()}}
+
+
+_LABELS: Mapping[str, Callable[[Ints], float]] = {
+    "label_js": lambda table: float(jensen_shannon(table) @ table.sum(1) / table.sum()),
+    "label_classes": lambda table: float(effective_classes(table).mean()),
+    "label_missing": lambda table: float(missing_classes(table).mean()),
+}
+
+
+def worst_divergence(counts: Ints) -> float:
+    """Mean divergence, in bits, where every client holds a single class: the most for these pooled labels, as it is convex."""
+    pooled = counts.sum(0) / counts.sum()
+    single = np.eye(len(pooled))
+    each = entropy((single + pooled) / 2) - entropy(pooled) / 2
+    return float(pooled @ each)
 
 
 def _dealt_at_random(counts: Ints, rng: np.random.Generator) -> Ints:

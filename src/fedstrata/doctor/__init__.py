@@ -1,0 +1,8 @@
+"""Advice before measurement: what a federation looks like, what is wrong with it, what will be slow, and which methods to compare first."""
+
+from __future__ import annotations
+
+from fedstrata.doctor.diagnosis import Advice, Cost, Diagnosis, Problem
+from fedstrata.doctor.examine import examine
+
+__all__ = ["Advice", "Cost", "Diagnosis", "Problem", "examine"]

@@ -1,0 +1,115 @@
+"""From rules and numbers to candidates: what speaks for and against each method, whether it can run here, and what it would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedstrata.build import Parts, assemble
+from fedstrata.config import KEYS, Config
+from fedstrata.data.federation import Federation
+from fedstrata.data.meaning import Meaning
+from fedstrata.data.survey import Survey
+from fedstrata.describe import trial
+from fedstrata.doctor.costs import Sizes
+from fedstrata.doctor.diagnosis import Advice, Verdict
+from fedstrata.doctor.rules import MOST, RULES, Rule, Seen
+from fedstrata.errors import FedstrataError
+from fedstrata.methods import method as parse_method
+from fedstrata.methods import rows
+
+ORDER: tuple[Verdict, ...] = ("baseline", "candidate", "control", "later", "not advised", "cannot run", "open")
+FEDAVG = "McMahan et al., AISTATS 2017"
+
+
+def look(parts: Parts, survey: Survey, skew: Sequence[Meaning], each: Sizes) -> Seen:
+    """What rules may look at."""
+    setup, task = parts.setup, parts.federation.task
+    found = {meaning.name: meaning for meaning in skew}
+    label = found.get("label_skew") or found.get("target_shift")
+    features = found.get("feature_shift")
+    held = np.isin(survey.ids, np.array(parts.federation.heldout, dtype=np.int64))
+    trained = survey.training[~held]
+    return Seen(
+        label=label.word if label else "unknown",
+        label_value=(label.value or 0.0) if label else 0.0,
+        features=features.word if features else "unknown",
+        feature_value=(features.value or 0.0) if features else 0.0,
+        kind=task.kind,
+        images=len(task.shape) == 3 and not task.vocabulary,
+        tokens=bool(task.vocabulary),
+        norms=any(entry.kind == "norm" for entry in setup.layout.entries.values()),
+        own_tests=parts.federation.own_test is not None,
+        heldout=len(parts.federation.heldout),
+        test=parts.config.test,
+        eligible=len(setup.eligible),
+        cohort=setup.cohort,
+        rounds=setup.rounds,
+        low_steps=each.low,
+        high_steps=each.high,
+        equal_steps=each.equal,
+        median=float(np.median(trained)),
+        batch=setup.batch,
+        model=parts.config.model_for(task),
+    )
+
+
+def advise(parts: Parts, seen: Seen) -> tuple[Advice, ...]:
+    """Every registered method, candidates first, in the order of the rules."""
+    spoken: dict[str, list[Rule]] = {}
+    for rule in RULES:
+        spoken.setdefault(rule.method, []).append(rule)
+    known = {parse_method(text).named.__iter__().__next__() if text != "fedavg" else "fedavg" for text in spoken}
+    rest = [row.examples[0] for row in rows() if row.name not in known]
+    found = [_judged(text, spoken[text], parts, seen) for text in spoken]
+    found += [Advice(text, "open", ("no rule of ours speaks for or against it",), source_of(text)) for text in rest]
+    return tuple(sorted(found, key=lambda advice: ORDER.index(advice.verdict)))
+
+
+def source_of(method: str) -> str:
+    """The publication of a method."""
+    pieces = parse_method(method).pieces
+    return "; ".join(piece.source for piece in pieces) or FEDAVG
+
+
+def verdict_of(speaking: Sequence[Rule]) -> Verdict:
+    """What the rules that hold come to: anything against weighs more than anything for."""
+    said = {rule.speaks for rule in speaking}
+    if "against" in said:
+        return "not advised"
+    order: tuple[tuple[str, Verdict], ...] = (("baseline", "baseline"), ("for", "candidate"), ("control", "control"), ("later", "later"))
+    return next((verdict for speaks, verdict in order if speaks in said), "open")
+
+
+def _judged(method: str, rules: Sequence[Rule], parts: Parts, seen: Seen) -> Advice:
+    holding = [rule for rule in rules if rule.when(seen)]
+    verdict = verdict_of(holding)
+    if verdict == "not advised":  # what speaks for it would only confuse
+        holding = [rule for rule in holding if rule.speaks == "against"]
+    reasons = tuple(rule.reason(seen) + (f" [{rule.source}]" if rule.source else "") for rule in holding)
+    advice = Advice(method, verdict, reasons or ("no rule of ours speaks for or against it",), source_of(method))
+    return _weighed(advice, parts) if verdict in ("baseline", "candidate", "control") else advice
+
+
+def _weighed(advice: Advice, parts: Parts) -> Advice:
+    """With its costs, or with the reason why it cannot run here."""
+    try:
+        tried = trial(assemble(beside(parts.config.replace(method=advice.method), parts.federation), parts.federation))
+    except FedstrataError as error:
+        return replace(advice, verdict="cannot run", reasons=(str(error),))
+    return replace(advice, bytes=tried.down.payload + tried.up.payload, flops=sum(tried.flops.values()), state=tried.row)
+
+
+def beside(config: Config, federation: Federation) -> Config:
+    """The configuration for data that are at hand already: what it says about data is left out, and what followed from it is said."""
+    plain = {name: KEYS[name].default for name in ("data", "augment", "partition", "test", "heldout", "clients")}
+    return config.replace(model=config.model_for(federation.task), validation=federation.validation, **plain)
+
+
+def candidates(advice: Sequence[Advice]) -> tuple[str, ...]:
+    """Methods of a first comparison: the baseline, candidates, and one control; at most MOST."""
+    chosen = [a.method for a in advice if a.verdict in ("baseline", "candidate")]
+    control = [a.method for a in advice if a.verdict == "control"]
+    return (*chosen[: MOST - len(control)], *control)

@@ -1,0 +1,192 @@
+"""What a run will cost, and what will be slow or large: measured on one client, multiplied, with the arithmetic shown."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata.build import Parts
+from fedstrata.data.survey import Survey
+from fedstrata.describe import Trial, cost
+from fedstrata.doctor.diagnosis import Cost
+from fedstrata.evaluate import Evaluator
+from fedstrata.measure.scores import scores
+from fedstrata.net import Batch
+from fedstrata.report.units import size, work
+from fedstrata.round import Session
+
+PROBE = 1.0  # seconds of local steps that are timed
+STEPS = 200  # at most
+SAMPLES = 256  # of the timed evaluation pass
+TRAINING, EVALUATION = "training time on this machine", "evaluation time on this machine"
+LARGE_BYTES, LARGE_SECONDS = 10e9, 3600.0
+BUSY = 0.5  # share of the memory from which an amount deserves attention
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Means over the clients that may train.
+
+    Attributes:
+        samples: trained on in a round, passes counted; steps: local steps.
+        low, high: local steps of clients with samples: the tenth from below and from above of a hundred; equal: all take the same.
+    """
+
+    samples: float
+    steps: float
+    low: int
+    high: int
+    equal: bool
+
+
+def sizes(parts: Parts, seen: Survey) -> Sizes:
+    """From the sizes of clients to their work in a round."""
+    setup, held = parts.setup, set(parts.federation.heldout)
+    counted = [int(n) for client, n in zip(seen.ids.tolist(), seen.training.tolist(), strict=True) if client not in held]
+    steps = [setup.local_steps(n) if n else 0 for n in counted]
+    samples = [n * (setup.epochs or 0) if setup.steps is None else setup.steps * min(n, setup.batch) for n in counted]
+    busy = [s for s in steps if s]
+    low, high = (int(q) for q in np.quantile(busy, (0.1, 0.9), method="nearest")) if busy else (0, 0)
+    return Sizes(float(np.mean(samples)), float(np.mean(steps)), low, high, len(set(busy)) == 1)
+
+
+def costs(parts: Parts, seen: Survey, tried: Trial, memory: int, *, quick: bool) -> tuple[Cost, ...]:
+    """Bytes, FLOPs, seconds and memory of the run as configured.
+
+    Args:
+        parts: of the run.
+        seen: its clients.
+        tried: one client's round, weighed.
+        memory: of this machine, in bytes.
+        quick: leave out what has to be timed.
+    """
+    each = sizes(parts, seen)
+    found = [*_traffic(parts, tried), *_work(parts, tried, each)]
+    if not quick:
+        with threads(parts.config.local.threads):
+            found += _times(parts, tried, each)
+    return (*found, *_memory(parts, tried, memory))
+
+
+def _traffic(parts: Parts, tried: Trial) -> Iterator[Cost]:
+    setup, one = parts.setup, tried.down.payload + tried.up.payload
+    how = f"{setup.cohort} clients x ({size(tried.down.payload)} down + {size(tried.up.payload)} up)"
+    yield Cost("sent in a round", setup.cohort * one, "bytes", how)
+    total = setup.rounds * setup.cohort * one
+    yield Cost("sent in all", total, "bytes", f"{setup.rounds} rounds x {size(setup.cohort * one)}", large=total > LARGE_BYTES)
+
+
+def _work(parts: Parts, tried: Trial, each: Sizes) -> Iterator[Cost]:
+    setup, one = parts.setup, sum(tried.flops.values())
+    total = setup.rounds * setup.cohort * each.samples * one
+    how = f"{setup.rounds} rounds x {setup.cohort} clients x {each.samples:,.0f} samples (passes counted) x {work(one)}"
+    yield Cost("clients' training in all", total, "flops", how)
+
+
+def _times(parts: Parts, tried: Trial, each: Sizes) -> Iterator[Cost]:
+    setup, workers = parts.setup, parts.config.worker_count()
+    step, start = _timed(tried)
+    one = start + each.steps * step
+    total = setup.rounds * setup.cohort * one
+    used = min(workers, setup.cohort)
+    how = f"{setup.rounds} rounds x {setup.cohort} clients x {each.steps:.3g} steps x {1000 * step:.3g} ms, on one core"
+    how += f"; {used} workers at best divide it by {used}" if used > 1 else ""
+    yield Cost(TRAINING, total / used, "seconds", how, total, large=total / used > LARGE_SECONDS)
+    passes, (seconds, how) = -(-setup.rounds // parts.config.eval.every), _evaluated(parts, tried)
+    if seconds:
+        spent = passes * seconds
+        how = f"{passes} evaluations x ({how}), on one core"
+        how += f"; eval.every={parts.config.eval.every * 10} makes it a tenth" if spent > total / 2 else ""
+        yield Cost(EVALUATION, spent / used, "seconds", how, spent, large=spent > total)
+
+
+def _timed(tried: Trial) -> tuple[float, float]:
+    """Seconds of one local step, and of the rest of a client's turn, from about PROBE seconds of real steps."""
+    first = _turn(tried, 1)
+    first = min(first, _turn(tried, 1))  # the first one pays for warming up
+    count = min(STEPS, max(2, 1 + int(PROBE / max(first, 1e-4))))
+    many = _turn(tried, count)
+    step = max((many - first) / (count - 1), 1e-9)
+    return step, max(first - step, 0.0)
+
+
+def _turn(tried: Trial, steps: int) -> float:
+    kit = replace(tried.kit, setup=replace(tried.kit.setup, epochs=None, steps=steps), costs={})
+    before = time.perf_counter()
+    session = Session(kit, tried.work)
+    loss, taken = session.train(session.begin())
+    session.reply(session.end(), loss, taken)
+    return time.perf_counter() - before
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Intra-op threads as a run would have them, for the clock."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _evaluated(parts: Parts, tried: Trial) -> tuple[float, str]:
+    """Seconds of one evaluation on one core, and how they come about."""
+    federation, params = parts.federation, parts.setup.params
+    evaluator = Evaluator([tried.kit], federation, parts.config.bn == "batch", parts.config.local.threads)
+    seconds, how = 0.0, []
+    if federation.test is not None:
+        test = federation.test
+        rows = torch.arange(min(SAMPLES, len(test)))
+        one = _clocked(lambda: scores(evaluator.predict(tried.kit, params, test, rows), test.y[rows])) / len(rows)
+        seconds += one * len(test)
+        how.append(f"{len(test):,} test samples x {1000 * one:.2g} ms")
+    if federation.own_test is not None:
+        one = _clocked(lambda: evaluator.client(tried.kit, tried.work, params))
+        seconds += one * federation.clients
+        how.append(f"{federation.clients:,} clients' own tests x {1000 * one:.2g} ms")
+    return seconds, " + ".join(how)
+
+
+def _clocked(function: Callable[[], object]) -> float:
+    """Seconds of the second call; the first one pays for warming up."""
+    function()
+    before = time.perf_counter()
+    function()
+    return time.perf_counter() - before
+
+
+def _memory(parts: Parts, tried: Trial, memory: int) -> Iterator[Cost]:
+    setup, federation = parts.setup, parts.federation
+    held = [s for s in (federation.train, federation.official or federation.test) if s is not None]
+    data = sum(_held(samples) for samples in held)
+    if data:
+        how = f"{sum(len(s) for s in held):,} samples, as they are kept"
+        yield Cost("data in memory", data, "bytes", how, large=data > BUSY * memory)
+    most = min(len(setup.eligible), setup.cohort * setup.rounds)
+    if tried.row:
+        on = "memory" if parts.config.rows == "memory" else "a file"
+        how = f"{most:,} clients that can take part x {size(tried.row)} that a client keeps, in {on}"
+        yield Cost("rows of clients", most * tried.row, "bytes", how, large=parts.config.rows == "memory" and most * tried.row > BUSY * memory)
+    reply = tried.up.payload + 4 * parts.parameters
+    yield Cost(
+        "replies of a round", setup.cohort * reply, "bytes", f"{setup.cohort} clients x {size(reply)}", large=setup.cohort * reply > BUSY * memory
+    )
+    batch = next(tried.session.batches("doctor"))
+    step = cost(tried.kit, Batch(batch.x[:8], batch.y[:8]), setup.layout.parameters)[1]
+    workers = min(parts.config.worker_count(), setup.cohort)
+    how = f"{workers} workers x {size(step)} for a batch of {setup.batch}"
+    yield Cost("local steps", workers * step, "bytes", how, large=workers * step > BUSY * memory)
+
+
+def _held(samples: Any) -> int:
+    """Bytes of tensors that samples keep in memory, found by looking; 0 for samples that are read from files."""
+    tensors = [value for value in vars(samples).values() if isinstance(value, torch.Tensor)]
+    inner = [getattr(samples, name) for name in ("first", "second") if hasattr(samples, name)]
+    return sum(t.numel() * t.element_size() for t in tensors) + sum(_held(part) for part in inner)

@@ -1,0 +1,109 @@
+"""``fedstrata doctor``: look at data, settings and costs, and propose a comparison. Nothing is trained but a few steps, for the clock."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+import numpy as np
+import psutil
+
+from fedstrata.build import Parts, assemble
+from fedstrata.config import Config
+from fedstrata.data.copies import Duplicates, duplicates
+from fedstrata.data.facts import facts_from
+from fedstrata.data.meaning import meanings
+from fedstrata.data.survey import Survey, survey
+from fedstrata.describe import trial
+from fedstrata.doctor.advice import advise, candidates, look
+from fedstrata.doctor.costs import EVALUATION, TRAINING, costs, sizes
+from fedstrata.doctor.diagnosis import Advice, Cost, Diagnosis
+from fedstrata.doctor.problems import Case, problems
+
+SEEDS = "0 1 2"
+
+
+def examine(config: Config, *, quick: bool = False, given: Sequence[str] = ()) -> Diagnosis:
+    """Everything that can be said before anything is trained.
+
+    Args:
+        config: of the run that is meant.
+        quick: leave out what reads every sample (duplicates), many samples of files (feature skew of pictures in folders) or the clock.
+        given: the words of the command line that made the configuration, for the proposed command; () writes out what differs from the defaults.
+    Raises:
+        FedstrataError: whatever makes a run impossible, as ``fedstrata check`` says it.
+    """
+    parts = assemble(config)
+    tried = trial(parts)
+    seen = survey(parts.federation)
+    facts = facts_from(seen, features=None if quick else True)
+    skew = meanings(facts.skew)
+    case = Case(parts, seen, None if quick else _copies(seen))
+    each = sizes(parts, seen)
+    advice = advise(parts, look(parts, seen, skew, each))
+    chosen, more = candidates(advice), _settings(parts)
+    bill = costs(parts, seen, tried, psutil.virtual_memory().total, quick=quick)
+    return Diagnosis(
+        facts=facts,
+        setting=_setting(parts, seen),
+        skew=skew,
+        problems=problems(case),
+        costs=bill,
+        advice=advice,
+        candidates=chosen,
+        left_out=tuple(a.method for a in advice if a.verdict == "candidate" and a.method not in chosen),
+        settings=more,
+        seconds=_seconds(bill, [a for a in advice if a.method in chosen], sum(tried.flops.values())),
+        command=_command(given or _differences(config), more, chosen),
+    )
+
+
+def _copies(seen: Survey) -> Duplicates:
+    """Clients that are derived when asked for overlap by intent, so they are not compared with each other."""
+    return duplicates(seen.federation, () if seen.federation.partition.lazy else seen.ids.tolist())
+
+
+def _seconds(bill: Sequence[Cost], chosen: Sequence[Advice], flops: float) -> tuple[float, float] | None:
+    """Of all runs of the comparison: training in proportion to FLOPs, and evaluation."""
+    training = next((cost for cost in bill if cost.what == TRAINING), None)
+    if training is None or not flops:
+        return None
+    assessed = next((cost for cost in bill if cost.what == EVALUATION), Cost(EVALUATION, 0.0, "seconds", "", 0.0))
+    runs = len(SEEDS.split())
+    factor = sum((a.flops or flops) / flops for a in chosen)
+    low, high = (factor * t + len(chosen) * e for t, e in ((training.value, assessed.value), (training.high or 0.0, assessed.high or 0.0)))
+    return runs * low, runs * high
+
+
+def _setting(parts: Parts, seen: Survey) -> dict[str, str]:
+    setup, local = parts.setup, parts.config.local
+    length = f"{local.epochs} epochs" if local.steps is None else f"{local.steps} steps"
+    few = f" of {len(seen.ids):,} clients that were picked evenly" if not seen.whole else ""
+    spread = f"smallest client {seen.training.min():,}, median {np.median(seen.training):,.0f}, largest {seen.training.max():,}"
+    return {
+        "sizes": spread + few,
+        "method": str(parts.method),
+        "model": f"{parts.config.model_for(parts.federation.task)}, {parts.parameters:,} parameters in {len(setup.layout.groups)} layer groups",
+        "rounds": f"{setup.rounds}, {setup.cohort} of {len(setup.eligible):,} clients each",
+        "local training": f"{length} of batches of {setup.batch}, {setup.optimizer} at {setup.lr:g}",
+        "test": parts.config.test,
+        "validation": f"{parts.config.validation:g} of each client's samples" if parts.config.validation else "none",
+    }
+
+
+def _settings(parts: Parts) -> tuple[str, ...]:
+    """What an honest comparison needs beside the configuration: a round that is chosen on validation data."""
+    return () if parts.federation.validation else ("validation=0.1",)
+
+
+def _differences(config: Config) -> list[str]:
+    """The configuration as words of a command line: what differs from the defaults."""
+    plain = Config().flat()
+    return [f"{name}={'none' if value is None else value}" for name, value in config.flat().items() if value != plain[name]]
+
+
+def _command(given: Sequence[str], more: Sequence[str], chosen: Sequence[str]) -> str:
+    kept = [word for word in given if word.partition("=")[0] not in ("method", "seed", "name", *(m.partition("=")[0] for m in more))]
+    words = " ".join(shlex.quote(word) for word in (*kept, *more))
+    methods = " ".join(f'"{method}"' for method in chosen)
+    return f"fedstrata compare {words} --methods {methods} --seeds {SEEDS}".replace("  ", " ")
