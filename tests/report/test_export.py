@@ -1,11 +1,13 @@
 """Tables as CSV, parquet and pandas."""
 
 import csv
+import re
 import sys
 
 import pandas as pd
 import pytest
 
+from fedstrata.report import export
 from fedstrata.report.export import FIRST, NOTE, parquet_note, tables, write_tables
 from fedstrata.report.findings import findings
 from fedstrata.report.frames import flat
@@ -96,6 +98,16 @@ def test_parquet_holds_what_csv_holds(folder, name):
 def test_column_names_are_those_of_the_documentation(made, told):
     for name, rows in tables(made, told).items():
         assert list(rows[0])[: len(FIRST[name])] == list(FIRST[name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_column_is_documented(made, told, name):
+    scores = {*told.lines[0].scores, *told.lines[0].costs}
+    patterns = [rf"({'|'.join(scores)})(_mean|_std|_n)?", r"(\w+_)?(metrics|measures)\..*"]
+    patterns += [rf"({'|'.join(told.headline)})_(target(_seeds|_rounds|_bytes|_flops|_seconds)?|front_(bytes|flops))"]
+    documented = set(re.findall(r"\w+", export.__doc__)) | (set(made.results["fedavg", 0].rounds[0]) if name == "rounds" else set())
+    for column in {column for row in tables(made, told)[name] for column in row}:
+        assert column in documented or any(re.fullmatch(pattern, column) for pattern in patterns), column
 
 
 def test_nothing_finished_still_has_its_headings(tmp_path):

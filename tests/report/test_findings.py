@@ -132,6 +132,11 @@ def test_under_three_seeds_nothing_is_concluded(seeds):
     assert "better than" not in found.answer
 
 
+def test_seeds_that_no_method_finished_do_not_count():
+    found = findings(comparison(("fedavg", "ditto"), failed=[("fedavg", 2), ("ditto", 2)]))
+    assert found.answer.startswith("With 2 seeds no conclusion")
+
+
 def test_a_method_with_two_seeds_of_three_is_left_open():
     found = findings(comparison(failed=(("ditto", 1),)))
     assert found.line("ditto").differences["personal_selected"].verdict == "no conclusion"
@@ -196,6 +201,7 @@ def test_shared_and_personal_models_are_answered_apart():
     assert "fedper (0.13" in text_of(found, "shared-unused")
     assert not found.line("ditto").unused
     assert found.line("ditto").own
+    assert "fedper (whose shared model nobody uses)" in shared
     assert not found.line("fedavg").own
 
 

@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 
 from fedstrata.errors import ConfigError, FedstrataError
 from fedstrata.events import Finished, RoundDone, Started
-from fedstrata.report.notebook import Cell, in_notebook
+from fedstrata.report.notebook import Cell, LiveTable, in_notebook
 from fedstrata.report.progress import shown
 from report.made import comparison, result
 
@@ -30,6 +30,11 @@ CELLS = (
     "made.plot()",
     "made.to_pandas('findings')[['label', 'selected_mean']]",
     "print(made)",
+    (
+        "from fedstrata.report.notebook import LiveTable\n"
+        "from fedstrata.report.tables import comparison_table\n"
+        "with LiveTable() as live:\n    live.update('nothing yet')\n    live.update(comparison_table(made.findings()))"
+    ),
     "sorted(m for m in sys.modules if m.startswith('matplotlib.pyplot'))",
 )
 
@@ -115,8 +120,14 @@ def test_a_comparison_is_its_answer_a_table_and_its_flags(cells):
     assert "differences to fedavg" in printed
 
 
+def test_a_live_table_replaces_what_it_showed(cells):
+    (html,) = data_of(cells[9], "text/html")
+    assert "differences to fedavg" in html
+    assert "nothing yet" not in html
+
+
 def test_nothing_of_it_needs_pyplot(cells):
-    assert data_of(cells[9], "text/plain") == ["[]"]
+    assert data_of(cells[10], "text/plain") == ["[]"]
 
 
 def test_user_text_is_escaped():
@@ -276,3 +287,12 @@ def test_many_rounds_are_few_drawings_and_many_refusals_few_lines(kernel):
     assert text.count("left out, nan") == 5
     assert "and 4 more replies left out" in text
     assert "<b>" not in kernel.shown[-1]._repr_html_()
+
+
+def test_a_live_table_is_one_output_that_changes(kernel):
+    with LiveTable(width=60) as live:
+        live.update("first [b]")
+        live.update("second", refresh=False)
+        live.update("third <i>")
+    assert [repr(thing) for thing in kernel.shown] == ["first [b]", "third <i>"]
+    assert kernel.shown[-1]._repr_html_() == "<pre>third &lt;i&gt;</pre>"

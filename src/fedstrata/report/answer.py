@@ -22,8 +22,9 @@ def _sentence(findings: Findings, score: str, *, again: bool) -> str:
     if not ranked:
         return ""
     best = ranked[0]
-    few = findings.seeds < 3 and len(ranked) > 1
-    opening = _opening(findings, few=few, again=again)
+    seeds = max(line.scores[score].n for line in ranked)
+    few = seeds < 3 and len(ranked) > 1
+    opening = _opening(seeds, few=few, again=again)
     parts = [opening + (_undecided(findings, score, ranked) if few else _claim(findings, score, ranked))]
     if best.unused and not score.startswith("personal"):
         parts.append(f"but nobody uses that model: layers of {best.label} are private to the clients")
@@ -144,11 +145,11 @@ def _thing(score: str) -> str:
     return "personal models" if score.startswith("personal") else "shared model"
 
 
-def _opening(findings: Findings, *, few: bool, again: bool) -> str:
+def _opening(seeds: int, *, few: bool, again: bool) -> str:
     """On how many seeds the sentence stands; shorter the second time."""
     if few:
-        return "Nor about personal models: " if again else f"With {_seeds(findings.seeds)} no conclusion about a difference can be drawn: "
-    return "On the same seeds, " if again else f"On {_seeds(findings.seeds)}, "
+        return "Nor about personal models: " if again else f"With {_seeds(seeds)} no conclusion about a difference can be drawn: "
+    return "On the same seeds, " if again else f"On {_seeds(seeds)}, "
 
 
 def _seeds(count: int) -> str:

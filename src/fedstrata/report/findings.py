@@ -24,6 +24,8 @@ Values = Mapping[int, float]
 def findings(comparison: Comparison, target: float | None = None) -> Findings:
     """Everything that a comparison says.
 
+    Each headline score is a family of tests of its own: p-values are corrected over the methods for each of them, not over both together.
+
     Args:
         comparison: finished or not; methods without a finished run have a line without scores.
         target: score that the "to target" columns measure the way to; default the amount of an accuracy budget, otherwise for each headline 95 %

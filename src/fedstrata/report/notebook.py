@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from html import escape
 from typing import Any
+
+from rich.console import Console, RenderableType
 
 from fedstrata.events import Event, Finished, RoundDone, Started
 from fedstrata.report.progress import Totals, opening, refusals
@@ -22,6 +25,55 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
+
+
+class LiveTable:
+    """A table that is drawn anew in one output of a cell; for a notebook what :class:`rich.live.Live` is for a terminal."""
+
+    def __init__(self, width: int = 110) -> None:
+        self._width = width
+        self._handle: Any = None
+
+    def __enter__(self) -> LiveTable:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """The last state stays."""
+
+    def update(self, renderable: RenderableType, *, refresh: bool = True) -> None:
+        """Show anything that rich can print.
+
+        Args:
+            renderable: a table, a text, ...
+            refresh: False keeps what is shown.
+        """
+        if not refresh:
+            return
+        console = Console(width=self._width, file=io.StringIO(), record=True, markup=False, highlight=False, force_jupyter=False)
+        console.print(renderable)
+        shown = Block(console.export_text().rstrip())
+        if self._handle is None:
+            self._handle = _display(shown)
+        else:
+            self._handle.update(shown)
+
+
+class Block:
+    """Text that keeps its columns."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.text)}</pre>"
+
+
+def _display(thing: object) -> Any:
+    """A handle on a new output of the running cell."""
+    return sys.modules["IPython"].display.display(thing, display_id=True)
 
 
 class Shown:
@@ -74,7 +126,7 @@ class Cell:
         kept = [*self._refused[:KEPT], *([f"and {more} more replies left out"] if more > 0 else [])]
         shown = Shown([*self._above, *kept], self._done, self._rounds, self._said)
         if self._handle is None:
-            self._handle = sys.modules["IPython"].display.display(shown, display_id=True)
+            self._handle = _display(shown)
         else:
             self._handle.update(shown)
         self._drawn = time.monotonic()
