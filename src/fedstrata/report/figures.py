@@ -25,7 +25,7 @@ STROKES = ("-", "--", ":", "-.")
 
 
 class Picture(Figure):
-    """A figure that a notebook shows by itself: without pyplot, nobody else would draw it."""
+    """A figure that a notebook shows by itself: without a backend that owns windows, nobody else would draw it."""
 
     def _repr_png_(self) -> bytes:
         FigureCanvasAgg(self)
