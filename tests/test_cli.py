@@ -254,7 +254,7 @@ def test_report_of_one_run_and_of_several(here, call):
     assert "score_personal" in (here / "runs/two/clients.csv").read_text().splitlines()[0]
     code, out, _ = call("report", "runs/one", "runs/two", "--out", "both")
     assert code == 0
-    assert {p.name for p in (here / "both").iterdir()} == {"curve.png", "rounds-one.csv", "rounds-two.csv"}
+    assert {p.name for p in (here / "both").iterdir()} == {"curve.png", "rounds-one.csv", "rounds-two.csv", "report.html", "pictures"}
     code, out, _ = call("report", "runs/one", "runs/two", "--json")
     assert set(json.loads(out.splitlines()[-1])) == {"one", "two"}
 

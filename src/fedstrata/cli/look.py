@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from fedstrata.build import Parts
     from fedstrata.data.federation import Federation
 
+COMPARISON = "comparison.json"
+"""What the folder of a comparison holds, and that of a run does not."""
+
 
 @app.command(context_settings=LOOSE, epilog=settings_help(), short_help="Would this run? Nothing is trained.")
 def check(settings: Settings = None) -> None:
@@ -94,11 +97,14 @@ def describe(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN [RUN ...]", help="Run folders.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN [RUN ...]", help="Run folders, or the folder of one comparison.")],
     out: Annotated[Path | None, typer.Option(help="Where files go; default: the run folder of one run, ./report for several.")] = None,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """Tables and pictures of finished, or unfinished, runs."""
+    """Tables, pictures and an HTML page on finished, or unfinished, runs, or on a comparison."""
+    if len(folders) == 1 and (folders[0] / COMPARISON).is_file():
+        _report_comparison(folders[0], out, as_json=as_json)
+        return
     from fedstrata.report.result import Result  # noqa: PLC0415
     from fedstrata.report.runs import report as write_report  # noqa: PLC0415
 
@@ -107,6 +113,19 @@ def report(
     write_report(results, console, out)
     if as_json:
         print(json.dumps({result.name: result.summary for result in results}, allow_nan=False))
+
+
+def _report_comparison(folder: Path, out: Path | None, *, as_json: bool) -> None:
+    """The report of ``fedstrata compare`` anew, from what its folder holds."""
+    if out is not None:
+        raise ConfigError(f"--out is for runs; the report of a comparison goes into its own folder {str(folder)!r}. Leave it out.")
+    from fedstrata.compare.comparison import report as compared  # noqa: PLC0415
+    from fedstrata.compare.record import read  # noqa: PLC0415
+
+    comparison = read(folder)
+    found = compared(comparison, console_for(stderr=as_json))
+    if as_json:
+        print(json.dumps({"answer": found.answer, "flags": {flag.code: flag.text for flag in found.flags}}, allow_nan=False))
 
 
 @app.command(short_help="Time the executors against a PyTorch loop.")

@@ -8,11 +8,17 @@ from pathlib import Path
 from rich.console import Console
 
 from fedstrata.config import Config
+from fedstrata.data.facts import Facts, facts_of
 from fedstrata.errors import FedstrataError
 from fedstrata.report.figures import curve
 from fedstrata.report.files import rounds_csv, write
+from fedstrata.report.findings import findings
+from fedstrata.report.gather import gathered
+from fedstrata.report.page import write_page, write_pictures
 from fedstrata.report.result import Result, manifest
 from fedstrata.report.tables import comparison, result_table, rounds_table
+
+PAGE, PICTURES = "report.html", "pictures"
 
 
 def report(results: Sequence[Result], console: Console, out: Path | None = None) -> list[Path]:
@@ -23,7 +29,8 @@ def report(results: Sequence[Result], console: Console, out: Path | None = None)
         console: for the tables.
         out: folder for files; default the run folder of one run, ./report for several.
     Returns:
-        the files written: a table of rounds a run (CSV), curve.png, and for a single run clients.csv and partition.png.
+        the files written: a table of rounds a run (CSV), curve.png, report.html with its pictures (PNG and SVG, in a folder of their own), and for
+        a single run clients.csv and partition.png.
     """
     alone = results[0] if len(results) == 1 else None
     folder = out or (alone.folder if alone and alone.folder else Path("report"))
@@ -34,13 +41,24 @@ def report(results: Sequence[Result], console: Console, out: Path | None = None)
     for result in results:
         for note in result.notes:
             console.print(f"note: {result.name}: {note}", soft_wrap=True)
+    facts = None
     if alone:
-        files = [rounds_csv(alone, folder / "rounds.csv"), *_of_one(alone, folder, console)]
+        made, facts = _of_one(alone, folder, console)
+        files = [rounds_csv(alone, folder / "rounds.csv"), *made]
     else:
         files = [rounds_csv(result, folder / f"rounds-{name}.csv") for name, result in zip(_names(results), results, strict=True)]
         files.append(curve(results, folder / "curve.png"))
+    page, pictures = _page(results, facts, folder)
     console.print("files: " + ", ".join(str(file) for file in files), soft_wrap=True)
-    return files
+    console.print(f"report: {page}, its {len(pictures)} pictures in {folder / PICTURES}", soft_wrap=True)
+    return [*files, page, *pictures]
+
+
+def _page(results: Sequence[Result], facts: Facts | None, folder: Path) -> tuple[Path, list[Path]]:
+    """The page on these runs, and its pictures."""
+    gathered_runs = gathered(results, facts)
+    said = findings(gathered_runs)
+    return write_page(gathered_runs, said, folder / PAGE), write_pictures(gathered_runs, said, folder / PICTURES)
 
 
 def _names(results: Sequence[Result]) -> list[str]:
@@ -49,14 +67,15 @@ def _names(results: Sequence[Result]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name}-{place}" for place, name in enumerate(names, 1)]
 
 
-def _of_one(result: Result, folder: Path, console: Console) -> list[Path]:
-    """Files that need the federation; where its data are not here, the curve alone, and the reason is said."""
+def _of_one(result: Result, folder: Path, console: Console) -> tuple[list[Path], Facts | None]:
+    """Files that need the federation, and its facts; where its data are not here, the curve alone, and the reason is said."""
     assert result.folder is not None, "a result that was read has a folder"
     if "federation" in manifest(result.folder).get("custom", ()):
         console.print("note: clients.csv and partition.png are not made anew: the run was given a federation from Python", soft_wrap=True)
-        return [curve([result], folder / "curve.png")]
+        return [curve([result], folder / "curve.png")], None
     try:
-        return write(result, Config.read(result.folder / "config.toml").federation(), folder)
+        federation = Config.read(result.folder / "config.toml").federation()
+        return write(result, federation, folder), facts_of(federation)
     except FedstrataError as error:
         console.print(f"note: clients.csv and partition.png are not made anew: {error}", soft_wrap=True)
-        return [curve([result], folder / "curve.png")]
+        return [curve([result], folder / "curve.png")], None

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from fedstrata import __version__
 from fedstrata.measure.panel import Panel
+from fedstrata.measure.registry import panels as kept_panels
 from fedstrata.report.comparison import Comparison
 from fedstrata.report.files import atomic
 from fedstrata.report.page.content import pictures, sections
@@ -41,37 +42,45 @@ MARKS = {
 """Matplotlib's markers in a box of 34 by 12, for keys and tables."""
 
 
-def write_page(comparison: Comparison, findings: Findings, path: Path, panels: Sequence[Panel] = ()) -> Path:
+def write_page(comparison: Comparison, findings: Findings, path: Path, panels: Sequence[Panel] | None = None) -> Path:
     """Write the report.
 
     Args:
         comparison: one method with one seed is enough.
         findings: of it.
         path: of the HTML file.
-        panels: of the measures that its runs carry.
+        panels: default those of the measures that its runs have kept.
     Returns:
         ``path``. Equal arguments give equal bytes.
     """
-    text = page_text(Scene(comparison, findings), panels)
+    text = page_text(Scene(comparison, findings), _panels(comparison) if panels is None else panels)
     with atomic(path) as draft:
         draft.write_text(text, encoding="utf-8")
     return path
 
 
-def write_pictures(comparison: Comparison, findings: Findings, folder: Path, panels: Sequence[Panel] = ()) -> list[Path]:
+def write_pictures(comparison: Comparison, findings: Findings, folder: Path, panels: Sequence[Panel] | None = None) -> list[Path]:
     """Write every picture of the report as PNG and as SVG, with title and legend.
 
     Args:
         comparison: as for :func:`write_page`.
         findings: of it.
         folder: is made where it is missing.
-        panels: of the measures that its runs carry.
+        panels: default those of the measures that its runs have kept.
     Returns:
         the files, two a picture.
     """
     folder.mkdir(parents=True, exist_ok=True)
     scene = Scene(comparison, findings)
-    return [file for picture in pictures(scene, panels) for file in save(picture, folder, scene.strokes, scene.names)]
+    return [
+        file
+        for picture in pictures(scene, _panels(comparison) if panels is None else panels)
+        for file in save(picture, folder, scene.strokes, scene.names)
+    ]
+
+
+def _panels(comparison: Comparison) -> list[Panel]:
+    return kept_panels({entry.label: [run.rounds for run in comparison.runs(entry.label)] for entry in comparison.entries})
 
 
 def page_text(scene: Scene, panels: Sequence[Panel]) -> str:

@@ -24,7 +24,7 @@ def section(scene: Scene) -> Section:
     comparison = scene.comparison
     blocks: list[Block] = []
     if comparison.command:
-        blocks.append(Block(title="Command", code=plain(comparison.command), name="command"))
+        blocks.append(Block(title="Command", code="\n".join(plain(line) for line in comparison.command.splitlines()), name="command"))
     blocks.append(Block(title="Methods", table=_methods(scene)))
     side = comparison.side_by_side
     text = f"{counted(side, 'run')} at a time shared this machine; times were taken so." if side > 1 else ""

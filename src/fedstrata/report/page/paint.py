@@ -114,21 +114,21 @@ def svg_text(picture: Picture) -> str:
 
 def save(picture: Picture, folder: Path, strokes: Sequence[Stroke], names: Sequence[str]) -> list[Path]:
     """The picture as PNG and SVG files, by day, with a title and a legend."""
-    files = []
-    for kind, canvas in (("png", FigureCanvasAgg), ("svg", FigureCanvasSVG)):
-        with _drawing(picture.name):
-            figure = figure_of(picture, strokes, names)
-            figure.patch.set_facecolor("white")
-            figure.suptitle(picture.title, fontsize=11.5)
-            canvas(figure)
+    files = [folder / f"{picture.name}.{kind}" for kind in ("png", "svg")]
+    with _drawing(picture.name):
+        figure = figure_of(picture, strokes, names)
+        figure.patch.set_facecolor("white")
+        figure.suptitle(picture.title, fontsize=11.5)
+        FigureCanvasAgg(figure)
+        for file in files:
+            kind = file.suffix[1:]
             told = (
                 {"Software": None, "Description": picture.alt}
                 if kind == "png"
                 else {"Date": None, "Title": picture.title, "Description": picture.alt}
             )
-            with atomic(folder / f"{picture.name}.{kind}") as draft:
+            with atomic(file) as draft:
                 figure.savefig(draft, format=kind, dpi=DPI, metadata=told)
-        files.append(folder / f"{picture.name}.{kind}")
     return files
 
 
