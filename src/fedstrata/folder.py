@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata import __version__
+from fedstrata import __version__, plugins
 from fedstrata.build import Parts
 from fedstrata.config import Config
 from fedstrata.errors import StateError
@@ -64,6 +64,7 @@ def manifest_of(parts: Parts, custom: Sequence[str]) -> dict[str, Any]:
             "numpy": np.__version__,
             "python": platform.python_version(),
             "machine": platform.machine(),
+            **plugins.versions(parts.config.flat()),
         },
         "config": parts.config.flat(),
         "digest": parts.config.digest(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,3 +33,18 @@ def cite(
         print(f"% {what}: nothing to cite ({why})")
     for citation in citations:
         print(f"\n% {citation.what}\n{citation.bibtex}")
+
+
+@app.command(short_help="A package of your own: a method, data set or measure.")
+def new(
+    kind: Annotated[str, typer.Argument(metavar="method|dataset|measure")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the class: letters and digits, such as FedMine.")],
+    folder: Annotated[Path, typer.Option(help="Where the package's folder goes.")] = Path(),
+) -> None:
+    """Write a package of your own, with a method (data set, measure) that already runs, its tests, and the entry point that names it."""
+    from fedstrata.new import new as write  # noqa: PLC0415
+
+    target = write(kind, name, folder)
+    first = {"method": "method=", "dataset": "clients=6 data=", "measure": "measures="}[kind]
+    print(f"{target}: {', '.join(sorted(path.name for path in target.iterdir()))}")
+    print(f"next: cd {target} && pip install -e . && fedstrata run {first}{target.name} && pytest")

@@ -24,13 +24,13 @@ def source_of(
     x: Given,
     y: Given,
     *,
-    client: ArrayLike | None,
-    test: Sequence[Any] | None,
-    labels: tuple[str, ...],
-    vocabulary: int,
     name: str,
+    client: ArrayLike | None = None,
+    test: Sequence[Any] | None = None,
+    labels: tuple[str, ...] = (),
+    vocabulary: int = 0,
 ) -> Source:
-    """See :meth:`Federation.of`.
+    """A source of arrays; arguments as in :meth:`Federation.of`, and a name that says which settings change the content.
 
     Raises:
         DataError: shapes, labels or features that cannot be meant.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedstrata import plugins
 from fedstrata.calls import bind, parse_calls
 from fedstrata.errors import ConfigError, nearest
 from fedstrata.measure.look import Measure, Runs
@@ -32,13 +33,20 @@ def table() -> Mapping[str, type[Measure]]:
 
 
 def find(name: str) -> type[Measure]:
-    """A measure by name.
+    """A measure by name, ours or of an installed package, which is imported then.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none; a plug-in that cannot be used.
     """
+    plugged = plugins.load("measures", name, (NONE, AUTO, *_MEASURES))
+    if plugged is not None:
+        plugin, offered = plugged
+        if not (isinstance(offered, type) and issubclass(offered, Measure)):
+            plugins.wanted(plugin, offered, "a subclass of fedstrata.measure.look.Measure")
+        return offered
     if name not in _MEASURES:
-        raise ConfigError(f"there is no measure {name!r}; `fedstrata list measures` prints them.{nearest(name, list(_MEASURES))}")
+        names = [*_MEASURES, *plugins.installed("measures")]
+        raise ConfigError(f"there is no measure {name!r}; `fedstrata list measures` prints them.{nearest(name, names)}")
     return _MEASURES[name]
 
 
@@ -73,7 +81,7 @@ def panels(runs: Runs) -> list[Panel]:
 
 def _known(name: str) -> Measure:
     """The measure, or, for numbers of one that is not installed here, its curves under its name."""
-    return _MEASURES[name]() if name in _MEASURES else _Foreign(name)
+    return find(name)() if name in _MEASURES or name in plugins.installed("measures") else _Foreign(name)
 
 
 class _Foreign(Measure):

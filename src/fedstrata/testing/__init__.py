@@ -13,16 +13,17 @@ law()
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
+from fedstrata.measure.look import Measure
 from fedstrata.methods import Limit, Row
 from fedstrata.testing import claims
-from fedstrata.testing.play import played
-from fedstrata.testing.toys import know
+from fedstrata.testing.play import engine, finish, play, played, same
+from fedstrata.testing.toys import know, parts
 
-__all__ = ["Law", "laws"]
+__all__ = ["Law", "laws", "looks"]
 
 
 @dataclass(frozen=True)
@@ -86,3 +87,16 @@ def _every() -> list[tuple[str, Callable[[str], None]]]:
 def _on(name: str, check: Callable[..., None], *names: str) -> list[tuple[str, Callable[[str], None]]]:
     """A law on several toys."""
     return [(f"{name} ({toy})", partial(check, toy=toy)) for toy in names]
+
+
+def looks(measure: Measure) -> list[Mapping[str, float | None]]:
+    """The numbers of a measure in three rounds of a toy.
+
+    Raises:
+        AssertionError: the run with the measure is not, bit for bit, the run without it.
+    """
+    settings = {"eval.every": 1}
+    run = finish(engine(replace(parts(**settings), measures={"looked": measure})))
+    differing = same(play(**settings), run)
+    claims.claim(not differing, f"{type(measure).__name__} changes {', '.join(differing)}; a measure only looks")
+    return [row["measures"]["looked"] for row in run.rows]
