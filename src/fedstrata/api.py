@@ -14,6 +14,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.events import Observer
 from fedstrata.piece import Piece
 from fedstrata.report.files import write
+from fedstrata.report.progress import shown
 from fedstrata.report.result import Result
 from fedstrata.run import resume as _resume
 from fedstrata.run import run as _run
@@ -26,6 +27,7 @@ def run(
     module: nn.Module | None = None,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
+    progress: bool | None = None,
     **settings: Any,
 ) -> Result:
     """Train a federation into a new run folder.
@@ -36,6 +38,7 @@ def run(
         module: your own model instead of the configured one, [B, *shape] -> [B, classes]; it is copied.
         observers: called with every event.
         stop: asked after every round; True ends the run, which can be resumed.
+        progress: None shows it in notebooks only, True also elsewhere (on stderr), False never.
         settings: the keys of ``fedstrata run --help``; a dot is written as an underscore (``local_lr=0.05``) or as a table (``local={"lr": 0.05}``).
     Raises:
         FedstrataError: what cannot be meant, before anything is written.
@@ -46,7 +49,8 @@ def run(
     """
     own = None if isinstance(method, str) else chain(method)
     config = Config(method=str(method), **settings)
-    result = _run(config, federation=federation, module=module, method=own, observers=observers, stop=stop)
+    with shown(progress) as more:
+        result = _run(config, federation=federation, module=module, method=own, observers=(*observers, *more), stop=stop)
     return _written(result, config, federation)
 
 
@@ -61,6 +65,7 @@ def resume(
     method: Piece | Method | None = None,
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Go on with an interrupted run, to the model that it would have reached, bit for bit.
 
@@ -74,20 +79,22 @@ def resume(
         method: again, where the run was given pieces instead of text.
         observers: as in :func:`run`.
         stop: as in :func:`run`.
+        progress: as in :func:`run`.
     Raises:
         StateError: no run there, a damaged checkpoint, or another run's configuration, data or model.
     """
-    result = _resume(
-        folder,
-        previous=previous,
-        executor=executor,
-        workers=workers,
-        federation=federation,
-        module=module,
-        method=None if method is None else chain(method),
-        observers=observers,
-        stop=stop,
-    )
+    with shown(progress) as more:
+        result = _resume(
+            folder,
+            previous=previous,
+            executor=executor,
+            workers=workers,
+            federation=federation,
+            module=module,
+            method=None if method is None else chain(method),
+            observers=(*observers, *more),
+            stop=stop,
+        )
     return _written(result, Config.read(Path(folder) / "config.toml"), federation)
 
 

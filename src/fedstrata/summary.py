@@ -57,6 +57,7 @@ def summarise(parts: Parts, rows: Sequence[Mapping[str, Any]], engine: Engine) -
         "refused": refused,
         "rounds_without_update": sum(not r["moved"] for r in rows),
         "norms_of": engine.norms_of,
+        "private": len(engine.plan.keep),
         "bn": parts.config.bn if len(parts.setup.layout.statistics.names) else None,
         "model_sha256": fingerprint(engine.server.params),
     }
