@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedstrata.data import DataSpec, Facts, Federation, facts_of, load
 from fedstrata.data.divergence import between_share, effective_classes, jensen_shannon, missing_classes, quantity_skew
+from fedstrata.data.meaning import SCALES, meanings, word
 from fedstrata.data.survey import survey
 from fedstrata.errors import DataError, StateError
 
@@ -330,3 +331,27 @@ def test_cifar10_with_a_hundred_clients_takes_a_moment(real):
     facts = facts_of(fed)
     assert time.perf_counter() - before < 3  # 0.3 s on an idle core
     assert (facts.train, facts.chance, facts.skew["label_js"] > 0.5) == (50_000, 0.1, True)
+
+
+@pytest.mark.parametrize(
+    ("data", "law", "label", "features"),
+    [
+        ("mnist", "natural", "none", "strong"),  # writers write every digit, each in a hand of their own
+        ("pacs", "natural", "none", "strong"),  # photographs, paintings, cartoons, sketches
+        ("shakespeare", "natural", "none", "low"),  # all roles speak one English
+        ("cifar10", "dirichlet(alpha=0.3)", "strong", "none"),
+        ("cifar10", "dirichlet(alpha=1)", "moderate", "none"),
+        ("cifar10", "iid", "none", "none"),
+    ],
+)
+def test_words_fit_what_everybody_knows_about_these_data(real, data, law, label, features):
+    fed = load(DataSpec(data=data, root=real(data), partition=law, clients=100 if data == "cifar10" else None))
+    found = {meaning.name: meaning.word for meaning in meanings(facts_of(fed, features=True).skew)}
+    assert (found["label_skew"], found["feature_shift"]) == (label, features)
+
+
+@pytest.mark.parametrize(("value", "chance", "said"), [(0.3, 0.01, "strong"), (0.1, 0.01, "moderate"), (0.02, 0.01, "low"), (0.02, 0.03, "none")])
+def test_a_shift_that_chance_reaches_is_none(value, chance, said):
+    scale = next(scale for scale in SCALES if scale.name == "feature_shift")
+    assert word(scale, value, chance) == said
+    assert word(scale, None, None) == "unknown"

@@ -37,7 +37,7 @@ SCALES: tuple[Scale, ...] = (
         "quantity_gini",
         "quantity skew",
         (0.05, 0.25, 0.6),
-        "Gini coefficient: 0 equal sizes, near 1 one client holds all; quantity(alpha=10) gives 0.18, dirichlet(alpha=0.1) 0.36 to 0.42, "
+        "Gini coefficient: 0 equal sizes, near 1 one client holds all; quantity(alpha=10) gives 0.18, dirichlet(alpha=0.1) 0.36 to 0.59, "
         "quantity(alpha=1) 0.46, quantity(alpha=0.3) 0.77",
     ),
     Scale(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from torch import nn
 
 from fedstrata.build import Parts, assemble
 from fedstrata.config import KEYS, Config
@@ -43,7 +44,7 @@ def look(parts: Parts, survey: Survey, skew: Sequence[Meaning], each: Sizes) -> 
         norms=any(entry.kind == "norm" for entry in setup.layout.entries.values()),
         own_tests=parts.federation.own_test is not None,
         heldout=len(parts.federation.heldout),
-        test=parts.config.test,
+        test=tests_of(parts.federation),
         eligible=len(setup.eligible),
         cohort=setup.cohort,
         rounds=setup.rounds,
@@ -56,14 +57,29 @@ def look(parts: Parts, survey: Survey, skew: Sequence[Meaning], each: Sizes) -> 
     )
 
 
-def advise(parts: Parts, seen: Seen) -> tuple[Advice, ...]:
-    """Every registered method, candidates first, in the order of the rules."""
+def tests_of(federation: Federation) -> str:
+    """The setting ``test`` that made these splits."""
+    if federation.own_test is None:
+        return "server"
+    if federation.own_test.which == "train":
+        return "own"
+    return "client" if federation.test is None else "both"
+
+
+def advise(parts: Parts, seen: Seen, module: nn.Module | None = None) -> tuple[Advice, ...]:
+    """Every registered method, candidates first, in the order of the rules.
+
+    Args:
+        parts: of the run as configured.
+        seen: numbers for the rules.
+        module: the user's own model, if there is one.
+    """
     spoken: dict[str, list[Rule]] = {}
     for rule in RULES:
         spoken.setdefault(rule.method, []).append(rule)
-    known = {parse_method(text).named.__iter__().__next__() if text != "fedavg" else "fedavg" for text in spoken}
+    known = {name for text in spoken for name in parse_method(text).named}
     rest = [row.examples[0] for row in rows() if row.name not in known]
-    found = [_judged(text, spoken[text], parts, seen) for text in spoken]
+    found = [_judged(text, spoken[text], parts, seen, module) for text in spoken]
     found += [Advice(text, "open", ("no rule of ours speaks for or against it",), source_of(text)) for text in rest]
     return tuple(sorted(found, key=lambda advice: ORDER.index(advice.verdict)))
 
@@ -83,20 +99,20 @@ def verdict_of(speaking: Sequence[Rule]) -> Verdict:
     return next((verdict for speaks, verdict in order if speaks in said), "open")
 
 
-def _judged(method: str, rules: Sequence[Rule], parts: Parts, seen: Seen) -> Advice:
+def _judged(method: str, rules: Sequence[Rule], parts: Parts, seen: Seen, module: nn.Module | None) -> Advice:
     holding = [rule for rule in rules if rule.when(seen)]
     verdict = verdict_of(holding)
     if verdict == "not advised":  # what speaks for it would only confuse
         holding = [rule for rule in holding if rule.speaks == "against"]
     reasons = tuple(rule.reason(seen) + (f" [{rule.source}]" if rule.source else "") for rule in holding)
     advice = Advice(method, verdict, reasons or ("no rule of ours speaks for or against it",), source_of(method))
-    return _weighed(advice, parts) if verdict in ("baseline", "candidate", "control") else advice
+    return _weighed(advice, parts, module) if verdict in ("baseline", "candidate", "control") else advice
 
 
-def _weighed(advice: Advice, parts: Parts) -> Advice:
+def _weighed(advice: Advice, parts: Parts, module: nn.Module | None) -> Advice:
     """With its costs, or with the reason why it cannot run here."""
     try:
-        tried = trial(assemble(beside(parts.config.replace(method=advice.method), parts.federation), parts.federation))
+        tried = trial(assemble(beside(parts.config.replace(method=advice.method), parts.federation), parts.federation, module))
     except FedstrataError as error:
         return replace(advice, verdict="cannot run", reasons=(str(error),))
     return replace(advice, bytes=tried.down.payload + tried.up.payload, flops=sum(tried.flops.values()), state=tried.row)

@@ -23,12 +23,14 @@ class Problem:
         code: a short name.
         text: one sentence with the numbers.
         remedy: what to do, or "".
+        count: clients, samples or classes concerned; 0 where it is about a setting.
     """
 
     weight: Weight
     code: str
     text: str
     remedy: str = ""
+    count: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import psutil
+from torch import nn
 
 from fedstrata.build import Parts, assemble
 from fedstrata.config import Config
 from fedstrata.data.copies import Duplicates, duplicates
 from fedstrata.data.facts import facts_from
+from fedstrata.data.federation import Federation
 from fedstrata.data.meaning import meanings
 from fedstrata.data.survey import Survey, survey
 from fedstrata.describe import trial
-from fedstrata.doctor.advice import advise, candidates, look
+from fedstrata.doctor.advice import advise, candidates, look, tests_of
 from fedstrata.doctor.costs import EVALUATION, TRAINING, costs, sizes
 from fedstrata.doctor.diagnosis import Advice, Cost, Diagnosis
 from fedstrata.doctor.problems import Case, problems
@@ -23,38 +25,47 @@ from fedstrata.doctor.problems import Case, problems
 SEEDS = "0 1 2"
 
 
-def examine(config: Config, *, quick: bool = False, given: Sequence[str] = ()) -> Diagnosis:
+def examine(
+    config: Config,
+    *,
+    federation: Federation | None = None,
+    module: nn.Module | None = None,
+    quick: bool = False,
+    given: Sequence[str] = (),
+) -> Diagnosis:
     """Everything that can be said before anything is trained.
 
     Args:
         config: of the run that is meant.
+        federation: instead of the configured data.
+        module: instead of the configured model.
         quick: leave out what reads every sample (duplicates), many samples of files (feature skew of pictures in folders) or the clock.
         given: the words of the command line that made the configuration, for the proposed command; () writes out what differs from the defaults.
     Raises:
         FedstrataError: whatever makes a run impossible, as ``fedstrata check`` says it.
     """
-    parts = assemble(config)
+    parts, handed = assemble(config, federation, module), federation is not None or module is not None
     tried = trial(parts)
     seen = survey(parts.federation)
     facts = facts_from(seen, features=None if quick else True)
     skew = meanings(facts.skew)
-    case = Case(parts, seen, None if quick else _copies(seen))
+    found = problems(Case(parts, seen, None if quick else _copies(seen)))
     each = sizes(parts, seen)
-    advice = advise(parts, look(parts, seen, skew, each))
+    advice = advise(parts, look(parts, seen, skew, each), module)
     chosen, more = candidates(advice), _settings(parts)
     bill = costs(parts, seen, tried, psutil.virtual_memory().total, quick=quick)
     return Diagnosis(
         facts=facts,
         setting=_setting(parts, seen),
         skew=skew,
-        problems=problems(case),
+        problems=found,
         costs=bill,
         advice=advice,
         candidates=chosen,
         left_out=tuple(a.method for a in advice if a.verdict == "candidate" and a.method not in chosen),
         settings=more,
         seconds=_seconds(bill, [a for a in advice if a.method in chosen], sum(tried.flops.values())),
-        command=_command(given or _differences(config), more, chosen),
+        command=_call(federation, module, chosen) if handed else _command(given or _differences(config), more, chosen),
     )
 
 
@@ -86,7 +97,7 @@ def _setting(parts: Parts, seen: Survey) -> dict[str, str]:
         "model": f"{parts.config.model_for(parts.federation.task)}, {parts.parameters:,} parameters in {len(setup.layout.groups)} layer groups",
         "rounds": f"{setup.rounds}, {setup.cohort} of {len(setup.eligible):,} clients each",
         "local training": f"{length} of batches of {setup.batch}, {setup.optimizer} at {setup.lr:g}",
-        "test": parts.config.test,
+        "test": tests_of(parts.federation),
         "validation": f"{parts.config.validation:g} of each client's samples" if parts.config.validation else "none",
     }
 
@@ -107,3 +118,9 @@ def _command(given: Sequence[str], more: Sequence[str], chosen: Sequence[str]) -
     words = " ".join(shlex.quote(word) for word in (*kept, *more))
     methods = " ".join(f'"{method}"' for method in chosen)
     return f"fedstrata compare {words} --methods {methods} --seeds {SEEDS}".replace("  ", " ")
+
+
+def _call(federation: Federation | None, module: nn.Module | None, chosen: Sequence[str]) -> str:
+    """The comparison of what was handed over in Python."""
+    handed = "".join(f", {name}={name}" for name, value in (("federation", federation), ("module", module)) if value is not None)
+    return f"fedstrata.compare({list(chosen)}, seeds=({SEEDS.replace(' ', ', ')}){handed})"

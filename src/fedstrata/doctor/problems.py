@@ -11,6 +11,7 @@ import numpy as np
 from fedstrata.build import Parts
 from fedstrata.data.copies import Copy, Duplicates
 from fedstrata.data.survey import Survey
+from fedstrata.data.task import Ints
 from fedstrata.doctor.diagnosis import WEIGHTS, Problem, Weight
 
 NAMED = 5  # clients whose names are told
@@ -60,16 +61,20 @@ def _copies(case: Case) -> Iterator[Problem]:
         share = copies.train_test / copies.tested
         weight: Weight = "serious" if share >= LEAK else "look"
         text = f"{copies.train_test:,} of {copies.tested:,} test samples ({percent(share)}) are also trained on{_example(case, 'train-test')}"
-        yield Problem(weight, "train-test-duplicates", text, "take them out of one of the two; scores on them show memory, not learning")
+        yield Problem(
+            weight, "train-test-duplicates", text, "take them out of one of the two; scores on them show memory, not learning", copies.train_test
+        )
     if copies.two_labels:
         text = f"{copies.two_labels:,} contents stand under more than one class in the training set{_example(case, 'labels')}"
-        yield Problem("look", "two-labels", text, "no model can be right on all of them")
+        yield Problem("look", "two-labels", text, "no model can be right on all of them", copies.two_labels)
     if copies.across_clients:
         text = f"{copies.across_clients:,} contents are held by more than one client{_example(case, 'clients')}"
-        yield Problem("look", "client-duplicates", text, "clients are more alike, and held-out clients less unseen, than they seem")
+        yield Problem(
+            "look", "client-duplicates", text, "clients are more alike, and held-out clients less unseen, than they seem", copies.across_clients
+        )
     if copies.within_train > copies.across_clients:
         text = f"{copies.within_train:,} of {len(case.seen.federation.train):,} training samples repeat an earlier one"
-        yield Problem("note", "duplicates", text)
+        yield Problem("note", "duplicates", text, count=copies.within_train)
 
 
 def _example(case: Case, kind: str) -> str:
@@ -99,21 +104,26 @@ def _small(case: Case) -> Iterator[Problem]:
     sizes = seen.training
     if (empty := np.flatnonzero(sizes == 0)).size:
         text = f"{case.clients(empty.tolist())} no training sample and never train{'s' if empty.size == 1 else ''}"
-        yield Problem("look", "empty-clients", text, "fewer clients, or a larger min in the partition")
+        yield Problem("look", "empty-clients", text, "fewer clients, or a larger min in the partition", empty.size)
     single = np.flatnonzero(sizes == 1)
     if single.size and setup.merges:
         text = f"{case.clients(single.tolist())} a single training sample, on which a batch norm cannot train, and {_are(single)} left out"
-        yield Problem("look", "single-sample", text, "norm=group, or fewer clients")
+        yield Problem("look", "single-sample", text, "norm=group, or fewer clients", single.size)
     elif single.size:
-        yield Problem("note", "single-sample", f"{case.clients(single.tolist())} a single training sample")
+        yield Problem("note", "single-sample", f"{case.clients(single.tolist())} a single training sample", count=single.size)
     small = np.flatnonzero((sizes > 1) & (sizes < setup.batch))
     if small.size:
         weight: Weight = "look" if small.size * 2 > len(sizes) else "note"
         text = f"{case.clients(small.tolist())} fewer training samples than a batch of {setup.batch}: one short step a pass"
-        yield Problem(weight, "under-a-batch", text, f"local.batch={max(1, 2 ** int(math.log2(max(2, float(np.median(sizes[sizes > 0]))) / 2)))}")
+        yield Problem(weight, "under-a-batch", text, f"local.batch={_batch(sizes[sizes > 0])}", small.size)
 
 
-def _are(places: np.ndarray) -> str:
+def _batch(sizes: Ints) -> int:
+    """A power of two that gives the median client two batches."""
+    return int(2 ** max(0, math.floor(math.log2(float(np.median(sizes)) / 2))))
+
+
+def _are(places: Ints) -> str:
     return "is" if len(places) == 1 else "are"
 
 
@@ -124,27 +134,27 @@ def _labels(case: Case) -> Iterator[Problem]:
     single = np.flatnonzero((seen.training > 0) & ((seen.counts > 0).sum(1) == 1))
     if single.size:
         text = f"{case.clients(single.tolist(), 'holds', 'hold')} training samples of one class only"
-        yield Problem("look" if single.size * 2 > len(seen.ids) else "note", "one-class", text)
+        yield Problem("look" if single.size * 2 > len(seen.ids) else "note", "one-class", text, count=single.size)
     tested = seen.tested.copy()
     if federation.test is not None:
         tested += np.bincount(federation.test.y.numpy(), minlength=federation.task.classes)
     if seen.whole and (lost := np.flatnonzero((seen.counts.sum(0) == 0) & (tested > 0))).size:
         names = ", ".join(printable(federation.task.labels[c]) for c in lost[:NAMED].tolist())
         text = f"{lost.size} classes ({names}{', ...' if lost.size > NAMED else ''}) are tested and nobody trains on them"
-        yield Problem("serious", "untrained-classes", text, "another partition, or more clients")
+        yield Problem("serious", "untrained-classes", text, "another partition, or more clients", lost.size)
 
 
 # ---- tests --------------------------------------------------------------------------------------------------------------------------------
 
 
 def _tests(case: Case) -> Iterator[Problem]:
-    seen, federation, config = case.seen, case.seen.federation, case.parts.config
+    seen, federation = case.seen, case.seen.federation
     classes = federation.task.kind == "classification"
     if federation.own_test is not None:
         without = np.flatnonzero(seen.test == 0)
         if without.size:
             text = f"{case.clients(without.tolist())} no test sample of their own and {'has' if without.size == 1 else 'have'} no personal score"
-            yield Problem("look" if without.size * 2 > len(seen.ids) else "note", "no-own-test", text)
+            yield Problem("look" if without.size * 2 > len(seen.ids) else "note", "no-own-test", text, count=without.size)
         median = float(np.median(seen.test[seen.test > 0])) if (seen.test > 0).any() else 0.0
         if classes and 0 < median < FEW_TESTS:
             text = f"the median client tests itself on {median:.0f} samples, so its accuracy moves in steps of {100 / median:.0f} points"
@@ -155,7 +165,7 @@ def _tests(case: Case) -> Iterator[Problem]:
     if not federation.validation:
         text = "no validation samples are kept, so the round cannot be chosen without looking at test data (accuracy.selected stays null)"
         yield Problem("look", "no-validation", text, "validation=0.1")
-    if config.test == "server":
+    if federation.own_test is None:
         yield Problem("note", "no-own-tests", "clients do not test: personal models are not seen", "test=both")
 
 

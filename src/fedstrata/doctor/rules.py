@@ -212,6 +212,12 @@ RULES: tuple[Rule, ...] = (
     Rule("fedper", "for", personal(_labels_strong), LABELS + ", and clients test themselves: a head of its own knows a client's classes"),
     Rule("ditto", "for", personal(_labels, _features), SKEW + ", and clients test themselves: a private model beside the global one"),
     Rule("finetune(epochs=1)", "for", personal(_labels, _features), SKEW + ": the cheapest personal model, FedAvg and then one private pass"),
+    Rule(
+        "fedbabu",
+        "for",
+        lambda s: s.own_tests and s.heldout > 0 and _labels_strong(s),
+        LABELS + ", and {s.heldout} clients join later: they fine-tune a head, where methods with private heads have none for them",
+    ),
     Rule("fedrep", "later", personal(_labels_strong), RELATIVE.format("fedper", "fedper")),
     Rule("fedbabu", "later", personal(_labels_strong), RELATIVE.format("fedper", "fedper")),
     Rule(

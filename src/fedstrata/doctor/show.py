@@ -52,7 +52,7 @@ def _ending(found: Diagnosis) -> Iterator[str]:
         yield f"the comparison takes about {low}{'' if low == high else f' to {high}'} on this machine, if it does nothing else"
         if found.seconds[0] > LONG:
             yield "for a first look, say fewer rounds (rounds=10), or have it drop the worse half early (--screen)"
-    yield from ("compare them on your data:", "", f"  {found.command}", "")
+    yield from ("", "compare them on your data:", "", f"  {found.command}", "")
 
 
 def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
