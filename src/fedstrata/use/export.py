@@ -150,10 +150,18 @@ def _near(outputs: Tensor, wanted: Tensor, found: Finished, what: str) -> float:
         StateError: farther than rounding explains.
     """
     far = difference(outputs, wanted)
-    exact = found.engine.parts.config.local.precision == "float32"
-    if not far <= (NEAR if exact else 0.05):  # bfloat16 keeps eight bits of each product
+    if not far <= _tolerance(found):
         raise StateError(f"{what} differs from the run's evaluation by {far:.2g} of the largest output; it is not written. Please report this.")
     return far
+
+
+def _tolerance(found: Finished) -> float:
+    """What rounding explains."""
+    if found.engine.parts.config.local.precision != "float32":
+        return 0.05  # the evaluation kept eight bits of each product
+    if found.engine.evaluator.batch_statistics or any(norm.running_mean is None for norm in found.engine.kit.bound.norms):
+        return 1e-2  # norms of a few samples divide by a spread that may be small, which amplifies rounding
+    return NEAR
 
 
 def _run_onnx(content: bytes, x: Tensor) -> Tensor:

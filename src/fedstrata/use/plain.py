@@ -9,6 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedstrata.data.task import Task
 from fedstrata.errors import ConfigError
@@ -94,7 +95,7 @@ class Changed(nn.Module):
         bound.attach(self._net)
         self._spec, self._statistics = bound.spec, Spec((), ()) if batch_statistics else bound.buffers.spec
         self._still: Stillness = "batch" if batch_statistics else "eval"
-        self._moves = bool(bound.dropouts or bound.norms)
+        self._moves = any(isinstance(part, _NormBase | _DropoutNd) for part in module.modules())
         self._take_over(module)
         kept = {id(attrgetter(name)(self)) for name in self._spec.names if _has(self, name)}
         for name, parameter in list(self.named_parameters()):
