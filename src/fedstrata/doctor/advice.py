@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from fedstrata.methods import method as parse_method
 from fedstrata.methods import rows
 
 ORDER: tuple[Verdict, ...] = ("baseline", "candidate", "control", "later", "not advised", "cannot run", "open")
+DECIDES: Mapping[Verdict, str] = {"baseline": "baseline", "candidate": "for", "control": "control", "later": "later", "not advised": "against"}
 FEDAVG = "McMahan et al., AISTATS 2017"
 
 
@@ -102,8 +103,8 @@ def verdict_of(speaking: Sequence[Rule]) -> Verdict:
 def _judged(method: str, rules: Sequence[Rule], parts: Parts, seen: Seen, module: nn.Module | None) -> Advice:
     holding = [rule for rule in rules if rule.when(seen)]
     verdict = verdict_of(holding)
-    if verdict == "not advised":  # what speaks for it would only confuse
-        holding = [rule for rule in holding if rule.speaks == "against"]
+    decided = DECIDES.get(verdict)  # what speaks otherwise would only confuse
+    holding = [rule for rule in holding if rule.speaks == decided]
     reasons = tuple(rule.reason(seen) + (f" [{rule.source}]" if rule.source else "") for rule in holding)
     advice = Advice(method, verdict, reasons or ("no rule of ours speaks for or against it",), source_of(method))
     return _weighed(advice, parts, module) if verdict in ("baseline", "candidate", "control") else advice

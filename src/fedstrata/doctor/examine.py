@@ -88,7 +88,8 @@ def _seconds(bill: Sequence[Cost], chosen: Sequence[Advice], flops: float) -> tu
 
 def _setting(parts: Parts, seen: Survey) -> dict[str, str]:
     setup, local = parts.setup, parts.config.local
-    length = f"{local.epochs} epochs" if local.steps is None else f"{local.steps} steps"
+    count, unit = (local.epochs, "epoch") if local.steps is None else (local.steps, "step")
+    length = f"{count} {unit}{'' if count == 1 else 's'}"
     few = f" of {len(seen.ids):,} clients that were picked evenly" if not seen.whole else ""
     spread = f"smallest client {seen.training.min():,}, median {np.median(seen.training):,.0f}, largest {seen.training.max():,}"
     return {

@@ -115,7 +115,7 @@ def _small(case: Case) -> Iterator[Problem]:
     if small.size:
         weight: Weight = "look" if small.size * 2 > len(sizes) else "note"
         text = f"{case.clients(small.tolist())} fewer training samples than a batch of {setup.batch}: one short step a pass"
-        yield Problem(weight, "under-a-batch", text, f"local.batch={_batch(sizes[sizes > 0])}", small.size)
+        yield Problem(weight, "under-a-batch", text, f"local.batch={_batch(sizes[sizes > 0])}" if weight == "look" else "", small.size)
 
 
 def _batch(sizes: Ints) -> int:

@@ -57,12 +57,12 @@ class Seen:
     @property
     def labels(self) -> str:
         """Label skew, for a sentence."""
-        return f"{'label' if self.kind == 'classification' else 'target'} skew {plain(self.label_value)} ({self.label})"
+        return told("label" if self.kind == "classification" else "target", self.label, self.label_value)
 
     @property
     def inputs(self) -> str:
         """Feature skew, for a sentence."""
-        return f"feature skew {plain(self.feature_value)} ({self.features})"
+        return told("feature", self.features, self.feature_value)
 
     @property
     def skew(self) -> str:
@@ -109,9 +109,9 @@ class Rule:
         return self.because.format(s=s)
 
 
-def plain(value: float) -> str:
-    """Two digits, and no minus before a nought."""
-    return f"{round(value, 2) + 0.0:.2f}"
+def told(kind: str, said: str, value: float) -> str:
+    """One kind of skew, for a sentence."""
+    return {"none": f"no {kind} skew", "unknown": f"{kind} skew unknown"}.get(said, f"{kind} skew {value:.2f} ({said})")
 
 
 def always(_: Seen) -> bool:
