@@ -137,7 +137,7 @@ class Child:
         elif isinstance(event, RoundDone):
             self.done = int(event.row["round"]) + 1
             shown = {key: event.row.get(key) for key in ("accuracy", "personal", "validation", "seconds", "eval_seconds")}
-            self.tell("round", done=self.done, peak=peak(), **shown)
+            self.tell("round", done=self.done, pid=os.getpid(), peak=peak(), **shown)
 
 
 @contextmanager

@@ -1,0 +1,56 @@
+"""Small comparisons for tests: a few rounds of a logistic model on digits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from fedstrata.compare.conduct import works
+from fedstrata.compare.contest import contest
+from fedstrata.compare.pool import Pool
+from fedstrata.config import Config
+
+SMALL = {
+    "data": "synthetic_iid",
+    "model": "logistic",
+    "clients": 6,
+    "cohort": 3,
+    "rounds": 4,
+    "local.epochs": 1,
+    "local.lr": 0.05,
+    "validation": 0.2,
+    "test": "both",
+}
+WORDS = [f"{key}={value}" for key, value in SMALL.items()]
+
+
+def asked(out: Path, methods=("fedavg", "fedprox(mu=1)"), seeds=(0, 1), *, how=None, **settings):
+    """A contest below ``out``; ``how`` goes to contest(), settings to the configuration, dots as underscores."""
+    return contest(methods, Config(**SMALL, out=str(out)).replace(**settings), seeds=seeds, **(how or {}))
+
+
+def make(contest_, *, stop=lambda: False, said=None, observers=(), react=None):
+    """All runs, without a report: (grid, children that were started). ``react`` is told every event of every job, before the board is."""
+    console = Console(file=said, width=200, markup=False) if said is not None else Console(quiet=True)
+    with works(contest_, console, plain=True, stop=stop, observers=observers) as making:
+        if react is not None:
+            tell = making.maker.tell
+            making.maker.tell = lambda job, message: (react(job, message), tell(job, message))[1]
+        making.make(list(making.grid.jobs.values()))
+        making.grid.write("finished")
+        return making.grid, making.maker.started if isinstance(making.maker, Pool) else 0
+
+
+def summaries(grid):
+    """(label, seed) -> summary."""
+    return {id_: json.loads((grid.jobs[id_].folder / "summary.json").read_text()) for id_ in sorted(grid.done)}
+
+
+TIMES = ("seconds", "eval_seconds", "executor", "workers")
+
+
+def without_times(found):
+    """Summaries without what a clock or the machine says."""
+    return {id_: {key: value for key, value in summary.items() if key not in TIMES} for id_, summary in found.items()}
