@@ -36,5 +36,5 @@ def quick(folder: Path, **settings) -> Path:
     """The folder of a short run from a configuration."""
     known = {"out": str(folder), "name": "run", "rounds": 2, "cohort": 4, "executor": "loop", "local.epochs": 1}
     result = run(Config(**known | settings))
-    clients_csv(result.federation, folder / "run" / "clients.csv", scores=result.clients)  # as the command writes it
-    return folder / "run"
+    clients_csv(result.federation, result.folder / "clients.csv", scores=result.clients)  # as the command writes it
+    return result.folder

@@ -134,6 +134,14 @@ def test_nothing_of_the_run_folder_is_changed(folder, tmp_path, client):
     assert digest(folder) == before
 
 
+@pytest.mark.parametrize(("settings", "single"), [({"bn": "batch"}, True), ({"model": "mobilenet(track=false)"}, False), ({}, None)])
+def test_norms_that_look_at_the_batch_are_said_to_do_so(tmp_path, settings, single):
+    run = quick(tmp_path, clients=2, cohort=2, rounds=1, **{"model": "mlp", "local.epochs": None, "local.steps": 1, "norm": "batch"} | settings)
+    told = json.loads((export(run, tmp_path / "out", None, "safetensors").folder / "signature.json").read_text())["batch_norm"]
+    assert ("outputs hang on the other samples" in told) == (single is not None)
+    assert ("a single sample" in told) == bool(single)
+
+
 # ---- refusals -------------------------------------------------------------------------------------------------------------------------------
 
 

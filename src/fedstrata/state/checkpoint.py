@@ -99,7 +99,8 @@ def load(folder: Path, rows: RowStore | None = None, *, previous: bool = False) 
     except DamagedError as error:
         if previous or len(rounds) < 2:
             raise StateError(f"{error} There is no other checkpoint to fall back on; start the run anew in another folder.") from error
-        raise StateError(f"{error} The file is kept as it is; --previous continues from the checkpoint before, of round {rounds[1]}.") from error
+        way = f"fedstrata resume {folder.parent} --previous continues from the checkpoint before, of round {rounds[1]}."
+        raise StateError(f"{error} The file is kept as it is; {way}") from error
     if previous:
         _set_aside(folder, rounds[0], keep=_named(folder, chosen))
     return checkpoint

@@ -110,6 +110,7 @@ def _scores(found: Finished, client: int | None, facts: Facts) -> Iterator[str]:
     clients = sum(1 for i, s in found.result.clients.items() if s.get("personal") is not None and i not in found.federation.heldout)
     server = f"{facts.test:,} samples of the server's test set" if facts.test else f"the own tests of {clients:,} clients"
     rows: list[tuple[str, float | None, str]] = []
+    whose = "" if client is None else "the run: "
     if client is not None:
         held = found.federation.testing(client)
         own, n = found.result.clients.get(client, {}), 0 if held is None else len(held[1])
@@ -118,10 +119,10 @@ def _scores(found: Finished, client: int | None, facts: Facts) -> Iterator[str]:
     for key, value in (summary.get("accuracy") or {}).items():
         out = f"the own tests of {facts.heldout:,} held-out clients"
         on = out if key.startswith("heldout") else f"the own tests of {clients:,} clients" if key.startswith("personal") else server
-        rows.append((ACCURACY.get(key, key.replace("_", " ")), value, on))
+        rows.append((whose + ACCURACY.get(key, key.replace("_", " ")), value, on))
     for key, value in (summary.get("metrics") or {}).items():
         if isinstance(value, int | float) and key != "accuracy":
-            rows.append((key.replace("_", " "), value, server if "client" not in key and "personal" not in key else f"{clients:,} clients"))
+            rows.append((whose + key.replace("_", " "), value, server if "client" not in key and "personal" not in key else f"{clients:,} clients"))
     yield "| score | value | on |"
     yield "|---|---|---|"
     for name, value, on in rows:

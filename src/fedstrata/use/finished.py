@@ -59,6 +59,11 @@ class Finished:
         buffers = None if found.buffers is None else found.buffers.clone()
         return Params(found.flat.detach().clone(), found.spec, buffers=buffers)
 
+    @property
+    def looks_at_batches(self) -> bool:
+        """Whether norms look at the batch in hand in evaluation, so that an output hangs on the other samples."""
+        return self.engine.evaluator.batch_statistics or any(norm.running_mean is None for norm in self.engine.kit.bound.norms)
+
     def number(self, client: Who) -> int | None:
         """The number of a client that is given by number or name.
 
@@ -145,7 +150,7 @@ def finished(
     result = Result.read(folder)
     if result.summary.get("model_sha256") != fingerprint(engine.server.params):
         raise StateError(f"{folder}: summary.json speaks of another model than the checkpoint holds; write it anew: fedstrata resume {folder}")
-    return Finished(result, engine, notes)
+    return Finished(result, engine, (*notes, *result.notes))
 
 
 def load(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -80,7 +79,7 @@ def _file(path: Path, intake: Intake, unknown: Unknown) -> Taken:
     if kind in TABLES:
         return intake.table(read_columns(path), str(path), unknown=unknown)
     if kind in PICTURES:
-        return _checked(intake.pictures([path], [path.name], None, str(path)))
+        return intake.pictures([path], [path.name], None, str(path))
     if kind in ARRAYS:
         x, y = _arrays(path)
         return intake.array(x, y, str(path))
@@ -130,7 +129,7 @@ def _folder(path: Path, intake: Intake, task: Task) -> Taken:
         notes.append(f"{path}: {passed} files are no pictures and were passed over.")
     if 0 < len(labels) < len(files):
         notes.append(f"{path}: {len(files) - len(labels)} of {len(files)} pictures lie in no folder named after a class, so there is no score.")
-    return _checked(Taken(taken.samples, taken.names, taken.labelled, tuple(notes)))
+    return Taken(taken.samples, taken.names, taken.labelled, tuple(notes))
 
 
 def _pictures(folder: Path, root: Path) -> tuple[list[Path], int]:
@@ -145,13 +144,6 @@ def _pictures(folder: Path, root: Path) -> tuple[list[Path], int]:
         else:
             other += 1
     return found, other
-
-
-def _checked(taken: Taken) -> Taken:
-    """Refuse a damaged picture before anything is predicted."""
-    for place in range(len(taken.samples)):
-        taken.samples.take(torch.tensor([place]))
-    return taken
 
 
 def data_set(text: str, found: Finished, client: int | None, split: Split) -> Taken:
@@ -228,15 +220,16 @@ def _there(samples: Samples | None, otherwise: str) -> Samples:
 def _same_task(source: Source, found: Finished) -> None:
     """Refuse samples that the model would misread."""
     ours, theirs = found.federation.task, source.task
-    for name, mine, other in (
+    other = f"{source.name} prepares its samples in another way than {found.federation.name}; give the file itself, and it is read as in training."
+    if source.scale is not None:  # by its own training rows
+        raise DataError(other)
+    for name, mine, its in (
         ("a sample has the shape", ours.shape, theirs.shape),
         ("the vocabulary is", ours.vocabulary, theirs.vocabulary),
         ("the classes are", ours.labels[:20], theirs.labels[:20]),
         ("the task is", ours.kind, theirs.kind),
     ):
-        if mine != other:
-            raise DataError(f"{source.name} is not what the model was trained for: {name} {other} there and {mine} here.")
-    if source.scale is not None or source.intake != found.federation.intake:
-        raise DataError(
-            f"{source.name} prepares its samples in another way than {found.federation.name}; give the file itself, and it is read as in training."
-        )
+        if mine != its:
+            raise DataError(f"{source.name} is not what the model was trained for: {name} {its} there and {mine} here.")
+    if source.intake != found.federation.intake:
+        raise DataError(other)

@@ -137,6 +137,6 @@ def predict(
         truth = None if not taken.labelled else taken.samples.y if classes else intake.restore(taken.samples.y)
         score = None if truth is None else scores(outputs if classes else values[:, None], truth)
     notes = (*found.notes, *found.told(who), *taken.notes)
-    if engine.evaluator.batch_statistics:
-        notes += ("norms look at the batch (bn=batch): what is said of a sample hangs on the others beside it, up to 500 at a time.",)
+    if found.looks_at_batches:
+        notes += ("norms look at the batch: what is said of a sample hangs on the others beside it, up to 500 at a time.",)
     return Predictions(taken.names, task.labels if classes else (), values, truth, score, who, notes)

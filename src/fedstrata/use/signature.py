@@ -10,6 +10,7 @@ from fedstrata.use.finished import Finished
 from fedstrata.use.inputs import intake_of
 
 FORMAT = 1
+SINGLE = "; a single sample, which the run (bn=batch) evaluated with running statistics, has none here"
 
 
 def signature(found: Finished, client: int | None) -> dict[str, Any]:
@@ -50,9 +51,9 @@ def batch_norm(found: Finished) -> str | None:
     """How norms that look at batches stand in the module, in words; None where there are none."""
     if not found.engine.kit.bound.norms:
         return None
-    if found.engine.evaluator.batch_statistics:
+    if found.looks_at_batches:
         return (
-            "statistics of the batch in hand (bn=batch), as the run was evaluated, 500 samples at a time: outputs hang on the other samples of the "
-            "batch, so give batches as mixed as the data; a single sample, which the run evaluated with running statistics, has none here"
+            "statistics of the batch in hand, as the run was evaluated, 500 samples at a time: outputs hang on the other samples of the batch, so "
+            "give batches as mixed as the data" + (SINGLE if found.engine.evaluator.batch_statistics else "")
         )
     return f"running statistics, as the run was evaluated (bn={found.engine.parts.config.bn})"
