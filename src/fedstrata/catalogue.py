@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from fedstrata.plugins import installed
+from fedstrata import plugins
 
 Rows: TypeAlias = Sequence[Mapping[str, str]]
 
@@ -37,35 +37,42 @@ TRACKERS: Mapping[str, str] = {
 }
 
 
+def _plugged(kind: plugins.Kind) -> Sequence[plugins.Plugin]:
+    """What installed packages offer; nothing of it is imported."""
+    return tuple(plugins.installed(kind).values())
+
+
+def _origin(plugin: plugins.Plugin) -> str:
+    return f"plug-in: {plugin.origin}"
+
+
 def _methods() -> Rows:
     from fedstrata.methods import rows  # noqa: PLC0415  # a registry is loaded only when it is listed
 
     plain = {"method": "fedavg", "what it does": "the empty chain: local training, weighted mean", "source": "McMahan et al. 2017"}
     ours = [plain, *({"method": r.name, "what it does": r.summary, "source": r.piece.source} for r in rows())]
-    return ours + [{"method": p.name, "what it does": p.about, "source": f"plug-in: {p.origin}"} for p in installed("methods").values()]
+    return ours + [{"method": p.name, "what it does": p.about, "source": _origin(p)} for p in _plugged("methods")]
 
 
 def _datasets() -> Rows:
     from fedstrata.data import datasets  # noqa: PLC0415
 
     ours = [{"data": r.name, "what it is": r.about, "needs": "nothing" if r.offline else "data.root", "source": r.source} for r in datasets()]
-    return ours + [{"data": p.name, "what it is": p.about, "needs": "?", "source": f"plug-in: {p.origin}"} for p in installed("datasets").values()]
+    return ours + [{"data": p.name, "what it is": p.about, "needs": "?", "source": _origin(p)} for p in _plugged("datasets")]
 
 
 def _partitions() -> Rows:
     from fedstrata.data import partitions  # noqa: PLC0415
 
     ours = [{"partition": r.name, "how samples are dealt": r.about, "source": r.source} for r in partitions()]
-    return ours + [
-        {"partition": p.name, "how samples are dealt": p.about, "source": f"plug-in: {p.origin}"} for p in installed("partitions").values()
-    ]
+    return ours + [{"partition": p.name, "how samples are dealt": p.about, "source": _origin(p)} for p in _plugged("partitions")]
 
 
 def _models() -> Rows:
     from fedstrata.models.registry import rows  # noqa: PLC0415
 
     ours = [{"model": r.name, "what it is": r.summary, "norm": r.norm or "-", "source": r.source} for r in rows()]
-    return ours + [{"model": p.name, "what it is": p.about, "norm": "?", "source": f"plug-in: {p.origin}"} for p in installed("models").values()]
+    return ours + [{"model": p.name, "what it is": p.about, "norm": "?", "source": _origin(p)} for p in _plugged("models")]
 
 
 def _measures() -> Rows:
@@ -73,13 +80,13 @@ def _measures() -> Rows:
 
     scores = [{"measure": name, "where": "metrics of summary.json", "what it says": about} for name, about in MEASURES.items()]
     looks = [{"measure": name, "where": f"measures={name}", "what it says": m.text} for name, m in table().items()]
-    plugged = [{"measure": p.name, "where": f"measures={p.name} ({p.origin})", "what it says": p.about} for p in installed("measures").values()]
+    plugged = [{"measure": p.name, "where": f"measures={p.name} ({p.origin})", "what it says": p.about} for p in _plugged("measures")]
     return [*scores, *looks, *plugged]
 
 
 def _trackers() -> Rows:
     ours = [{"tracker": name, "where curves go": about, "source": "extra: track"} for name, about in TRACKERS.items()]
-    return ours + [{"tracker": p.name, "where curves go": p.about, "source": f"plug-in: {p.origin}"} for p in installed("trackers").values()]
+    return ours + [{"tracker": p.name, "where curves go": p.about, "source": _origin(p)} for p in _plugged("trackers")]
 
 
 def _executors() -> Rows:

@@ -95,8 +95,7 @@ def looks(measure: Measure) -> list[Mapping[str, float | None]]:
     Raises:
         AssertionError: the run with the measure is not, bit for bit, the run without it.
     """
-    settings = {"eval.every": 1}
-    run = finish(engine(replace(parts(**settings), measures={"looked": measure})))
-    differing = same(play(**settings), run)
+    run = finish(engine(replace(parts(eval_every=1), measures={"looked": measure})))
+    differing = same(play(eval_every=1), run)
     claims.claim(not differing, f"{type(measure).__name__} changes {', '.join(differing)}; a measure only looks")
     return [row["measures"]["looked"] for row in run.rows]

@@ -1,0 +1,124 @@
+"""Trackers: observers that hand a run's curves to TensorBoard, MLflow or a package of yours. They read events and never change a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from fedstrata import plugins
+from fedstrata.calls import arguments, parse_calls
+from fedstrata.errors import ConfigError, nearest
+from fedstrata.events import Event
+
+NONE = "none"
+
+
+class Tracker(Protocol):
+    """An observer that holds something open."""
+
+    def __call__(self, event: Event) -> None:
+        """Hand an event on."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and connections; a second call does nothing."""
+        ...
+
+
+def _tensorboard(folder: str = "runs/tensorboard") -> Tracker:
+    from fedstrata.track.tensorboard import TensorBoard  # noqa: PLC0415  # its library is loaded only where it is asked for
+
+    return TensorBoard(folder)
+
+
+def _mlflow(uri: str = "runs/mlflow", experiment: str = "fedstrata") -> Tracker:
+    from fedstrata.track.mlflow import MLflow  # noqa: PLC0415  # the same
+
+    return MLflow(uri, experiment)
+
+
+_OURS: Mapping[str, Callable[..., Tracker]] = {"tensorboard": _tensorboard, "mlflow": _mlflow}
+
+
+class Guarded:
+    """A tracker that cannot end a run.
+
+    A run's results are in its folder whatever happens to a tracker. So the first failure is noted on stderr, and the tracker is off from then on.
+    """
+
+    def __init__(self, name: str, tracker: Callable[[Event], None]) -> None:
+        self.name, self.tracker, self.off = name, tracker, False
+
+    def __call__(self, event: Event) -> None:
+        """Hand an event on, if nothing has failed yet."""
+        if not self.off:
+            self._try(lambda: self.tracker(event))
+
+    def close(self) -> None:
+        """Close what is open, also after a failure."""
+        close: Callable[[], None] | None = getattr(self.tracker, "close", None)
+        if close is not None:
+            self._try(close)
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001  # whatever a disk, a server or a foreign library does
+            if not self.off:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                print(
+                    f"fedstrata: note: the tracker {self.name} failed ({reason}) and is off; the run goes on and keeps its results", file=sys.stderr
+                )
+            self.off = True
+
+
+def trackers(text: str) -> list[Guarded]:
+    """The trackers that a setting means.
+
+    Args:
+        text: "none", or names in call syntax: ``"tensorboard(folder='runs/tb') + mlflow(uri='file:runs/ml', experiment='x')"``.
+    Raises:
+        ConfigError: an unknown tracker or setting, one tracker twice, or a library that is not installed.
+    """
+    found: dict[str, Guarded] = {}
+    for call in [] if text == NONE else parse_calls(text):
+        if call.name in found:
+            raise ConfigError(f"track names {call.name!r} twice; once is enough.")
+        factory = _factory(call.name)
+        settings: dict[str, Any] = arguments(call, factory, what="track")
+        try:
+            found[call.name] = Guarded(call.name, factory(**settings))
+        except ImportError as error:
+            package = (error.name or call.name).partition(".")[0]
+            raise ConfigError(f"track={call.name} needs the package {package}, which is not installed: pip install 'fedstrata[track]'.") from error
+    return list(found.values())
+
+
+@contextmanager
+def tracking(text: str) -> Iterator[list[Guarded]]:
+    """The trackers that a setting means, closed at the end, however that comes."""
+    found = trackers(text)
+    try:
+        yield found
+    finally:
+        for tracker in found:
+            tracker.close()
+
+
+def _factory(name: str) -> Callable[..., Callable[[Event], None]]:
+    plugged = plugins.load("trackers", name, (NONE, *_OURS))
+    if plugged is not None:
+        plugin, offered = plugged
+        if not callable(offered):
+            plugins.wanted(plugin, offered, "a class or function of settings that gives an observer")
+        factory: Callable[..., Callable[[Event], None]] = offered
+        return factory
+    if name not in _OURS:
+        names = [*_OURS, *plugins.installed("trackers")]
+        raise ConfigError(f"there is no tracker {name!r}.{nearest(name, names)} It is none, {', '.join(names)}.")
+    return _OURS[name]
+
+
+__all__ = ["Guarded", "Tracker", "trackers", "tracking"]
