@@ -10,10 +10,16 @@ import click
 import typer
 
 import fedstrata
+from fedstrata.build import assemble
 from fedstrata.catalogue import CATALOGUES, rows
 from fedstrata.cli import app
-from fedstrata.config import KEYS
+from fedstrata.config import KEYS, Config
+from fedstrata.describe import Trial, trial
+from fedstrata.describe import _bytes as state_bytes
+from fedstrata.errors import FedstrataError
 from fedstrata.keys import Key
+from fedstrata.methods import method
+from fedstrata.methods import rows as methods
 
 _BAR = re.compile(r"\|(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # outside of code, where a bar is safe
 FIRST = ("run", "compare", "sweep", "doctor", "check", "describe", "list", "report", "resume")  # of the commands; the others follow
@@ -88,4 +94,41 @@ def python() -> str:
     return "\n\n".join(f"::: {thing.__module__}.{thing.__qualname__}" for thing in things)
 
 
-MAKE: Mapping[str, Callable[[], str]] = {"settings": settings, "commands": commands, "catalogues": catalogues, "python": python}
+def costs() -> str:
+    """What every registered method costs against FedAvg, as ``fedstrata describe`` counts it."""
+    config = Config(data="digits", model="mlp", norm="batch")
+    federation = config.federation()
+    found = {name: trial(assemble(config.replace(method=name), federation)) for name in _examples()}
+    base = found["fedavg"]
+    return grid(("method", "sent down", "sent up", "server keeps (models)", "client keeps (models)", "training FLOPs"), (_cost(name, it, base) for name, it in found.items()))
+
+
+def _examples() -> list[str]:
+    """Each method with its defaults, or an example where it has none."""
+    return ["fedavg", *(row.name if _default(row.name) else row.examples[0] for row in methods())]
+
+
+def _default(name: str) -> bool:
+    try:
+        method(name)
+    except FedstrataError:
+        return False
+    return True
+
+
+def _cost(name: str, it: Trial, base: Trial) -> tuple[str, ...]:
+    model = base.down.payload
+    held = sum(state_bytes(slot) for slot in it.server.slots.values())
+    sent = (f"x {mine / model:.2g}" for mine in (it.down.payload, it.up.payload))
+    kept = (f"{amount / model:.2g}" if amount else "0" for amount in (held, it.row))
+    return (f"`{name}`", *sent, *kept, f"x {_training(it) / _training(base):.2g}")
+
+
+def _training(it: Trial) -> float:
+    """FLOPs of a sample in a round, each phase as long as it is beside the run's own epochs."""
+    run = it.session.kit.setup.epochs
+    phases = {phase.name: (phase.epochs or run) / run for phase in it.session.work.plan.phases}
+    return sum(flops * phases.get(purpose, 1.0) for purpose, flops in it.flops.items())
+
+
+MAKE: Mapping[str, Callable[[], str]] = {"settings": settings, "commands": commands, "catalogues": catalogues, "costs": costs, "python": python}
