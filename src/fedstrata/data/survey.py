@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
 
 SHOWN = 200  # clients that a report shows
-WALKED = 10_000  # clients up to which every one is looked at
+WALKED = 10_000  # clients up to which every one is looked at, where that takes a walk
+CELLS = 50_000_000  # clients x classes up to which all are counted at once, where it takes none
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +24,8 @@ class Survey:
 
     Attributes:
         federation: that was surveyed.
-        ids: [W] clients looked at: all, or evenly spaced ones of a federation that is derived when asked for or has more than WALKED clients.
+        ids: [W] clients looked at: all; or evenly spaced ones where clients are derived when asked for, or are more than WALKED with splits of
+            their own.
         training, validation, test: [W] samples by client; ``test`` is -1 where clients have no tests of their own.
         counts: [W, K] training samples of each class; one column for a regression.
         tested: [K] samples of each class in the clients' own tests, all together; one column for a regression.
@@ -57,13 +59,15 @@ def spaced(count: int, most: int) -> Ints:
 
 
 def survey(federation: Federation) -> Survey:
-    """Walk over the clients: all up to WALKED, SHOWN of those that are derived when asked for."""
-    ids = spaced(federation.clients, SHOWN if federation.partition.lazy else WALKED)
+    """Look at the clients: at all where they are listed, up to WALKED where each has to be split, and SHOWN where they are derived when asked for."""
     classes = federation.task.classes if federation.task.kind == "classification" else 1
     labels = federation.train.y.numpy() if federation.task.kind == "classification" else np.zeros(len(federation.train), dtype=np.int64)
+    plain = isinstance(federation.partition, Listed) and not federation.validation and federation.own_test is None
+    plain = plain and federation.clients * classes <= CELLS
+    most = federation.clients if plain else SHOWN if federation.partition.lazy else WALKED
+    ids = spaced(federation.clients, most)
     training, validation = np.zeros_like(ids), np.zeros_like(ids)
     counts = np.zeros((len(ids), classes), dtype=np.int64)
-    plain = isinstance(federation.partition, Listed) and not federation.validation and not _splits(federation) and len(ids) == federation.clients
     if plain:
         assert isinstance(federation.partition, Listed)
         training, counts = _at_once(federation.partition, labels, classes)
@@ -73,10 +77,6 @@ def survey(federation: Federation) -> Survey:
         counts[place] = np.bincount(labels[held], minlength=classes)
     test, tested = _tests(federation, ids, classes)
     return Survey(federation, ids, training, validation, test, counts, tested)
-
-
-def _splits(federation: Federation) -> bool:
-    return federation.own_test is not None and federation.own_test.which == "train"
 
 
 def _at_once(partition: Listed, labels: Ints, classes: int) -> tuple[Ints, Ints]:

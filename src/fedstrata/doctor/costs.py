@@ -167,7 +167,7 @@ def _memory(parts: Parts, tried: Trial, memory: int) -> Iterator[Cost]:
     held = [s for s in (federation.train, federation.official or federation.test) if s is not None]
     data = sum(_held(samples) for samples in held)
     if data:
-        how = f"{sum(len(s) for s in held):,} samples, as they are kept"
+        how = f"{sum(len(s) for s in held):,} samples, " + ("labels only: the rest is read from files" if held[0].lazy else "as they are kept")
         yield Cost("data in memory", data, "bytes", how, large=data > BUSY * memory)
     most = min(len(setup.eligible), setup.cohort * setup.rounds)
     if tried.row:

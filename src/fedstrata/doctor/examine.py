@@ -15,7 +15,7 @@ from fedstrata.data.copies import Duplicates, duplicates
 from fedstrata.data.facts import facts_from
 from fedstrata.data.federation import Federation
 from fedstrata.data.meaning import meanings
-from fedstrata.data.survey import Survey, survey
+from fedstrata.data.survey import WALKED, Survey, spaced, survey
 from fedstrata.describe import trial
 from fedstrata.doctor.advice import advise, candidates, look, tests_of
 from fedstrata.doctor.costs import EVALUATION, TRAINING, costs, sizes
@@ -71,7 +71,7 @@ def examine(
 
 def _copies(seen: Survey) -> Duplicates:
     """Clients that are derived when asked for overlap by intent, so they are not compared with each other."""
-    return duplicates(seen.federation, () if seen.federation.partition.lazy else seen.ids.tolist())
+    return duplicates(seen.federation, () if seen.federation.partition.lazy else seen.ids[spaced(len(seen.ids), WALKED)].tolist())
 
 
 def _seconds(bill: Sequence[Cost], chosen: Sequence[Advice], flops: float) -> tuple[float, float] | None:

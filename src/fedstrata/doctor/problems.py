@@ -60,7 +60,8 @@ def _copies(case: Case) -> Iterator[Problem]:
     if copies.train_test:
         share = copies.train_test / copies.tested
         weight: Weight = "serious" if share >= LEAK else "look"
-        text = f"{copies.train_test:,} of {copies.tested:,} test samples ({percent(share)}) are also trained on{_example(case, 'train-test')}"
+        seen = f"{copies.train_test:,} of {copies.tested:,} test samples ({percent(share)})"
+        text = f"{seen} {'is' if copies.train_test == 1 else 'are'} also trained on{_example(case, 'train-test')}"
         yield Problem(
             weight, "train-test-duplicates", text, "take them out of one of the two; scores on them show memory, not learning", copies.train_test
         )
