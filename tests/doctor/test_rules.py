@@ -23,6 +23,7 @@ PLAIN = Seen(
     images=False,
     tokens=False,
     norms=False,
+    body=True,
     own_tests=True,
     heldout=0,
     test="both",
@@ -48,6 +49,7 @@ CASES = [
     replace(PLAIN, low_steps=5, high_steps=5, equal_steps=True),
     replace(PLAIN, median=20.0),
     replace(PLAIN, heldout=4),
+    replace(PLAIN, body=False, images=True),
 ]
 
 
@@ -78,7 +80,9 @@ def test_every_rule_speaks_somewhere_and_is_silent_elsewhere_in_a_sentence_with_
     assert len(spoken) < len(CASES) or rule.speaks == "baseline"
     reason = rule.reason(spoken[0])
     assert "{" not in reason
-    related = rule.speaks in ("baseline", "control", "later") or "be seen" in reason or "norm layer" in reason or "tokens" in reason
+    related = (
+        rule.speaks in ("baseline", "control", "later") or "be seen" in reason or "norm layer" in reason or "tokens" in reason or "all head" in reason
+    )
     assert related or re.search(r"\d", reason) or reason.startswith("no skew")
 
 
@@ -115,6 +119,12 @@ def test_without_skew_nothing_that_corrects_skew_is_proposed():
     found = verdicts(replace(PLAIN, label="low", label_value=0.1, equal_steps=True, low_steps=5, high_steps=5))
     assert {found[name] for name in ("fedprox", "scaffold", "feddyn", "moon", "fednova")} == {"not advised"}
     assert "candidate" not in found.values()
+
+
+def test_a_model_that_is_all_head_has_nothing_to_share_beside_private_heads():
+    found = verdicts(replace(PLAIN, body=False, images=True))
+    assert {found[name] for name in ("fedper", "fedrep", "fedbabu", "moon")} == {"not advised"}
+    assert found["ditto"] == "candidate"
 
 
 def test_what_was_not_measured_speaks_neither_way():

@@ -43,6 +43,7 @@ def look(parts: Parts, survey: Survey, skew: Sequence[Meaning], each: Sizes) -> 
         images=len(task.shape) == 3 and not task.vocabulary,
         tokens=bool(task.vocabulary),
         norms=any(entry.kind == "norm" for entry in setup.layout.entries.values()),
+        body=any(entry.role == "body" for entry in setup.layout.entries.values()),
         own_tests=parts.federation.own_test is not None,
         heldout=len(parts.federation.heldout),
         test=tests_of(parts.federation),

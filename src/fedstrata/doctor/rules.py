@@ -25,7 +25,8 @@ class Seen:
     Attributes:
         label, features: skew of labels (targets of a regression) and of features as words of ``data/meaning.py``; label_value, feature_value: as
             numbers, 0 where unknown.
-        kind: classification or regression; images, tokens: what samples are; norms: whether the model has norm layers.
+        kind: classification or regression; images, tokens: what samples are; norms: whether the model has norm layers;
+            body: whether it has layers before its head.
         own_tests: whether clients test on splits of their own; heldout: clients kept out of training; test: the setting.
         eligible, cohort, rounds: clients that may train, a round's, planned.
         low_steps, high_steps: local steps of eligible clients: the tenth from below and from above of a hundred; equal_steps: all take the same.
@@ -41,6 +42,7 @@ class Seen:
     images: bool
     tokens: bool
     norms: bool
+    body: bool
     own_tests: bool
     heldout: int
     test: str
@@ -231,6 +233,10 @@ RULES: tuple[Rule, ...] = (
     Rule("perfedavg", "later", personal(_labels, _features), RELATIVE.format("finetune", "finetune")),
     Rule("perfedavg", "against", tiny, "each step reads half of its batch, and " + THIN, "arithmetic"),
     Rule("local", "control", lambda s: s.own_tests, "what clients reach alone: a federation that does not beat it is not worth its bytes"),
+    *(
+        Rule(name, "against", lambda s: not s.body, "{s.model} is all head, so that nothing would be shared: it is local training")
+        for name in ("fedper", "fedrep", "fedbabu")
+    ),
     # -- one model for all, by other means
     Rule(
         "fedavgm",
@@ -240,6 +246,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("moon", "for", lambda s: s.images and moderate(s.label), LABELS + " on images: local features are held near the global model's"),
     Rule("moon", "against", mild, NO_SKEW),
+    Rule("moon", "against", lambda s: not s.body, "{s.model} is all head: its features are the samples, alike in every model"),
     Rule("fedadam", "for", lambda s: s.tokens, "a model of tokens, whose entries get gradients rarely: a step size for each entry serves those"),
     Rule(
         "fedadam",
