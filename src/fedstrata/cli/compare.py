@@ -157,7 +157,7 @@ def _config(settings: Sequence[str] | None) -> Config:
         name = text.partition("=")[0]
         if name in ("method", "seed") and "=" in text:
             raise ConfigError(f"{text} is a setting of one run; here it is said by --{name}s.")
-    return read_settings(settings)
+    return read_settings(sorted(settings or (), key=lambda text: not text.endswith(".toml")))  # the file may stand anywhere
 
 
 def _command(ctx: typer.Context) -> str:

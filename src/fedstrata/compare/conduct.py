@@ -180,7 +180,7 @@ def _opening(grid: Grid, shown: Board) -> None:
     for note in facts.notes:
         shown.say(f"note: {note}")
     if grid.done:
-        shown.say(f"{len(grid.done)} of them are in the cache")
+        shown.say(f"{len(grid.done)} of them in the cache")
 
 
 def _count(number: int, name: str) -> str:

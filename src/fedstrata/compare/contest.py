@@ -120,6 +120,8 @@ def contest(
     audited = share(screen)
     base = Contest(found, seeds, baseline_of(found, baseline), config, budget, "", audited, side_by_side, own or Own())
     cache.check_out(Path(config.out))
+    if side_by_side is not None and (isinstance(side_by_side, bool) or not isinstance(side_by_side, int) or not 1 <= side_by_side <= 1024):
+        raise ConfigError(f"side-by-side is {side_by_side}; it is a number of runs from 1 to 1024, or is left out.")
     return replace(base, command=command if command is not None else command_of(base))
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 
 from fedstrata.config import Config
-from fedstrata.errors import ConfigError
 from fedstrata.report.units import size
 
 GROWTH = 2  # until a run has told its peak, it is taken to need this much of what the parent, with the same data, has now
@@ -38,10 +37,6 @@ class Room:
     needed: int = 0
     limit: int | None = None
     note: str = ""
-
-    def __post_init__(self) -> None:
-        if self.wanted is not None and (isinstance(self.wanted, bool) or not 1 <= self.wanted <= 1024):
-            raise ConfigError(f"side-by-side is {self.wanted}; it is a number of runs from 1 to 1024, or is left out.")
 
     @property
     def slots(self) -> int:
