@@ -11,7 +11,7 @@ from fedstrata.report.page import again, grid, tables
 from fedstrata.report.page.curves import curve_pictures
 from fedstrata.report.page.grid import Grid, Head
 from fedstrata.report.page.paint import Picture
-from fedstrata.report.page.panels import panel_grid, panel_picture
+from fedstrata.report.page.panels import numbers, panel_grid, panel_picture
 from fedstrata.report.page.parts import Block, Section, Tab, Tile
 from fedstrata.report.page.people import partition, served
 from fedstrata.report.page.prices import costs, differences, fronts, held
@@ -249,6 +249,8 @@ def _measures(scene: Scene, panels: Sequence[Panel]) -> Section | None:
         drawn = [picture for place, panel in some if (picture := panel_picture(panel, place, scene)) is not None]
         blocks.append(Block(title=short(some[0][1].title.partition(" by layer:")[0], 120), text=text, pictures=drawn))
         blocks += [Block(table=panel_grid(panel)) for _, panel in some if panel.kind == "table"]
+        empty = [short(panel.title, 120) for _, panel in some if panel.kind != "table" and not numbers(panel)]
+        blocks += [Block(text=f"{title}: these runs have no number for it.") for title in empty]
     return Section(id="measures", short="Measures", title="Measures", key=_key(scene), blocks=blocks)
 
 

@@ -79,7 +79,7 @@ def _draw(figure: Figure, *, scene: Scene, key: str, axis: str, curves: Mapping[
         line(axes, place, scene.strokes[place], thin.x, thin.y, thin.std)
     if scene.classes and key != "loss" and scene.findings.chance is not None:
         level(axes, scene.findings.chance, "chance")
-    for score_key, target in scene.findings.targets.items():
+    for score_key, target in scene.findings.targets.items() if scene.aimed else ():
         if score_key.startswith("personal") == (key == "personal") and key not in ("loss", "validation"):
             level(axes, target, "target")
     axes.set_ylabel(what)

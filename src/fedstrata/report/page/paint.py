@@ -59,7 +59,7 @@ def _drawing(salt: str) -> Iterator[None]:
         "svg.fonttype": "none",
         "svg.hashsalt": salt,
         "text.parse_math": False,
-        "axes.unicode_minus": False,
+        "axes.unicode_minus": True,
         "font.size": 11,
         "axes.labelsize": 11,
         "xtick.labelsize": 10.5,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from fedstrata.measure.panel import Numbers, Panel
 from fedstrata.report.page import grid
@@ -26,7 +28,7 @@ APART = 90  # places at which strokes of series that are no methods begin, so th
 
 def panel_picture(panel: Panel, place: int, scene: Scene) -> Picture | None:
     """The picture of a panel; None for a table, which has none."""
-    if panel.kind == "table" or not panel.x or not _numbers(panel):
+    if panel.kind == "table" or not panel.x or not numbers(panel):
         return None
     places = {name: scene.labels.index(name) if name in scene.labels else APART + k for k, name in enumerate(panel.series)}
     height = {"lines": 3.4, "bars": 1.2 + 0.28 * len(panel.series) * len(panel.x) ** 0.9, "heat": 1.9 + 0.26 * len(panel.series)}[panel.kind]
@@ -59,7 +61,7 @@ def panel_grid(panel: Panel) -> Grid:
         heads = [Head(plain(panel.x_name)), *(Head(tag) for tag in tags)]
         rows: list[list[Cell]] = [[_x(panel.x[k]), *(_value(panel, name, k) for name in panel.series)] for k in kept]
         return Grid(plain(panel.title), heads, rows, sort=False)
-    heads = [Head("", "what the row is of", words=True), *(Head(short(_tick(x), 24)) for x in panel.x)]
+    heads = [Head("row", "what the row is of", words=True), *(Head(short(_tick(x), 24)) for x in panel.x)]
     return Grid(
         plain(panel.title),
         heads,
@@ -85,12 +87,13 @@ def _value(panel: Panel, name: str, k: int) -> Cell:
     return grid.figure(loose(value) + (f" ± {loose(half)}" if value is not None and half else ""), value)
 
 
-def _numbers(panel: Panel) -> list[tuple[float, str, int]]:
+def numbers(panel: Panel) -> list[tuple[float, str, int]]:
+    """All numbers of a panel, each with its series and its place along ``x``."""
     return [(value, name, k) for name, values in panel.series.items() for k in range(len(panel.x)) if (value := _at(values, k)) is not None]
 
 
 def _alt(panel: Panel) -> str:
-    found = _numbers(panel)
+    found = numbers(panel)
     (low, low_name, low_at), (high, high_name, high_at) = min(found), max(found)
     unit = f" {plain(panel.y_name)}" if panel.y_name else ""
     where = f"{short(panel.x_name, 30)} " if panel.x_name else ""
@@ -129,11 +132,13 @@ def _lines(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: M
     faint_grid(axes)
 
 
-def _own_legend(figure: Figure, styles: Mapping[str, Stroke]) -> None:
+def _own_legend(figure: Figure, styles: Mapping[str, Stroke], *, bars: bool = False) -> None:
     """Names of series that are no methods: the page's list of methods does not have them."""
-    from matplotlib.lines import Line2D  # noqa: PLC0415
-
-    handles = [Line2D([], [], color=s.hex, linestyle=(0, s.dash) if s.dash else "-", marker=s.marker, markersize=5) for s in styles.values()]
+    handles: list[Any] = (
+        [Patch(color=s.hex) for s in styles.values()]
+        if bars
+        else [Line2D([], [], color=s.hex, linestyle=(0, s.dash) if s.dash else "-", marker=s.marker, markersize=5) for s in styles.values()]
+    )
     tags = names(list(styles), 26)
     figure.legend(handles, tags, loc="outside lower center", ncols=2, frameon=False, fontsize=9.5, handlelength=3)
 
@@ -153,7 +158,7 @@ def _bars(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Ma
     axes.set_xlabel(short(panel.y_name, 60))
     axes.set_ylabel(short(panel.x_name, 40))
     if any(place >= APART for place in places.values()):
-        _own_legend(figure, styles)
+        _own_legend(figure, styles, bars=True)
     faint_grid(axes, "x")
 
 

@@ -189,7 +189,7 @@ def _draw_differences(figure: Figure, *, scene: Scene, rows: Mapping[int, Differ
         style: dict[str, Any] = {"markersize": 8, "markerfacecolor": stroke.hex if d.verdict in VERDICT else LIGHT["card"], "markeredgewidth": 1.8}
         axes.plot([d.mean], [at], stroke.marker, color=stroke.hex, gid=f"series-{place}-mean", **style)
     rows_axis(axes, scene, list(rows))
-    axes.set_xlabel(f"difference to {base}")
+    amounts(axes.xaxis, "", f"difference to {base}")
     axes.margins(x=0.08)
     faint_grid(axes, "x")
 

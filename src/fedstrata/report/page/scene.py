@@ -83,6 +83,12 @@ class Scene:
         return None if self.alone or self.comparison.baseline not in self.labels else self.labels.index(self.comparison.baseline)
 
     @cached_property
+    def aimed(self) -> bool:
+        """Whether the target means something: it was set, or comes from the best of several methods."""
+        budget = self.comparison.budget
+        return not self.alone or (budget is not None and budget.kind == "accuracy")
+
+    @cached_property
     def strokes(self) -> tuple[Stroke, ...]:
         """How each method is drawn."""
         return strokes(len(self.labels), self.baseline)

@@ -149,8 +149,8 @@ def cost_table(scene: Scene) -> Grid | None:
 
 
 def target_table(scene: Scene) -> Grid | None:
-    """What it takes to reach the target."""
-    if scene.findings.target is None or not any(line is not None and line.target is not None for line in scene.lines):
+    """What it takes to reach the target; for one method alone only where somebody set it."""
+    if scene.findings.target is None or not scene.aimed or not any(line is not None and line.target is not None for line in scene.lines):
         return None
     heads = [Head("method", words=True), Head("seeds", "how many seeds reached it, of how many")]
     heads += [Head(word, f"{word} until the target, over the seeds that reached it") for word in ("rounds", "bytes", "training", "time")]
