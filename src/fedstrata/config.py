@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXCLUSIVE = (("local.epochs", "local.steps"), ("finetune.epochs", "finetune.steps"))
 TESTS = ("server", "client", "both", "own")
 PARTITION = "dirichlet(alpha=0.3)"  # what "auto" means for classes without clients of their own
-PLACEMENT = frozenset({"data.root", "executor", "workers", "rows", "checkpoint.every", "out", "name"})  # where and how, not what
+PLACEMENT = frozenset({"data.root", "executor", "workers", "rows", "checkpoint.every", "out", "name", "track"})  # where and how, not what
 
 MODELS: Mapping[str, str] = {
     "digits": "mlp",
@@ -98,6 +98,7 @@ class Config(Section):
     workers: Parallel | Auto = Field(default="auto", description="clients trained at a time; auto: one a core")
     rows: Literal["memory", "mapped"] = Field(default="memory", description="where state of clients is kept: memory, or a file mapped into memory")
     checkpoint: Checkpoint = Checkpoint()
+    track: str = Field(default="none", description="where curves go while training: tensorboard + mlflow; fedstrata list trackers shows all")
     out: str = Field(default="runs", description="folder for run folders")
     name: str = Field(default="auto", description="name of the run folder; auto: made from the configuration")
 
@@ -108,10 +109,10 @@ class Config(Section):
         except ValidationError as error:
             raise ConfigError(_said(error, given, _sources or {})) from error
 
-    @field_validator("method", "augment", "partition", "model", "data", "measures")
+    @field_validator("method", "augment", "partition", "model", "data", "measures", "track")
     @classmethod
     def _call(cls, text: str, info: ValidationInfo) -> str:
-        (parse_calls if info.field_name in ("method", "augment", "measures") else parse_call)(text)
+        (parse_calls if info.field_name in ("method", "augment", "measures", "track") else parse_call)(text)
         return text
 
     @field_validator("test")

@@ -26,6 +26,7 @@ from fedstrata.report.result import Result
 from fedstrata.state import Checkpoint, append_line, committed, load, lock, read_lines, save, truncate_lines
 from fedstrata.state.disk import sync_folder, write_file
 from fedstrata.summary import summarise
+from fedstrata.track import tracking
 
 ROUNDS, MODEL = "rounds.jsonl", "model.safetensors"
 
@@ -65,17 +66,18 @@ def run(
         Stopped: ``stop`` said so.
     """
     parts = assemble(config, federation, module, method)
-    folder = new_folder(config, config.data if federation is None else federation.name)
-    write_file(folder / "config.toml", [config.to_toml().encode()], "config")
     given = {"federation": federation, "module": module, "method": method}
-    manifest = manifest_of(parts, custom=[name for name, value in given.items() if value is not None])
-    write_file(folder / MANIFEST, [as_json(manifest)], "run")
-    sync_folder(folder)
-    try:
-        return _Run(parts, folder, observers, stop, config.executor, config.worker_count()).go(previous=None)
-    except FedstrataError:
-        discard(folder)
-        raise
+    with tracking(config.track) as trackers:
+        manifest = manifest_of(parts, custom=[name for name, value in given.items() if value is not None])
+        folder = new_folder(config, config.data if federation is None else federation.name)
+        write_file(folder / "config.toml", [config.to_toml().encode()], "config")
+        write_file(folder / MANIFEST, [as_json(manifest)], "run")
+        sync_folder(folder)
+        try:
+            return _Run(parts, folder, (*observers, *trackers), stop, config.executor, config.worker_count()).go(previous=None)
+        except FedstrataError:
+            discard(folder)
+            raise
 
 
 def resume(
@@ -108,7 +110,9 @@ def resume(
     folder = Path(folder)
     parts, notes = recalled(folder, federation=federation, module=module, method=method)
     turn = _turn(parts.config, executor, workers)
-    return _Run(parts, folder, observers, stop, turn.executor, turn.worker_count(), notes, asked=executor is not None).go(previous=previous)
+    with tracking(parts.config.track) as trackers:
+        told, asked = (*observers, *trackers), executor is not None
+        return _Run(parts, folder, told, stop, turn.executor, turn.worker_count(), notes, asked=asked).go(previous=previous)
 
 
 def _unscored(parts: Parts) -> tuple[str, ...]:

@@ -249,3 +249,24 @@ def test_event_files_hold_the_settings_and_the_summary_as_text(tmp_path):
     [summary] = store.read().Tensors("summary/text_summary")
     shown = "\n".join(line.removeprefix("    ") for line in summary.tensor_proto.string_val[0].decode().splitlines())
     assert json.loads(shown) == json.loads((Path(result.folder) / "summary.json").read_text())
+
+
+def test_the_setting_tracks_a_run_and_its_resume(store, tmp_path):
+    """As a user has it: no observer is handed over; the run folder remembers."""
+    settings = SETTINGS | {"checkpoint_every": 2, "track": store.text, "out": str(tmp_path / "runs")}
+    with pytest.raises(Killed):
+        fedstrata.run("fedprox", observers=(kill_after(2),), **settings)
+    result = fedstrata.resume(tmp_path / "runs" / "abc")
+    assert store.runs() == 1
+    assert [step for step, _ in store.curve("loss")] == [1, 2, 3, 4]
+    assert store.curve("summary/accuracy/final") == [(4, pytest.approx(result.summary["accuracy"]["final"], rel=1e-6))]
+
+
+def test_a_tracker_is_no_part_of_what_decides_the_result(store, tmp_path):
+    assert fedstrata.Config(track=store.text).digest() == fedstrata.Config().digest()
+
+
+def test_an_unknown_tracker_is_refused_before_a_folder_is_made(tmp_path):
+    with pytest.raises(fedstrata.ConfigError, match="there is no tracker 'wand'"):
+        fedstrata.run(track="wand", out=str(tmp_path / "runs"), rounds=1)
+    assert not (tmp_path / "runs").exists()

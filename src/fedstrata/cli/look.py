@@ -56,7 +56,10 @@ def facts_of(parts: Parts) -> dict[str, str]:
 
 
 @app.command("list", short_help="Methods, data sets, models, ...: a line each.")
-def list_(what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|measures|executors")], as_json: AsJson = False) -> None:  # noqa: FBT002
+def list_(
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|measures|trackers|executors")],
+    as_json: AsJson = False,  # noqa: FBT002
+) -> None:
     """What is there, a line each."""
     from fedstrata.catalogue import CATALOGUES, rows  # noqa: PLC0415
 
