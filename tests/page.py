@@ -7,7 +7,8 @@
     <!-- test: prepare                             Python that is run at this point, for what a reader would have brought along
     ... -->
 
-Names that begin with two hyphens stand for options of a command (``--seeds=0,1``). A block with a title, ```` ```toml title="mine.toml" ````,
+Names that begin with two hyphens stand for options of a command (``--seeds=0,1``); ``report=none`` leaves out the HTML page, the pictures and the
+table files of comparisons, which other pages make. A block with a title, ```` ```toml title="mine.toml" ````,
 is a file of that name.
 """
 

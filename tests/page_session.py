@@ -1,7 +1,11 @@
-"""A reader who does what a page says: all blocks of one page in one folder, in order, in a process of their own."""
+"""A reader who does what a page says: all blocks of one page in one folder, in order, in a process of their own.
+
+Runs of comparisons are made in the process of their command, one after another: a process for each would import everything anew.
+"""
 
 import os
 import re
+import resource
 import runpy
 import shlex
 import subprocess
@@ -13,8 +17,11 @@ from pathlib import Path
 import torch
 
 import fedstrata
+import fedstrata.report.export
+import fedstrata.report.page
 import page
 from fedstrata.cli import main
+from fedstrata.compare import conduct
 from fedstrata.config import KEYS, Config
 
 TRAINS = ("run", "compare", "sweep", "check", "describe", "doctor")  # commands that take settings
@@ -55,11 +62,14 @@ def play(name: str, folder: str, log: str, brought: Brought) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
-    sys.stdout.flush()
+    mine, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"processor time {sum((mine.ru_utime, mine.ru_stime, theirs.ru_utime, theirs.ru_stime)):.1f} s", flush=True)
     os._exit(0)
 
 
 def _surroundings() -> None:
+    plain = conduct.prepare
+    conduct.prepare = lambda asked, here: plain(asked, here=True)
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path.cwd()))  # a file of the reader's own can be imported
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -68,9 +78,16 @@ def _surroundings() -> None:
         os.environ.pop(given, None)
 
 
+def _no_report() -> None:
+    fedstrata.report.page.write_page = lambda comparison, found, path: path
+    fedstrata.report.page.write_pictures = fedstrata.report.export.write_tables = lambda *_: []
+
+
 def _blocks(blocks: list[page.Block], name: str, brought: Brought) -> None:
     space = {"__name__": "__main__", "__file__": name}
     for block in blocks:
+        if block.settings.pop("report", "") == "none":
+            _no_report()
         print(f"\n---- {name}, line {block.line}: {block.title or block.language}", flush=True)
         if block.skip:
             print(f"skipped because {block.skip}")

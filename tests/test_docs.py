@@ -23,6 +23,20 @@ from fedstrata.config import KEYS
 ROOT = Path(__file__).parents[1]
 OPTIONAL = ("ray", "flower")  # backends whose libraries are extras
 MODULES = [m.name for m in pkgutil.walk_packages(fedstrata.__path__, "fedstrata.") if m.name.rsplit(".", 1)[-1] not in (*OPTIONAL, "__main__")]
+PRELOADED = [
+    *("fedstrata.cli", "fedstrata.run", "fedstrata.compare.comparison", "fedstrata.doctor", "fedstrata.use", "fedstrata.report.page"),
+    *(
+        "fedstrata.report.export",
+        "fedstrata.report.figures",
+        "sklearn.datasets",
+        "sklearn.metrics",
+        "scipy.stats",
+        "pandas",
+        "pyarrow.parquet",
+        "PIL.Image",
+    ),
+    *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
+]
 RUNS = [path for path in page.pages() if page.blocks(path)]
 NOT_RUN = r"make \w+|git push|source \S+|python3 -m venv \S+|pip install .*|mlflow ui.*|tensorboard --logdir.*|python -m http\.server.*"
 
@@ -70,9 +84,7 @@ BROUGHT = {  # README and CONTRIBUTING are kept free of comments for a test; eve
 def forks():
     """A server that has everything imported and forks a process for each page."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["fedstrata.cli", "fedstrata.run", "fedstrata.report.files", "fedstrata.report.figures", "sklearn.datasets", "scipy.stats"]
-    )
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 
@@ -87,6 +99,7 @@ def test_a_reader_who_does_what_a_page_says_gets_there(path, tmp_path, forks):
     said = (tmp_path / "log").read_text(errors="replace") if (tmp_path / "log").exists() else ""
     if child.exitcode is None:
         child.kill()
+    print(said[-40:])
     assert child.exitcode == 0, f"{path.name}:\n{said[-6000:]}"
 
 
