@@ -154,6 +154,7 @@ def _training(found: Finished) -> Iterator[str]:
     yield f"- Method: `{summary['method']}`."
     for piece in parts.method.pieces:
         yield f"  - {name_of(piece)}: {_text(type(piece).source or 'no publication is named')}."
+    yield f'- What to cite: `fedstrata cite "{summary["method"]}"` prints it as BibTeX.'
     stopped = summary.get("stopped_by")
     yield f"- Rounds: {summary['rounds']}{f', ended by {stopped}' if stopped else ''}; {parts.setup.cohort} clients a round."
     if summary.get("rounds_without_update"):
