@@ -1,6 +1,10 @@
 """`fedstrata compare` and `fedstrata sweep` as they are typed: what they print where, and one line for every mistake."""
 
 import json
+import os
+import signal
+import threading
+import time
 
 import pytest
 
@@ -9,6 +13,7 @@ from fedstrata.cli import main
 from fedstrata.compare import read
 from fedstrata.compare.comparison import REPORT
 from fedstrata.errors import StateError
+from fedstrata.report.result import Result
 
 
 @pytest.fixture
@@ -65,6 +70,26 @@ def test_compare_prints_runs_table_answer_and_where_the_report_is(call, tmp_path
     assert code == 0
     assert "1 of them in the cache" in out
     assert "no conclusion" in out
+
+
+def test_ctrl_c_keeps_every_run_and_says_to_call_again(call, tmp_path):
+    def interrupt():
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "runs" / "cache").glob("*/checkpoints/*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    impatient = threading.Thread(target=interrupt)
+    impatient.start()
+    code, _, err = call("compare", *WORDS[:4], "rounds=100000", "eval.every=1000", "--methods", "fedavg", "--seeds", "0")
+    impatient.join()
+    assert code == 130
+    assert "finishing this round" in err
+    assert err.splitlines()[-1] == "fedstrata: stopped with 0 of 1 runs finished; call the same command again to go on"
+    (record,) = (tmp_path / "runs").glob("compare-*/comparison.json")
+    assert json.loads(record.read_text())["state"] == "stopped"
+    (folder,) = (path.parent for path in (tmp_path / "runs" / "cache").glob("*/manifest.json"))
+    assert len(Result.read(folder).rounds) >= 1
 
 
 SOME = ["--methods", "fedavg", "fedprox"]

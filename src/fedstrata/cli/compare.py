@@ -133,7 +133,7 @@ def compare(
     with _watched(as_json=as_json) as (console, interrupt):
         comparison, found = conduct(asked, console, plain=plain, stop=interrupt)
     if as_json:
-        print(json.dumps(_summary(comparison, found), allow_nan=False))
+        print(json.dumps(_summary(comparison, found), allow_nan=False, default=sorted))  # sets as lists
 
 
 def _summary(comparison: Any, found: Any) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _summary(comparison: Any, found: Any) -> dict[str, Any]:
         "headline": list(found.headline),
         "baseline": comparison.baseline,
         "seeds": list(comparison.seeds),
-        "lines": [asdict(line) | {"front": sorted(line.front)} for line in found.lines],
+        "lines": [asdict(line) for line in found.lines],
         "flags": [asdict(flag) for flag in found.flags],
         "failures": [{"label": label, "seed": seed, "why": why} for (label, seed), why in comparison.failures.items()],
     }

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from fedstrata.compare.job import Id, Job
 from fedstrata.report.units import duration, number
@@ -64,7 +65,7 @@ class Board:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self.console.print(text, soft_wrap=True)
+        self.console.print(Text(text), soft_wrap=True)
 
     def mark(self, id_: Id, state: str) -> None:
         """Set a state that no event tells: reused, dropped, stopped."""
@@ -138,7 +139,7 @@ class Board:
             table.add_column(name, justify="right" if name in ("seed", "round", "left") else "left", overflow="fold")
         for (label, seed), cell in shown:
             left = "" if cell.left is None else duration(cell.left)
-            table.add_row(label, str(seed), f"{cell.done}/{cell.rounds}", cell.score, cell.state, left)
+            table.add_row(*map(Text, (label, str(seed), f"{cell.done}/{cell.rounds}", cell.score, cell.state, left)))
         if len(self.cells) > SHOWN:
             table.caption = f"and {len(self.cells) - SHOWN} more"
         return table
