@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from fedstrata.measure.panel import Panel
 from fedstrata.report.page import again, grid, tables
@@ -25,20 +26,25 @@ TABS = {"rounds": "Rounds", "bytes": "Bytes", "flops": "FLOPs", "seconds": "Seco
 
 def sections(scene: Scene, panels: Sequence[Panel]) -> list[Section]:
     """All sections that have something to show, in the order of the page."""
-    makers: tuple[Callable[[Scene], Section | None], ...] = (
-        _answer, _flags, _results, _differences, _curves, _prices, _unseen, _data, _clients, partial(_measures, panels=panels),
-        again.section, again.cite, _glossary,
-    )  # fmt: skip
-    return [section for maker in makers if (section := maker(scene)) is not None]
+    return _made(scene, (_answer, _flags, *_drawn(panels), again.section, again.cite, _glossary))
 
 
 def pictures(scene: Scene, panels: Sequence[Panel]) -> list[Picture]:
     """Every picture of a page, in its order."""
-    found: list[Picture] = []
-    for section in sections(scene, panels):
-        for block in section.blocks:
-            found += [*block.pictures, *(picture for tab in block.tabs for picture in tab.pictures)]
-    return found
+    blocks = [block for section in _made(scene, _drawn(panels)) for block in section.blocks]
+    return [picture for block in blocks for picture in (*block.pictures, *(p for tab in block.tabs for p in tab.pictures))]
+
+
+Maker: TypeAlias = Callable[[Scene], Section | None]
+
+
+def _drawn(panels: Sequence[Panel]) -> tuple[Maker, ...]:
+    """What makes the sections with pictures and tables."""
+    return _results, _differences, _curves, _prices, _unseen, _data, _clients, partial(_measures, panels=panels)
+
+
+def _made(scene: Scene, makers: Sequence[Maker]) -> list[Section]:
+    return [section for maker in makers if (section := maker(scene)) is not None]
 
 
 # ---- the answer -----------------------------------------------------------------------------------------------------------------------------
@@ -246,7 +252,7 @@ def _measures(scene: Scene, panels: Sequence[Panel]) -> Section | None:
     blocks: list[Block] = []
     for text, group in itertools.groupby(enumerate(panels, 1), lambda pair: plain(pair[1].text)):
         some = list(group)
-        drawn = [picture for place, panel in some if (picture := panel_picture(panel, place, scene)) is not None]
+        drawn = [picture for place, panel in some if (picture := panel_picture(panel, place, scene, [p for _, p in some])) is not None]
         blocks.append(Block(title=short(some[0][1].title.partition(" by layer:")[0], 120), text=text, pictures=drawn))
         blocks += [Block(table=panel_grid(panel)) for _, panel in some if panel.kind == "table"]
         empty = [short(panel.title, 120) for _, panel in some if panel.kind != "table" and not numbers(panel)]
@@ -256,13 +262,15 @@ def _measures(scene: Scene, panels: Sequence[Panel]) -> Section | None:
 
 # ---- glossary -------------------------------------------------------------------------------------------------------------------------------
 
-TERMS = {
+COMPARED = {
     "to baseline": "difference to the baseline, seed by seed, mean and 95 % interval (Student's t)",
     "verdict": "better or worse: p of the paired t-test is under 0.05 after Holm's correction for the number of methods; not shown: it is not; "
     "no conclusion: fewer than three seeds",
     "margin": "difference to the best of the other methods by the same score",
-    "chance": "accuracy of always naming the commonest class of the test data",
     "on the front": "no other method is at least as good and cheaper",
+}
+TERMS = {
+    "chance": "accuracy of always naming the commonest class of the test data",
     "bytes": "payload of all messages, up (from clients) and down (to clients); framing is counted apart",
     "training": "floating-point operations of clients' local training, forward and backward",
     "time": "seconds of training rounds on this machine, without evaluation",
@@ -272,5 +280,5 @@ TERMS = {
 
 def _glossary(scene: Scene) -> Section:
     keys = dict.fromkeys(key for line in scene.lines if line is not None for key in line.scores)
-    terms = {head(key): words(key) for key in keys if words(key) != head(key)} | TERMS
+    terms = {head(key): words(key) for key in keys if words(key) != head(key)} | ({} if scene.alone else COMPARED) | TERMS
     return Section(id="glossary", short="Glossary", title="What the columns mean", blocks=[Block(terms=list(terms.items()))])

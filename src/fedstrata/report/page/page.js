@@ -99,9 +99,9 @@
     } else { select(); done(false); }
   }));
 
-  // ---- tables that are wider than their box say so, and only they can be focused
+  // ---- tables and pictures that are wider than their box say so, and only they can be focused
   function measure() {
-    all('.scroll').forEach((box) => {
+    all('.scroll, figure.wide .draw').forEach((box) => {
       const over = box.scrollWidth > box.clientWidth + 1;
       box.classList.toggle('over', over);
       if (over || box.scrollHeight > box.clientHeight + 1) { box.tabIndex = 0; } else { box.removeAttribute('tabindex'); }

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from fedstrata.measure.panel import Numbers, Panel
 from fedstrata.report.page import grid
@@ -26,15 +27,22 @@ ROWS = 20  # of the table behind lines
 APART = 90  # places at which strokes of series that are no methods begin, so that the page does not take them for one
 
 
-def panel_picture(panel: Panel, place: int, scene: Scene) -> Picture | None:
-    """The picture of a panel; None for a table, which has none."""
+def panel_picture(panel: Panel, place: int, scene: Scene, like: Sequence[Panel] = ()) -> Picture | None:
+    """The picture of a panel; None for a table, which has none.
+
+    Args:
+        panel: any.
+        place: makes its name unique.
+        scene: gives methods their strokes.
+        like: panels of the same measure; maps of one measure have one scale of colours.
+    """
     if panel.kind == "table" or not panel.x or not numbers(panel):
         return None
     places = {name: scene.labels.index(name) if name in scene.labels else APART + k for k, name in enumerate(panel.series)}
     height = {"lines": 3.4, "bars": 1.2 + 0.28 * len(panel.series) * len(panel.x) ** 0.9, "heat": 1.9 + 0.26 * len(panel.series)}[panel.kind]
     styles = {name: stroke_of(p, scene) for name, p in places.items()}
     draw = (
-        partial(_heat, panel=panel)
+        partial(_heat, panel=panel, like=[p for p in like if p.kind == "heat"] or [panel])
         if panel.kind == "heat"
         else partial(_lines if panel.kind == "lines" else _bars, panel=panel, places=places, styles=styles)
     )
@@ -162,11 +170,12 @@ def _bars(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Ma
     faint_grid(axes, "x")
 
 
-def _heat(figure: Figure, *, panel: Panel) -> None:
+def _heat(figure: Figure, *, panel: Panel, like: Sequence[Panel]) -> None:
     axes = figure.subplots()
+    everything = [value for one in like for value, _, _ in numbers(one)]
     table = np.array([[math.nan if (v := _at(values, k)) is None else v for k in range(len(panel.x))] for values in panel.series.values()])
-    image = axes.imshow(table, aspect="auto", cmap="cividis", interpolation="nearest")
-    bar = figure.colorbar(image, ax=axes, label=short(panel.y_name, 60), location="bottom", aspect=40, fraction=0.12)
+    image = axes.imshow(table, aspect="auto", cmap="cividis", interpolation="nearest", vmin=min(everything), vmax=max(everything))
+    bar = figure.colorbar(image, ax=axes, label=short(panel.y_name, 60), location="bottom", aspect=40, fraction=0.12, ticks=MaxNLocator(4))
     bar.outline.set_visible(False)
     axes.set_yticks(range(len(panel.series)), list(names(list(panel.series), TICK)))
     step = max(1, -(-len(panel.x) // 8))
