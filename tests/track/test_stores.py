@@ -16,6 +16,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 import fedstrata
 from fedstrata.events import RoundDone, Started
 from fedstrata.track import tracking
+from fedstrata.track.tensorboard import EventFile
 
 SETTINGS = {"rounds": 4, "clients": 6, "cohort": 3, "local_epochs": 1, "eval_every": 2, "executor": "loop", "measures": "drift", "name": "abc"}
 
@@ -224,6 +225,7 @@ socket.socket.connect = refused
 socket.getaddrinfo = lambda *a, **k: tried.append(a) or (_ for _ in ()).throw(OSError("no network in this test"))
 import fedstrata
 from fedstrata.track import tracking
+from fedstrata.track.tensorboard import EventFile
 with tracking("mlflow(uri='file:ml') + tensorboard(folder='tb')") as found:
     fedstrata.run(rounds=2, clients=4, executor="loop", local_epochs=1, observers=found)
 import time
@@ -270,3 +272,12 @@ def test_an_unknown_tracker_is_refused_before_a_folder_is_made(tmp_path):
     with pytest.raises(fedstrata.ConfigError, match="there is no tracker 'wand'"):
         fedstrata.run(track="wand", out=str(tmp_path / "runs"), rounds=1)
     assert not (tmp_path / "runs").exists()
+
+
+def test_event_files_are_read_in_the_order_written_also_where_the_clock_goes_back(tmp_path, monkeypatch):
+    for step, now in ((1, 5_000_000_000_000_000_001), (3, 5_000_000_000_000_000_001), (2, 4)):
+        monkeypatch.setattr("time.time_ns", lambda now=now: now)
+        file = EventFile(tmp_path, step)
+        file.close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert [name.split(".")[4] for name in names] == ["000000001", "000000002", "000000003"]

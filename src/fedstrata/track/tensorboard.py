@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from torch.utils.tensorboard.summary import hparams, text
 
 from fedstrata.events import Event, Finished, RoundDone, Started
 from fedstrata.track.curves import Curves, numbers, settings
+
+_STAMP = re.compile(r"events\.out\.tfevents\.(\d{10})\.(\d{9})\.")
 
 
 class TensorBoard:
@@ -72,8 +75,7 @@ class EventFile:
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns() // 1_000_000_000}.{socket.gethostname()}.{os.getpid()}.{time.time_ns() % 1_000_000_000}"
-        self.file = (folder / name).open("xb")
+        self.file = (folder / _after(path.name for path in folder.iterdir())).open("xb")
         self.records = RecordWriter(self.file)
         self._put(Record(wall_time=time.time(), file_version="brain.Event:2"))
         self._put(Record(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
@@ -90,6 +92,13 @@ class EventFile:
     def close(self) -> None:
         """Close the file; what could not be written is lost with an OSError."""
         self.file.close()
+
+
+def _after(names: Iterable[str]) -> str:
+    """A name that sorts after those of a folder, in which order TensorBoard reads them, also where a clock went back."""
+    stamps = [int(found[1] + found[2]) + 1 for name in names if (found := _STAMP.match(name))]
+    seconds, rest = divmod(max([time.time_ns(), *stamps]), 10**9)
+    return f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
 
 
 def _scalars(values: Mapping[str, float]) -> Any:
