@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 LIMIT := --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint bench format clean
+.PHONY: help demo test slow lint bench docs format clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo  ## Install, then train a federation on digits (under a minute) and print the result
-	$(BIN)/fedstrata run data=digits partition="dirichlet(alpha=0.3)" clients=20 seed=0 out=runs
+demo: $(VENV)/.demo  ## Install, train a federation on digits, then compare three methods over three seeds and write a report
+	$(BIN)/fedstrata run configs/digits.toml rounds=30 seed=0
+	$(BIN)/fedstrata compare configs/digits.toml rounds=30 test=both validation=0.1 heldout=0.2 \
+	  --methods fedavg scaffold fedper --seeds 0 1 2
 
 test: $(VENV)/.dev  ## Install, then run the test suite (without the slow tests)
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests
@@ -30,8 +32,12 @@ format: $(VENV)/.dev  ## Mend style and format
 bench: $(VENV)/.demo  ## Time the executors against a bare PyTorch loop
 	$(BIN)/fedstrata bench
 
+docs: $(VENV)/.docs  ## Build the documentation site into site/, strictly
+	$(BIN)/python -m mkdocs build --quiet
+	@echo "site/index.html"
+
 clean:  ## Remove .venv and what tools leave behind
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -44,4 +50,8 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.demo
 	@$(BIN)/pip install $(LIMIT) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	@$(BIN)/pip install $(LIMIT) --editable '.[docs]'
 	@touch $@
