@@ -284,6 +284,22 @@ def test_paper_shows_all_tabs_and_no_buttons(shown):
     assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") >= 5 or pdf.count(b"/Page") > 5
 
 
+@pytest.mark.parametrize("width", [1000, 690])  # A4 on its side, and upright where a printer insists
+@pytest.mark.parametrize("name", ["eight", "twenty", "hostile", "panels"])
+def test_nothing_is_cut_off_on_paper(shown, name, width):
+    view = shown(name)
+    view.width(width, 700)
+    view.media("print")
+    cut = view.js(
+        """return [...document.querySelectorAll('main td, main th, main table, main pre, main p, main figure, main svg')].filter((e) => {
+          const box = e.getBoundingClientRect();
+          const inside = e.tagName !== 'svg' && e.clientWidth && e.scrollWidth > e.clientWidth + 1;
+          return box.width && !e.closest('.behind') && (box.right > innerWidth + 1 || inside);
+        }).map((e) => e.tagName + ' ' + e.textContent.trim().slice(0, 40) + ' ' + e.getBoundingClientRect().right);"""
+    )
+    assert cut == []
+
+
 def test_paper_is_light_even_by_night(shown):
     view = shown("one")
     view.media("print", prefers_color_scheme="dark")

@@ -103,21 +103,22 @@ def _flags(scene: Scene) -> Section | None:
 # ---- results --------------------------------------------------------------------------------------------------------------------------------
 
 
+MODELS = {
+    tables.SHARED: "The server's model, on its test data; where it has none, and in the columns that say so, on clients' own tests.",
+    tables.PERSONAL: "What a client uses itself, on its own test samples.",
+}
+
+
 def _results(scene: Scene) -> Section:
     several = len(scene.comparison.seeds) > 1
     text = "Mean ± standard deviation over seeds." if several else "One seed."
     if not scene.alone:
         text += " The star marks the best mean, which need not be a shown difference: read the verdict. A column's head sorts by it."
     blocks: list[Block] = [Block(table=tables.headline(scene))]
-    shared = tables.shared_and_personal(scene)
-    if shared is not None:
-        blocks.append(
-            Block(
-                title="Shared and personal models",
-                table=shared,
-                text="The shared model is the server's; a personal one is what a client uses itself.",
-            )
-        )
+    unseen = held(scene) is not None  # they have a section of their own
+    for title, scores in tables.score_tables(scene).items():
+        if not (unseen and title == tables.UNSEEN):
+            blocks.append(Block(title=title, table=scores, text=MODELS.get(title, "")))
     for title, table in (("How steady", tables.stability(scene)), ("Screening", _screening(scene)), ("Runs that failed", _failures(scene))):
         if table is not None:
             blocks.append(Block(title=title, table=table, text=_screened(scene) if title == "Screening" else ""))

@@ -126,15 +126,23 @@ def margins(scene: Scene) -> Grid | None:
     return Grid("Margin over the best other method, paired over seeds, with its 95 % interval", heads, rows)
 
 
-def shared_and_personal(scene: Scene) -> Grid | None:
-    """All scores that any method has."""
+SHARED, PERSONAL, UNSEEN = "The shared model", "Personal models", "Clients kept out of training"
+
+
+def score_tables(scene: Scene) -> dict[str, Grid]:
+    """All scores that any method has, by the model that they are of."""
     keys = [key for key in HEADS if scene.have(key)]
     keys += sorted({key for line in scene.lines if line is not None for key in line.scores} - set(HEADS))
-    if not keys:
-        return None
+    kinds: dict[str, list[str]] = {SHARED: [], PERSONAL: [], UNSEEN: []}
+    for key in keys:
+        kinds[PERSONAL if key.startswith("personal") else UNSEEN if key.startswith("heldout") else SHARED].append(key)
+    return {title: _scores(scene, title, some) for title, some in kinds.items() if some}
+
+
+def _scores(scene: Scene, title: str, keys: Sequence[str]) -> Grid:
     heads = [Head("method", words=True), *(Head(head(key), words(key)) for key in keys)]
     rows = [[name(scene, place), *(_score(scene, place, key) for key in keys)] for place in range(len(scene.labels))]
-    return Grid("Scores of shared and personal models, mean ± standard deviation over seeds", heads, rows)
+    return Grid(f"{title}: mean ± standard deviation over seeds" if len(scene.comparison.seeds) > 1 else title, heads, rows)
 
 
 def cost_table(scene: Scene) -> Grid | None:
