@@ -81,7 +81,7 @@ class Child:
             self.tell("failed", why=str(error))
         except Exception as error:  # noqa: BLE001  # a piece of the user's own may raise anything; the other runs go on
             traceback.print_exc()
-            self.tell("failed", why=f"{type(error).__name__}: {error}")
+            self.tell("failed", why=f"{type(error).__name__}: {error} (where, is in the log of the comparison)")
 
     def _make(self, folder: Path) -> None:
         found = cache.look(folder, self.job["key"])

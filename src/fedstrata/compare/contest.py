@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -14,14 +14,19 @@ from typing import Any, Literal, TypeAlias
 from torch import nn
 
 from fedstrata.build import Parts, assemble
+from fedstrata.calls import parse_call
 from fedstrata.compare import cache
 from fedstrata.compare.grid import OWN, Rival, baseline_of, check_seeds, rivals
 from fedstrata.compare.known import Known
-from fedstrata.compose import Method, name_of
+from fedstrata.compose import Method
 from fedstrata.config import KEYS, Config
 from fedstrata.data.federation import Federation
+from fedstrata.data.registry import find_dataset, find_law
 from fedstrata.errors import ConfigError, FedstrataError
+from fedstrata.models import find as find_model
 from fedstrata.piece import Piece
+from fedstrata.plugins import Kind as PluginKind
+from fedstrata.plugins import installed
 from fedstrata.report.comparison import Budget
 
 Kind: TypeAlias = Literal["bytes", "flops", "seconds", "accuracy"]
@@ -198,12 +203,28 @@ def _word(value: Any) -> str:
 
 def only_here(asked: Contest, parts: Mapping[str, Parts]) -> bool:
     """Whether some run needs what only this process has: objects, or names that were registered here and are no plug-ins."""
-    from fedstrata.plugins import installed  # noqa: PLC0415  # metadata of all packages, read where it matters
-
     if asked.own != Own() or any(r.given for r in asked.rivals):
         return True
-    pieces = {p for one in parts.values() for p in one.method.pieces if not type(p).__module__.startswith("fedstrata.")}
-    return any(name_of(piece) not in installed("methods") for piece in pieces)
+    return any(not ours(thing) and name not in installed(kind) for kind, name, thing in _used(asked.config, parts.values()))
+
+
+def ours(thing: object) -> bool:
+    """Whether a class, function or object comes from this package."""
+    module = getattr(thing, "__module__", None) or type(thing).__module__
+    return module == "fedstrata" or module.startswith("fedstrata.")
+
+
+def _used(config: Config, parts: Iterable[Parts]) -> Iterator[tuple[PluginKind, str, object]]:
+    """All that a configuration calls by name: (kind, name, what it is)."""
+    for one in parts:
+        yield from (("methods", name, type(piece)) for name, piece in one.method.named.items())
+        yield from (("measures", name, type(measure)) for name, measure in one.measures.items())
+    data, law, model = (parse_call(config.data), parse_call(config.partition), parse_call(config.model))
+    yield "datasets", data.name, find_dataset(data.name).factory
+    if law.name != "auto":
+        yield "partitions", law.name, type(find_law(law))
+    if model.name != "auto":
+        yield "models", model.name, find_model(model.name).factory
 
 
 Observers: TypeAlias = Sequence[Callable[[Any], None]]

@@ -270,6 +270,8 @@ def _check_meant(varied: Sequence[Vary], found: Sequence[Rival]) -> None:
 def _count(trials: int | Literal["auto"], sizes: Mapping[str, int]) -> int:
     """Trials of every method: equal, or the method with more of them would be favoured."""
     smallest = min(sizes, key=lambda label: sizes[label])
+    if sizes[smallest] == 1 and len(sizes) > 1:
+        raise ConfigError(f"nothing is varied of {smallest!r}, and every method gets the same number of trials; vary local.lr too, or leave it out.")
     if trials == "auto":
         return sizes[smallest]
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
