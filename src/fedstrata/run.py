@@ -111,8 +111,8 @@ def resume(
     parts, notes = recalled(folder, federation=federation, module=module, method=method)
     turn = _turn(parts.config, executor, workers)
     with tracking(parts.config.track) as trackers:
-        told, asked = (*observers, *trackers), executor is not None
-        return _Run(parts, folder, told, stop, turn.executor, turn.worker_count(), notes, asked=asked).go(previous=previous)
+        told: tuple[Observer, ...] = (*observers, *trackers)
+        return _Run(parts, folder, told, stop, turn.executor, turn.worker_count(), notes, asked=executor is not None).go(previous=previous)
 
 
 def _unscored(parts: Parts) -> tuple[str, ...]:
