@@ -87,7 +87,7 @@ def test_text_of_a_picture_is_text():
         root = ET.fromstring(inline(svg_text(picture), picture.name, picture.alt, {}))
         all_text += ["".join(e.itertext()) for e in root.iter("text")]
     assert any("<img src=x" in text for text in all_text)
-    assert any("frac{1}{0}" in text for text in all_text), "names are no formulas"
+    assert any("$\\frac{1}{0}$" in text for text in all_text), "names are no formulas"
     assert any("_hidden" in text for text in all_text), "an underscore hides nothing"
 
 
