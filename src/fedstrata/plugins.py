@@ -79,8 +79,9 @@ def _scan() -> dict[Kind, dict[str, list[Plugin]]]:
     place = tuple(sys.path)
     if place not in _found:
         kinds: dict[Kind, dict[str, list[Plugin]]] = {}
+        everything = metadata.entry_points()  # once: it reads the metadata of every installed package
         for kind in KINDS:
-            for entry in metadata.entry_points(group=f"fedstrata.{kind}"):
+            for entry in everything.select(group=f"fedstrata.{kind}"):
                 plugin = _plugin(kind, entry)
                 same = kinds.setdefault(kind, {}).setdefault(entry.name, [])
                 if all(p.package != plugin.package for p in same):
