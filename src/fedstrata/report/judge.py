@@ -61,9 +61,12 @@ def _failed(comparison: Comparison, _findings: Findings) -> Iterator[Flag]:
 
 
 def _few_seeds(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
-    if len(comparison.seeds) < 3:
+    if len(comparison.entries) == 1 and len(comparison.seeds) < 3:
+        yield Flag("few-seeds", f"{_count(len(comparison.seeds), 'seed')}: repeat with others before you take a score for the method's own.")
+    elif len(comparison.seeds) < 3:
         text = f"{_count(len(comparison.seeds), 'seed')}: no conclusion about a difference between methods can be drawn; at least 3 seeds are needed."
         yield Flag("few-seeds", text)
+    if len(comparison.seeds) < 3:
         return
     short = [f"{line.label} ({_runs(comparison, line)})" for line in findings.lines if 0 < _runs(comparison, line) < 3]
     if short:
