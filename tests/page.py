@@ -94,4 +94,13 @@ def commands(source: str) -> list[str]:
 
 
 def _uncommented(line: str) -> str:
-    return re.sub(r"(^|\s)#(?=(?:[^'\"]|'[^']*'|\"[^\"]*\")*$).*", "", line).strip()
+    """What the shell would read: up to a # that begins a word outside of quotes."""
+    quote = ""
+    for place, letter in enumerate(line):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter == "#" and (place == 0 or line[place - 1].isspace()):
+            return line[:place].strip()
+    return line.strip()

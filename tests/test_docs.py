@@ -52,7 +52,7 @@ import fedstrata
 
 fedstrata.run(name="first")
 Path("common.toml").write_text('data = "digits"')
-Path("mine.toml").write_text('base = "common"')
+Path("mine.toml").write_text('base = "common"\\nvalidation = 0.2')
 rows = "".join(f"{i},{i % 7},{i % 2},h{i % 4}\\n" for i in range(200))
 Path("x.csv").write_text("id,age,died,hospital\\n" + rows)
 rng = np.random.default_rng(0)
@@ -73,7 +73,7 @@ BROUGHT = {  # README and CONTRIBUTING are kept free of comments for a test; eve
     "README.md": page_session.Brought(
         README,
         words={r"\[runs/OTHER\]": "", r"runs/NAME": "runs/first"},
-        settings=page.settings("rounds=1 executor=loop local.epochs=1"),
+        settings=page.settings("rounds=1 executor=loop local.epochs=1 --seeds=0,1 report=none"),
         left=NOT_RUN + r"|\.venv/bin/fedstrata bench",  # minutes; a slow test runs it
     ),
     "CONTRIBUTING.md": page_session.Brought(left=NOT_RUN),
@@ -140,9 +140,10 @@ def test_links_in_documents_lead_somewhere():
 
 def test_a_rule_of_a_page_reads_as_it_is_written(tmp_path):
     path = tmp_path / "x.md"
-    path.write_text('<!-- test page: rounds=2 -->\n<!-- test: exits 2 -->\n```bash\na \\\n  b  # c\n```\n\n```toml title="m.toml"\nx\n```\n')
+    shell = '```bash\na \\\n  "b # x"  # our\'s\n```\n'
+    path.write_text(f'<!-- test page: rounds=2 -->\n<!-- test: exits 2 -->\n{shell}\n```toml title="m.toml"\nx\n```\n')
     shell, file = page.blocks(path)
-    assert (shell.exits, shell.settings, page.commands(shell.source)) == (2, {"rounds": "2"}, ["a b"])
+    assert (shell.exits, shell.settings, page.commands(shell.source)) == (2, {"rounds": "2"}, ['a "b # x"'])
     assert (file.title, file.source) == ("m.toml", "x\n")
 
 

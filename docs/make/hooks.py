@@ -22,6 +22,14 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):<code>~?([^<]*)</code>")
 
 
+def on_config(config: Any) -> Any:
+    """Reports in docs/results come and go with what was measured: whatever is there is a part of the contents."""
+    pages = sorted(path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir, "results").glob("*.md"))
+    if pages:
+        config.nav.append({"Measured": pages})
+    return config
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the generated parts in their places."""
     return _MARK.sub(lambda found: MAKE[found[1]](), markdown)
@@ -33,4 +41,6 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def _mathml(found: re.Match[str]) -> str:
-    return convert(html.unescape(found[2]).strip(), display="block" if found[1] == "div" else "inline")
+    block = found[1] == "div"
+    drawn = convert(html.unescape(found[2]).strip(), display="block" if block else "inline")
+    return f'<div class="formula">{drawn}</div>' if block else drawn  # a wide formula scrolls in its box

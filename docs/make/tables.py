@@ -100,7 +100,10 @@ def costs() -> str:
     federation = config.federation()
     found = {name: trial(assemble(config.replace(method=name), federation)) for name in _examples()}
     base = found["fedavg"]
-    return grid(("method", "sent down", "sent up", "server keeps (models)", "client keeps (models)", "training FLOPs"), (_cost(name, it, base) for name, it in found.items()))
+    return grid(
+        ("method", "sent down", "sent up", "server keeps (models)", "client keeps (models)", "training FLOPs"),
+        (_cost(name, it, base) for name, it in found.items()),
+    )
 
 
 def _examples() -> list[str]:
