@@ -139,3 +139,18 @@ def test_totals_are_those_of_the_summary(tmp_path):
 def test_numbers_are_finite_and_named_by_path():
     values = {"a": 1, "b": {"c": 2.5, "d": None, "e": "text", "f": [1]}, "g": float("nan"), "h": True}
     assert dict(numbers(values)) == {"a": 1.0, "b/c": 2.5}
+
+
+def test_a_place_that_cannot_be_meant_is_refused_before_the_run(tmp_path):
+    with pytest.raises(ConfigError, match=r"track=mlflow\(uri='carrier-pigeon://coop'\) cannot be opened"):
+        run(tmp_path, track="mlflow(uri='carrier-pigeon://coop')")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_library_of_somebody_elses_tracker_is_named_by_its_own_name(monkeypatch):
+    def needs_more():
+        raise ImportError("No module named 'sundial'", name="sundial.clock")
+
+    monkeypatch.setattr("fedstrata.track._OURS", {"sun": needs_more})
+    with pytest.raises(ConfigError, match=r"track=sun needs the package sundial, which is not installed: pip install sundial\."):
+        trackers("sun")

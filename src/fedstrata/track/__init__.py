@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from fedstrata import plugins
-from fedstrata.calls import arguments, parse_calls
-from fedstrata.errors import ConfigError, nearest
+from fedstrata.calls import Call, arguments, parse_calls
+from fedstrata.errors import ConfigError, FedstrataError, nearest
 from fedstrata.events import Event
 
 NONE = "none"
@@ -80,20 +80,30 @@ def trackers(text: str) -> list[Guarded]:
     Args:
         text: "none", or names in call syntax: ``"tensorboard(folder='runs/tb') + mlflow(uri='file:runs/ml', experiment='x')"``.
     Raises:
-        ConfigError: an unknown tracker or setting, one tracker twice, or a library that is not installed.
+        ConfigError: an unknown tracker or setting, one tracker twice, a library that is not installed, or a place that cannot be meant.
     """
     found: dict[str, Guarded] = {}
     for call in [] if text == NONE else parse_calls(text):
         if call.name in found:
             raise ConfigError(f"track names {call.name!r} twice; once is enough.")
-        factory = _factory(call.name)
-        settings: dict[str, Any] = arguments(call, factory, what="track")
-        try:
-            found[call.name] = Guarded(call.name, factory(**settings))
-        except ImportError as error:
-            package = (error.name or call.name).partition(".")[0]
-            raise ConfigError(f"track={call.name} needs the package {package}, which is not installed: pip install 'fedstrata[track]'.") from error
+        found[call.name] = Guarded(call.name, _made(call, _factory(call.name)))
     return list(found.values())
+
+
+def _made(call: Call, factory: Callable[..., Callable[[Event], None]]) -> Callable[[Event], None]:
+    """A tracker with its settings; what is wrong with it is said before the run begins."""
+    settings: dict[str, Any] = arguments(call, factory, what="track")
+    try:
+        return factory(**settings)
+    except FedstrataError:
+        raise
+    except ImportError as error:
+        package = (error.name or call.name).partition(".")[0]
+        remedy = "'fedstrata[track]'" if package in _OURS else package
+        raise ConfigError(f"track={call.name} needs the package {package}, which is not installed: pip install {remedy}.") from error
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ConfigError(f"track={call} cannot be opened: {reason}") from error
 
 
 @contextmanager
