@@ -83,6 +83,14 @@ def test_children_and_this_process_make_the_same_runs(made, tmp_path):
     assert without_times(summaries(here)) == without_times(summaries(grid))
 
 
+def test_data_are_read_once_a_seed_however_many_methods_there_are(tmp_path, monkeypatch):
+    read = []
+    original = Config.federation
+    monkeypatch.setattr(Config, "federation", lambda config: (read.append(config.seed), original(config))[1])
+    make(asked(tmp_path, (*METHODS, "fedavgm", "scaffold"), rounds=1), observers=HERE)
+    assert sorted(read) == [0, 0, 1, 1], "once to look at them, once to train"
+
+
 # ---- the cache ------------------------------------------------------------------------------------------------------------------------------
 
 

@@ -152,7 +152,7 @@ def _place(folder: Path, tell: Callable[..., None], stop: Stop) -> Iterator[bool
                 if not cache.busy(error):
                     raise
                 if not told:
-                    tell("waiting", why=str(error))
+                    tell("waiting", why=str(error).partition(". ")[0])
                 told = True
                 time.sleep(PATIENCE)
                 continue

@@ -80,7 +80,7 @@ class Board:
             self._round(cell, message)
         elif event == "waiting":
             cell.state = "waiting for another process"
-            self.say(f"{name}: {message['why']}")
+            self.say(f"{name}: waiting, as {message['why']}")
         elif event == "aside":
             self.say(f"{name}: the cached run was damaged ({message['why']}); it lies in {message['place']}, and the run starts anew")
         elif event == "again":
