@@ -34,7 +34,7 @@ def _of_call(node):
         yield f"{node.lineno}: calls {function.id}"
     if isinstance(function, ast.Attribute):
         owner = function.value.id if isinstance(function.value, ast.Name) else ""
-        if (owner, function.attr) in ATTRIBUTES or (owner, "*") in ATTRIBUTES:
+        if ((owner, function.attr) in ATTRIBUTES or (owner, "*") in ATTRIBUTES) and not _is_our_own_python(node, owner):
             yield f"{node.lineno}: calls {owner}.{function.attr}"
         if owner in ("np", "numpy") and function.attr == "load" and not _refuses_objects(node):
             yield f"{node.lineno}: np.load without allow_pickle=False"
@@ -42,6 +42,13 @@ def _of_call(node):
         yield f"{node.lineno}: shell=True"
     if any(word.arg == "allow_pickle" and getattr(word.value, "value", None) is not False for word in node.keywords):
         yield f"{node.lineno}: allow_pickle is not False"
+
+
+def _is_our_own_python(node, owner):
+    """Another process of this interpreter, its words listed in the source: no shell, and no program that a user could name."""
+    words = node.args[0] if owner == "subprocess" and node.args else None
+    first = words.elts[0] if isinstance(words, ast.List) and words.elts else None
+    return isinstance(first, ast.Attribute) and ast.unparse(first) == "sys.executable"
 
 
 def _refuses_objects(node):
@@ -66,6 +73,8 @@ def test_source_has_no_unsafe_call(path):
         "np.load(p, allow_pickle=True)",
         "numpy.load(p, allow_pickle=flag)",
         "subprocess.run(x)",
+        "subprocess.Popen([x, 'a'])",
+        "subprocess.Popen([sys.executable, 'a'], shell=True)",
         "run(x, shell=True)",
     ],
 )
