@@ -5,7 +5,6 @@ import doctest
 import importlib
 import importlib.util
 import multiprocessing
-import os
 import pkgutil
 import re
 import subprocess
@@ -15,10 +14,9 @@ from pathlib import Path
 import pytest
 
 import fedstrata
-import page
-import page_session
+import handbook
+import reader
 from fedstrata.cli import app
-from fedstrata.config import KEYS
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = ("ray", "flower")  # backends whose libraries are extras
@@ -37,7 +35,7 @@ PRELOADED = [
     ),
     *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
 ]
-RUNS = [path for path in page.pages() if page.blocks(path)]
+RUNS = [path for path in handbook.pages() if handbook.blocks(path)]
 NOT_RUN = r"make \w+|git push|source \S+|python3 -m venv \S+|pip install .*|mlflow ui.*|tensorboard --logdir.*|python -m http\.server.*"
 
 README = """
@@ -70,13 +68,13 @@ x, y, hospital = torch.randn(120, 7), torch.arange(120) % 2, [f"h{i % 3}" for i 
 my_module = nn.Sequential(nn.Linear(7, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
 """
 BROUGHT = {  # README and CONTRIBUTING are kept free of comments for a test; every other page states its own rules
-    "README.md": page_session.Brought(
+    "README.md": reader.Brought(
         README,
         words={r"\[runs/OTHER\]": "", r"runs/NAME": "runs/first"},
-        settings=page.settings("rounds=1 executor=loop local.epochs=1 --seeds=0,1 report=none"),
+        settings=handbook.settings("rounds=1 executor=loop local.epochs=1 --seeds=0,1 report=none"),
         left=NOT_RUN + r"|\.venv/bin/fedstrata bench",  # minutes; a slow test runs it
     ),
-    "CONTRIBUTING.md": page_session.Brought(left=NOT_RUN),
+    "CONTRIBUTING.md": reader.Brought(left=NOT_RUN),
 }
 
 
@@ -92,8 +90,8 @@ def forks():
 def test_a_reader_who_does_what_a_page_says_gets_there(path, tmp_path, forks):
     folder = tmp_path / "here"
     folder.mkdir()
-    brought = BROUGHT.get(path.name, page_session.Brought())
-    child = forks.Process(target=page_session.play, args=(str(path), str(folder), str(tmp_path / "log"), brought))
+    brought = BROUGHT.get(path.name, reader.Brought())
+    child = forks.Process(target=reader.play, args=(str(path), str(folder), str(tmp_path / "log"), brought))
     child.start()
     child.join(240)
     said = (tmp_path / "log").read_text(errors="replace") if (tmp_path / "log").exists() else ""
@@ -104,10 +102,10 @@ def test_a_reader_who_does_what_a_page_says_gets_there(path, tmp_path, forks):
 
 
 def test_what_is_not_run_is_listed_and_could_not_be_run_in_a_test():
-    skipped = [(path, block) for path in RUNS for block in page.blocks(path) if block.skip]
+    skipped = [(path, block) for path in RUNS for block in handbook.blocks(path) if block.skip]
     for path, block in skipped:
         print(f"{path.relative_to(ROOT)}, line {block.line}: not run because {block.skip}")
-        for command in page.commands(block.source):
+        for command in handbook.commands(block.source):
             assert re.fullmatch(NOT_RUN, command), f"{path.name}: {command}"
         assert block.language == "bash", f"{path.name}, line {block.line}: only commands may be left out"
 
@@ -116,24 +114,24 @@ def test_a_command_that_is_named_in_a_page_exists():
     commands = {c.name or c.callback.__name__ for c in app.registered_commands} | {
         g.name or g.typer_instance.info.name for g in app.registered_groups
     }
-    for path in page.pages():
+    for path in handbook.pages():
         for name in re.findall(r"`fedstrata (\w+)", path.read_text()):
             assert name in commands, f"{path.name}: fedstrata {name}"
 
 
 def test_a_make_target_that_is_named_in_a_page_exists():
-    for path in page.pages():
+    for path in handbook.pages():
         for name in re.findall(r"(?:^|`)make ([a-z]+)", path.read_text(), re.MULTILINE):
             assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"{path.name}: make {name}"
 
 
 def test_the_readme_opens_with_the_two_commands():
-    first = next(block for block in page.blocks(ROOT / "README.md") if block.language == "bash")
-    assert page.commands(first.source)[:2] == ["make demo", "make test"]
+    first = next(block for block in handbook.blocks(ROOT / "README.md") if block.language == "bash")
+    assert handbook.commands(first.source)[:2] == ["make demo", "make test"]
 
 
 def test_links_in_documents_lead_somewhere():
-    for path in page.pages():
+    for path in handbook.pages():
         for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
             assert target.startswith("https://") or (path.parent / target).exists(), f"{path.name}: {target}"
 
@@ -142,8 +140,8 @@ def test_a_rule_of_a_page_reads_as_it_is_written(tmp_path):
     path = tmp_path / "x.md"
     shell = '```bash\na \\\n  "b # x"  # our\'s\n```\n'
     path.write_text(f'<!-- test page: rounds=2 -->\n<!-- test: exits 2 -->\n{shell}\n```toml title="m.toml"\nx\n```\n')
-    shell, file = page.blocks(path)
-    assert (shell.exits, shell.settings, page.commands(shell.source)) == (2, {"rounds": "2"}, ['a "b # x"'])
+    shell, file = handbook.blocks(path)
+    assert (shell.exits, shell.settings, handbook.commands(shell.source)) == (2, {"rounds": "2"}, ['a "b # x"'])
     assert (file.title, file.source) == ("m.toml", "x\n")
 
 
@@ -154,13 +152,13 @@ def test_a_page_that_is_wrong_fails(tmp_path, forks):
         path, folder = tmp_path / f"{place}.md", tmp_path / str(place)
         path.write_text(source)
         folder.mkdir()
-        child = forks.Process(target=page_session.play, args=(str(path), str(folder), str(tmp_path / f"{place}.log"), page_session.Brought()))
+        child = forks.Process(target=reader.play, args=(str(path), str(folder), str(tmp_path / f"{place}.log"), reader.Brought()))
         child.start()
         child.join(60)
         assert child.exitcode == 1, source
 
 
-@pytest.mark.parametrize("name", [*MODULES, "page_session"])
+@pytest.mark.parametrize("name", [*MODULES, "reader"])
 def test_examples_in_docstrings_run(name):
     found = doctest.testmod(importlib.import_module(name))
     assert found.failed == 0
@@ -208,58 +206,6 @@ def test_sentences_end_at_full_stops_and_not_at_abbreviations(inferred):
     assert inferred.sentences(text) == ["mu 0.1 is INFERRED (see sec. 3).", "Another paragraph; B is INFERRED."]
 
 
-# ---- the site ------------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
-
-
-def test_the_site_builds_strictly_and_every_page_is_in_it(site):
-    for path in (ROOT / "docs").rglob("*.md"):
-        assert (site / path.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), path
-
-
-def test_a_page_of_the_site_loads_nothing_from_a_network(site):
-    for path in site.rglob("*.html"):
-        text = path.read_text()
-        loaded = re.findall(r"<(?:script|img|iframe|source|audio|video)\b[^>]*?\bsrc=[\"']?([^\"'> ]+)", text)
-        linked = re.findall(r"<link\b[^>]*?\bhref=[\"']?([^\"'> ]+)", text)
-        assert not [address for address in loaded + linked if address.startswith(("http:", "https:", "//"))], path.name
-    for path in site.rglob("*.css"):
-        assert not re.findall(r"(?:url\(|@import)\s*[\"']?https?:[^)\"']*", path.read_text()), path.name
-
-
-def test_the_theme_asks_no_service_for_a_repository(site):
-    assert 'data-md-component="source"' not in (site / "index.html").read_text()  # its script would call api.github.com
-
-
-def test_formulas_are_drawn_without_a_script(site):
-    drawn = 0
-    for path in site.rglob("*.html"):
-        text = path.read_text()
-        assert 'class="arithmatex"' not in text, path.name
-        drawn += text.count("<math ")
-    assert drawn > 20
-
-
-def test_the_reference_holds_every_setting_command_and_public_name(site):
-    settings, commands, python = ((site / f"{name}.html").read_text() for name in ("config", "command", "python"))
-    assert all(f"<code>{key}</code>" in settings for key in KEYS)
-    assert all(f"fedstrata-{c.name or c.callback.__name__}" in commands for c in app.registered_commands)
-    for name in fedstrata.__all__:
-        assert re.search(rf'id="fedstrata\.[\w.]*{name}"', python), name
-
-
-def test_generated_marks_were_all_replaced(site):
-    assert not [path.name for path in site.rglob("*.html") if "&lt;!-- make:" in path.read_text() or "<!-- make:" in path.read_text()]
-
-
 # ---- pins ----------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +216,7 @@ def test_constraints_pin_every_dependency():
 
 
 def test_python_in_pages_is_python():
-    for path in page.pages():
-        for block in page.blocks(path):
+    for path in handbook.pages():
+        for block in handbook.blocks(path):
             if block.language in ("python", "prepare"):
                 ast.parse(block.source)

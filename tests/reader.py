@@ -19,7 +19,7 @@ import torch
 import fedstrata
 import fedstrata.report.export
 import fedstrata.report.page
-import page
+import handbook
 from fedstrata.cli import main
 from fedstrata.compare import conduct
 from fedstrata.config import KEYS, Config
@@ -53,7 +53,7 @@ def play(name: str, folder: str, log: str, brought: Brought) -> None:
     try:
         os.chdir(folder)
         _surroundings()
-        blocks = [page.Block("prepare", brought.files, 0), *page.blocks(Path(name))]
+        blocks = [handbook.Block("prepare", brought.files, 0), *handbook.blocks(Path(name))]
         for block in blocks:
             block.settings |= brought.settings
         _blocks(blocks, Path(name).name, brought)
@@ -83,7 +83,7 @@ def _no_report() -> None:
     fedstrata.report.page.write_pictures = fedstrata.report.export.write_tables = lambda *_: []
 
 
-def _blocks(blocks: list[page.Block], name: str, brought: Brought) -> None:
+def _blocks(blocks: list[handbook.Block], name: str, brought: Brought) -> None:
     space = {"__name__": "__main__", "__file__": name}
     for block in blocks:
         if block.settings.pop("report", "") == "none":
@@ -102,7 +102,7 @@ def _blocks(blocks: list[page.Block], name: str, brought: Brought) -> None:
             _python(block, name, space)
 
 
-def _python(block: page.Block, name: str, space: dict[str, object]) -> None:
+def _python(block: handbook.Block, name: str, space: dict[str, object]) -> None:
     plain = {word: getattr(fedstrata, word) for word in PYTHON if hasattr(fedstrata, word)}
     try:
         for word, function in plain.items():
@@ -130,14 +130,14 @@ def _with(function, settings: dict[str, str]):
     return called
 
 
-def _toml(block: page.Block) -> None:
+def _toml(block: handbook.Block) -> None:
     path = Path(f"block-{block.line}.toml")
     path.write_text(block.source)
     Config.read(path)
 
 
-def _shell(block: page.Block, brought: Brought) -> None:
-    lines = page.commands(block.source)
+def _shell(block: handbook.Block, brought: Brought) -> None:
+    lines = handbook.commands(block.source)
     for place, line in enumerate(lines):
         wanted = block.exits if place == len(lines) - 1 else 0
         meant = line
