@@ -168,6 +168,8 @@ def overridden(words: list[str], settings: dict[str, str]) -> list[str]:
     >>> overridden(["compare", "mine.toml", "--seeds", "0", "1", "2", "rounds=50"], {"rounds": "2", "--seeds": "0,1"})
     ['compare', 'mine.toml', '--seeds', '0', '1', 'rounds=2']
     """
+    if words[:2] == ["-m", "pytest"]:
+        return [*words, "-k", settings["-k"]]
     if not any(word in TRAINS for word in words[:2]):
         return words
     kept: list[str] = []

@@ -62,7 +62,8 @@ def _command(name: str, command: click.Command) -> str:
 
 
 def _option(option: click.Option) -> tuple[str, str, str]:
-    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+    value = "" if option.is_flag or not option.metavar else f" {option.metavar}"
+    names = ", ".join(f"`{name}{value}`" for name in [*option.opts, *option.secondary_opts])
     default: Any = option.default
     shown = "" if default in (None, False, (), []) or callable(default) else f"`{default}`"
     return names, shown, _plain(option.help)
