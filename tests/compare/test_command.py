@@ -69,7 +69,7 @@ def test_compare_prints_runs_table_answer_and_where_the_report_is(call, tmp_path
     code, out, _ = call("compare", *WORDS, "--methods", "fedavg", "--seeds", "0", "--plain")  # one method, one seed
     assert code == 0
     assert "1 of them in the cache" in out
-    assert "no conclusion" in out
+    assert "there is no other result to compare it with" in out
 
 
 def test_ctrl_c_keeps_every_run_and_says_to_call_again(call, tmp_path):

@@ -158,6 +158,14 @@ def test_damaged_runs_are_set_aside_with_a_notice_and_run_anew(made, tmp_path, o
     assert said.getvalue().count("the cached run was damaged") == 3
 
 
+def test_a_comparison_whose_runs_are_gone_is_not_read_as_one_with_fewer_runs(made, tmp_path):
+    contest = copied(made, tmp_path)
+    assert len(record.read(contest.folder).results) == 6
+    shutil.rmtree(tmp_path / "runs" / "cache" / made[1].jobs["fedavg", 1].folder.name)
+    with pytest.raises(StateError, match=r"1 finished runs of .* are gone .*fedavg-"):
+        record.read(contest.folder)
+
+
 def test_two_comparisons_cannot_write_one_folder(made, tmp_path):
     contest = copied(made, tmp_path)
     with lock(contest.folder), pytest.raises(StateError, match="in use"):

@@ -85,7 +85,7 @@ def read(folder: str | Path) -> Comparison:
     """A comparison from its folder; of one that is not finished, the runs that are.
 
     Raises:
-        StateError: no comparison there, or files that are damaged.
+        StateError: no comparison there, files that are damaged, or finished runs that are gone.
     """
     folder = Path(folder)
     if not (folder / FILE).is_file():
@@ -118,6 +118,10 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
         if (place / cache.SEAL).is_file() or (run["key"] is None and (place / "summary.json").is_file()):
             results[run["label"], run["seed"]] = Result.read(place)
     screening = record["screening"]
+    if record["state"] == "finished":
+        known = {(f["label"], f["seed"]) for f in record["failures"]} | results.keys()
+        dropped = () if screening is None else screening["dropped"]
+        _refuse_gone(folder, [run for run in record["runs"] if (run["label"], run["seed"]) not in known and run["label"] not in dropped])
     return Comparison(
         entries=tuple(Entry(e["label"], e["method"], dict(e["settings"])) for e in record["entries"]),
         baseline=record["baseline"],
@@ -133,6 +137,14 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
         screening=None if screening is None else _screening(screening),
         folder=folder,
     )
+
+
+def _refuse_gone(folder: Path, gone: list[Any]) -> None:
+    if gone:
+        raise StateError(
+            f"{len(gone)} finished runs of {folder} are gone (the first lay in {os.path.normpath(folder / gone[0]['folder'])}); "
+            "put the cache back beside the comparison, or call the same `fedstrata compare` again."
+        )
 
 
 def _screening(told: Mapping[str, Any]) -> Screening:
