@@ -1,12 +1,14 @@
 """Successive halving: who is kept, that survivors lose nothing, and what the audit says."""
 
 import pytest
+import torch
 from rich.console import Console
 from scipy.stats import beta
 
 from contests import asked, make, summaries, without_times
 from fedstrata.compare import record, screen
 from fedstrata.compare.conduct import works
+from fedstrata.compare.contest import Own
 from fedstrata.errors import ConfigError
 
 METHODS = ("fedavg", "fedprox(mu=1)", "fedavgm(beta=0.5)", "fedprox(mu=5)", "fedavg | local.lr=0.001", "fedavg | local.lr=0.2", "fedavgm")
@@ -85,10 +87,10 @@ def test_the_audit_counts_what_ends_above_the_lowest_that_was_kept(halved):
 def test_the_interval_of_the_share_is_that_of_clopper_and_pearson():
     told = screen.judged((1, 2), {"a": 1, "b": 1, "c": 2}, ["a", "b", "c"], ["b"])
     assert told.share == 1 / 3
-    assert told.low == pytest.approx(beta.ppf(0.025, 1, 3), rel=1e-6)  # the closed form; scipy solves for it
-    assert told.high == pytest.approx(beta.ppf(0.975, 2, 2), rel=1e-6)
+    assert told.low == pytest.approx(beta.ppf(0.025, 1, 3), rel=1e-9)  # the same quantiles by another way
+    assert told.high == pytest.approx(beta.ppf(0.975, 2, 2), rel=1e-9)
     none = screen.judged((1, 2), {"a": 1}, ["a"], [])
-    assert (none.low, none.high) == (0.0, pytest.approx(0.975, rel=1e-6))  # 1 - 0.025 ** (1 / 1)
+    assert (none.low, none.high) == (0.0, pytest.approx(0.975, rel=1e-9))  # 1 - 0.025 ** (1 / 1)
     assert screen.judged((1, 2), {}, [], []).share is None
 
 
@@ -107,6 +109,17 @@ def test_what_was_dropped_and_not_audited_has_no_result(tmp_path):
     assert missing
     comparison = record.read(grid.asked.folder)
     assert {label for label, _ in comparison.results} == {r.entry.label for r in grid.asked.rivals} - missing
+
+
+def test_a_run_that_is_not_cached_goes_on_after_its_pause(tmp_path):
+    own = {"own": Own(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10))), "screen": 1.0}
+    rounds = []
+    contest = asked(tmp_path, METHODS[:3], seeds=(0,), how=own, model="auto")
+    grid, found = screened(contest, react=lambda job, message: rounds.append((job.id, message.get("done"))) if message["event"] == "round" else None)
+    assert all(job.key is None for job in grid.jobs.values())
+    assert not grid.failures
+    assert len(found.dropped) >= 1
+    assert len(rounds) == len(set(rounds)) == 4 * 3, "no round is trained twice"
 
 
 def test_screening_needs_data_to_choose_by(tmp_path):

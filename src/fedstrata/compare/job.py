@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -44,6 +44,3 @@ class Outcome:
 
 Tell: TypeAlias = Callable[[Job, Mapping[str, Any]], None]
 """Told what happens in a run: {"event": "started" | "round" | "waiting" | "aside" | "again" | "finished" | "paused" | "stopped" | "failed", ...}."""
-
-Make: TypeAlias = Callable[[Sequence[Job]], dict[Id, Outcome]]
-"""Makes runs, however many at a time, and says how each ended."""

@@ -55,6 +55,7 @@ class Here:
         self.asked, self.tell, self.stop, self.observers, self.tick = asked, tell, stop, observers, tick
         self.shelf = Shelf()
         self.done = 0
+        self.paused: set[Id] = set()
 
     def run(self, jobs: Sequence[Job]) -> dict[Id, Outcome]:
         """All jobs to their ends, in order; after a stop, those that were not begun are "stopped" as well."""
@@ -71,13 +72,14 @@ class Here:
             with cache.held(job.folder) if job.key is not None else nullcontext():
                 self._make(job)
         except Stopped:
+            self.paused.add(job.id)
             return Outcome("stopped" if self.stop() else "paused")
         except FedstrataError as error:
             return Outcome("failed", str(error))
         return Outcome("finished")
 
     def _make(self, job: Job) -> None:
-        begun = False
+        begun = job.id in self.paused  # nothing but this process knows a run that is not cached
         if job.key is not None:
             found = cache.look(job.folder, job.key)
             if found.state == "finished":

@@ -19,7 +19,7 @@ from fedstrata.compare.room import Room
 
 TRIES = 2  # of a run whose process dies
 TICK = 0.2  # seconds between looks at the clock and at Ctrl-C
-GRACE = 5.0  # seconds that an idle child has to leave
+GRACE = 5.0  # seconds that a child has to leave
 
 
 class Worker:
@@ -161,7 +161,7 @@ class Pool:
         return None
 
     def _died(self, worker: Worker, job: Job, waiting: deque[Job], tries: dict[Id, int], ended: dict[Id, Outcome]) -> None:
-        why = _reason(worker.end())
+        why = _reason(worker.end(GRACE))  # its output ends a moment before it does: a kill now would be told as the reason
         tries[job.id] = tries.get(job.id, 0) + 1
         if self.stop():
             ended[job.id] = Outcome("stopped")

@@ -10,6 +10,7 @@ from typing import Any
 from fedstrata.compare.conduct import Grid, Works
 from fedstrata.compare.contest import Contest
 from fedstrata.errors import ConfigError
+from fedstrata.measure.statistics import share_interval
 from fedstrata.report.comparison import Screening
 from fedstrata.report.result import Result
 from fedstrata.streams import stream
@@ -123,7 +124,5 @@ def judged(at: tuple[int, ...], dropped: Mapping[str, int], audited: Sequence[st
     """The share of wrongly dropped methods with its 95 % interval (Clopper and Pearson 1934, the exact one)."""
     if not audited:
         return Screening(at, dict(dropped))
-    from scipy.stats import binomtest  # noqa: PLC0415  # only here
-
-    interval = binomtest(len(wrongly), len(audited)).proportion_ci(0.95, method="exact")
-    return Screening(at, dict(dropped), tuple(audited), tuple(wrongly), len(wrongly) / len(audited), float(interval.low), float(interval.high))
+    low, high = share_interval(len(wrongly), len(audited))
+    return Screening(at, dict(dropped), tuple(audited), tuple(wrongly), len(wrongly) / len(audited), low, high)
