@@ -43,7 +43,7 @@ def test_runs_are_grouped_by_method_and_seed(tmp_path):
     assert "method" not in found.config, "it differs"
     assert found.config["clients"] == 5
     assert found.machine == {"torch": "2.13.0", "python": "3.11"}
-    assert found.command.splitlines()[0] == f"fedstrata run {tmp_path}/moon-1/config.toml"
+    assert found.command.splitlines()[0] == f"fedstrata run {tmp_path}/moon-1/config.toml name=auto"
     assert findings(found).answer
 
 

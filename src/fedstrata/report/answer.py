@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedstrata.report.records import Difference, Findings, Line
-from fedstrata.report.scored import words
+from fedstrata.report.scored import border, words
 
 
 def answer(findings: Findings) -> str:
@@ -28,8 +28,8 @@ def _sentence(findings: Findings, score: str, *, again: bool) -> str:
     parts = [opening + (_undecided(findings, score, ranked) if few else _claim(findings, score, ranked))]
     if best.unused and not score.startswith("personal"):
         parts.append(f"but nobody uses that model: layers of {best.label} are private to the clients")
-    if not best.informative and not score.startswith("personal"):
-        parts.append(f"not informative: the baseline is under twice chance ({findings.chance:.2f})")
+    if not best.informative and findings.chance is not None and not score.startswith("personal"):
+        parts.append(f"not informative: the baseline is under {border(findings.chance)} ({findings.chance:.2f})")
     return "; ".join(parts) + "."
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fedstrata.config import PLACEMENT, Config
@@ -44,9 +46,14 @@ def gathered(results: Sequence[Result], facts: Facts | None = None) -> Compariso
         results=found,
         config={key: value for key, value in (shared if len(results) > 1 else configs[0]).items() if key != "seed"},
         facts=replace(facts, notes=(*facts.notes, *_unequal(configs))),
-        command="\n".join(f"fedstrata run {result.folder}/config.toml" for result in results if result.folder is not None),
+        command="\n".join(again(result.folder) for result in results if result.folder is not None),
         machine={str(name): str(value) for name, value in (_versions(results[0])).items()},
     )
+
+
+def again(folder: Path) -> str:
+    """The command that makes the run of a folder once more, in a folder of another name."""
+    return shlex.join(["fedstrata", "run", f"{folder}/config.toml", "name=auto"])
 
 
 def _unused(label: str, entries: Mapping[str, Entry]) -> str:

@@ -15,7 +15,7 @@ from fedstrata.measure import statistics
 from fedstrata.report.comparison import Comparison
 from fedstrata.report.records import Findings, Flag, Line, Spread
 from fedstrata.report.result import Result
-from fedstrata.report.scored import Point, costs_of, points, words
+from fedstrata.report.scored import Point, border, costs_of, points, threshold, words
 from fedstrata.report.units import duration, size, work
 
 GAP = 0.02  # accuracy by which the best round on test data may exceed the honest score before it is said
@@ -32,11 +32,6 @@ def flags(comparison: Comparison, findings: Findings) -> tuple[Flag, ...]:
         findings: of it, without flags.
     """
     return tuple(flag for check in _CHECKS for flag in check(comparison, findings))
-
-
-def threshold(chance: float) -> float:
-    """Below this a score says little: twice chance, or half of the way from chance to 1 where twice chance is more than that."""
-    return min(2 * chance, (1 + chance) / 2)
 
 
 def informative(comparison: Comparison, lines: Sequence[Line], headline: Sequence[str], chance: float | None) -> bool:
@@ -78,28 +73,21 @@ def _uninformative(comparison: Comparison, findings: Findings) -> Iterator[Flag]
     if base is None or base.informative or findings.chance is None:
         return
     score = findings.headline[0]
-    text = f"{base.label} has {base.scores[score].mean:.3f} {words(score)} where chance is {findings.chance:.3f}: under"
-    limit = "twice chance" if 2 * findings.chance <= (1 + findings.chance) / 2 else "half of the way from chance to 1"
-    yield Flag("not-informative", f"{text} {limit}, so differences between methods say little. Train longer, or on an easier partition.")
+    text = f"{base.label} has {base.scores[score].mean:.3f} {words(score)} where chance is {findings.chance:.3f}: under {border(findings.chance)}"
+    yield Flag("not-informative", f"{text}, so differences between methods say little. Train longer, or on an easier partition.")
 
 
-def _floors(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
-    """Scores under what a constant answer, or a linear model where the facts know one, reaches."""
-    if findings.chance is None or not findings.headline:
+def _floors(_comparison: Comparison, findings: Findings) -> Iterator[Flag]:
+    """Scores under the floor that a constant answer reaches."""
+    floor = findings.chance
+    if floor is None or not findings.headline:
         return
-    floors = [("always naming the commonest class", findings.chance)]
-    linear = comparison.facts.skew.get("linear_accuracy")
-    if linear is not None:
-        floors.append(("a linear model on all data", linear))
     for line in findings.lines:
         spread = line.scores.get(findings.headline[0])
-        if spread is None or line.unused:
+        if spread is None or line.unused or spread.mean >= floor - _error(spread):
             continue
-        under = [(name, floor) for name, floor in floors if spread.mean < floor - _error(spread)]
-        if under:
-            name, floor = under[-1]
-            text = f"{line.label} has {spread.mean:.3f} {words(findings.headline[0])}, under the {floor:.3f} of {name}: something is wrong with it."
-            yield Flag("implausible", text)
+        reached = f"{line.label} has {spread.mean:.3f} {words(findings.headline[0])}, under the {floor:.3f} of always naming the commonest class"
+        yield Flag("implausible", f"{reached}: something is wrong with it.")
 
 
 def _local_on_iid(comparison: Comparison, findings: Findings) -> Iterator[Flag]:

@@ -82,7 +82,7 @@ class Line:
             drop: the largest loss between two evaluations in any seed; personal_std and personal_drop: the same of the personal score.
         fairness: clients' own scores in the last round: worst10 and spread (standard deviation over clients), means over seeds; clients: how many
             scores; histogram: counts over [0, 1] in 20 bins, all seeds together (None for a regression).
-        informative: False where the baseline is under twice chance.
+        informative: False where the baseline is under twice chance, or under half of the way from chance to 1 where that is less.
         own: clients use models of their own: their scores differ from those of the shared model.
         unused: nobody uses its shared model: layers of it are private.
     """

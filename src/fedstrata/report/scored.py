@@ -41,6 +41,16 @@ def words(score: str) -> str:
     return WORDS.get(score, score.replace("_", " "))
 
 
+def threshold(chance: float) -> float:
+    """Below this a score says little: twice chance, or half of the way from chance to 1 where twice chance is more than that."""
+    return min(2 * chance, (1 + chance) / 2)
+
+
+def border(chance: float) -> str:
+    """What :func:`threshold` is called in a sentence."""
+    return "twice chance" if 2 * chance <= (1 + chance) / 2 else "half of the way from chance to 1"
+
+
 @dataclass(frozen=True)
 class Point:
     """An evaluated round.

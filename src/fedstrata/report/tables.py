@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedstrata.report.answer import written
 from fedstrata.report.records import Difference, Findings, Line, Reached, Spread
 from fedstrata.report.result import Result
-from fedstrata.report.scored import words
+from fedstrata.report.scored import border, words
 from fedstrata.report.units import duration, number, size, work
 
 LONG = 40  # letters of a run's name that a table or a legend has room for
@@ -200,8 +199,10 @@ def comparison_text(findings: Findings, width: int = 120) -> str:
 
 def _heading(findings: Findings) -> str:
     seeds = f"{findings.seeds} seed{'s' if findings.seeds != 1 else ''}, differences to {findings.baseline}"
-    chance = f", chance {findings.chance:.3f}" if findings.chance is not None else ""
-    return seeds + chance + ("" if all(line.informative for line in findings.lines) else " (not informative: the baseline is under twice chance)")
+    if findings.chance is None:
+        return seeds
+    limit = "" if all(line.informative for line in findings.lines) else f" (not informative: the baseline is under {border(findings.chance)})"
+    return f"{seeds}, chance {findings.chance:.3f}{limit}"
 
 
 def _legend(findings: Findings) -> str:
@@ -243,11 +244,6 @@ def difference(it: Difference | None) -> str:
 def _zero(value: float) -> float:
     """Rounded for a table, without the sign of a zero."""
     return round(value, 3) + 0.0
-
-
-def significance(it: Difference | None) -> str:
-    """The corrected p: "p 0.02"; nothing where there is none."""
-    return "" if it is None or it.corrected is None else f"p {written(it.corrected)}"
 
 
 def _cost(spread: Spread | None, write: Callable[[float | None], str]) -> str:

@@ -23,7 +23,6 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
         "share of the variance between samples of one label that lies between clients; above chance: clients' inputs differ",
     ),
     "target_shift": ("target shift", "the same of a regression's targets"),
-    "linear_accuracy": ("linear model", "accuracy of a linear model on all data: a floor for any method"),
 }
 
 
