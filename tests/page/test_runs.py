@@ -128,3 +128,35 @@ def test_the_report_of_a_comparison_is_made_again_from_its_folder(tmp_path, monk
         main()
     assert end.value.code == 2
     assert "--out" in capsys.readouterr().err
+
+
+def test_comparisons_are_reported_together_and_not_beside_runs(tmp_path, monkeypatch, capsys):
+    from fedstrata.cli import main  # noqa: PLC0415
+    from fedstrata.compare import comparison as compared  # noqa: PLC0415
+    from fedstrata.compare import record  # noqa: PLC0415
+
+    for name in ("even", "skewed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "comparison.json").write_text("{}")
+    told = {
+        tmp_path / name: made.comparison(
+            ("fedavg",),
+            runs={"fedavg": {"top": top}},
+            facts_more={"skew": {"label_skew": skew}},
+            fields={"folder": tmp_path / name, "config": {"partition": name, "rounds": 30}},
+        )
+        for name, top, skew in (("even", 0.5, 0.1), ("skewed", 0.6, 0.8))
+    }
+    monkeypatch.setattr(record, "read", told.get)
+    monkeypatch.setattr(compared, "report", lambda comparison, _console: findings(comparison))
+    with pytest.raises(SystemExit) as end:
+        main(["report", *map(str, told), "--json"])
+    assert end.value.code in (0, None)
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [one["folder"] for one in said["comparisons"]] == [str(place) for place in told]
+    assert [flag["code"] for flag in said["flags"]] == ["implausible"]
+    assert "better with more skew: 0.50" in said["flags"][0]["text"]
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(tmp_path / "even"), str(tmp_path / "run")])
+    assert end.value.code == 2
+    assert "one after the other" in capsys.readouterr().err

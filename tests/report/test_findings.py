@@ -12,9 +12,9 @@ from scipy import stats
 from fedstrata.errors import ConfigError
 from fedstrata.report.comparison import Budget, Screening
 from fedstrata.report.findings import findings
-from fedstrata.report.judge import skew_flags, threshold
+from fedstrata.report.judge import across, skew_flags
 from fedstrata.report.records import Spread
-from fedstrata.report.scored import points
+from fedstrata.report.scored import points, threshold
 from fedstrata.report.tables import comparison_table, flag_lines
 from report.made import METHODS, comparison, facts, result
 
@@ -408,6 +408,20 @@ def test_an_accuracy_that_rises_with_skew_is_implausible():
     assert flag.code == "implausible"
     assert "fedavg gets better with more skew: 0.50" in flag.text
     assert "at 0.1" in flag.text
+
+
+def test_comparisons_are_held_against_each_other_only_where_the_partition_alone_differs():
+    def at(top, skew, settings=None, methods=("moon", "fedavg")):
+        config = {"data": "made", "partition": f"of skew {skew}", "out": f"runs-{skew}", "rounds": 30} | (settings or {})
+        made = comparison(methods, runs={"fedavg": {"top": top}}, facts_more={"skew": {"label_skew": skew}}, fields={"config": config})
+        return made, findings(made)
+
+    (flag,) = across([at(0.6, 0.8), at(0.5, 0.1)])
+    assert flag.text.startswith("fedavg gets better with more skew"), "of fedavg, whatever the baseline is"
+    assert across([at(0.5, 0.8), at(0.6, 0.1)]) == ()
+    assert across([at(0.6, 0.8, {"rounds": 40}), at(0.5, 0.1)]) == (), "other rounds"
+    assert across([at(0.6, 0.8), at(0.5, 0.1, methods=("moon",))]) == (), "no fedavg in one of them"
+    assert across([at(0.6, None), at(0.5, 0.1)]) == (), "skew unknown"
 
 
 def shown(thing, width=120):

@@ -100,14 +100,20 @@ def describe(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN [RUN ...]", help="Run folders, or the folder of one comparison.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN [RUN ...]", help="Run folders, or folders of comparisons.")],
     out: Annotated[Path | None, typer.Option(help="Where files go; default: the run folder of one run, ./report for several.")] = None,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """Tables, pictures and an HTML page on finished, or unfinished, runs, or on a comparison."""
-    if len(folders) == 1 and (folders[0] / COMPARISON).is_file():
-        _report_comparison(folders[0], out, as_json=as_json)
+    """Tables, pictures and an HTML page on finished, or unfinished, runs, or on comparisons.
+
+    Of several comparisons that differ in their partition alone, it is said where FedAvg gets better with more skew.
+    """
+    compared = [(folder / COMPARISON).is_file() for folder in folders]
+    if all(compared):
+        _report_comparisons(folders, out, as_json=as_json)
         return
+    if any(compared):
+        raise ConfigError(f"{str(folders[compared.index(True)])!r} is a comparison, and other folders are runs; report them one after the other.")
     from fedstrata.report.result import Result  # noqa: PLC0415
     from fedstrata.report.runs import report as write_report  # noqa: PLC0415
 
@@ -118,17 +124,24 @@ def report(
         print(json.dumps({result.name: result.summary for result in results}, allow_nan=False))
 
 
-def _report_comparison(folder: Path, out: Path | None, *, as_json: bool) -> None:
-    """The report of ``fedstrata compare`` anew, from what its folder holds."""
+def _report_comparisons(folders: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
+    """The reports of ``fedstrata compare`` anew, from what its folders hold, and what only several of them together show."""
     if out is not None:
-        raise ConfigError(f"--out is for runs; the report of a comparison goes into its own folder {str(folder)!r}. Leave it out.")
+        raise ConfigError(f"--out is for runs; the report of a comparison goes into its own folder {str(folders[0])!r}. Leave it out.")
+    from dataclasses import asdict  # noqa: PLC0415
+
     from fedstrata.compare.comparison import report as compared  # noqa: PLC0415
     from fedstrata.compare.record import read  # noqa: PLC0415
+    from fedstrata.report.judge import across  # noqa: PLC0415
 
-    comparison = read(folder)
-    found = compared(comparison, console_for(stderr=as_json))
+    console = console_for(stderr=as_json)
+    told = [(comparison, compared(comparison, console)) for comparison in map(read, folders)]
+    together = across(told)
+    for flag in together:
+        console.print(f"note: {flag.text}", soft_wrap=True)
     if as_json:
-        print(json.dumps({"answer": found.answer, "flags": {flag.code: flag.text for flag in found.flags}}, allow_nan=False))
+        each = [{"folder": str(c.folder), "answer": f.answer, "flags": [asdict(flag) for flag in f.flags]} for c, f in told]
+        print(json.dumps(each[0] if len(each) == 1 else {"comparisons": each, "flags": [asdict(flag) for flag in together]}, allow_nan=False))
 
 
 @app.command(short_help="Time the executors against a PyTorch loop.")

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from fedstrata.config import PLACEMENT
 from fedstrata.measure import statistics
 from fedstrata.report.comparison import Comparison
 from fedstrata.report.records import Findings, Flag, Line, Spread
@@ -21,6 +22,7 @@ from fedstrata.report.units import duration, size, work
 GAP = 0.02  # accuracy by which the best round on test data may exceed the honest score before it is said
 LOST = 0.25  # share of what a run had gained that it may lose before it is said
 RISE = 0.03  # share of the whole range of a curve by which it may still rise over its last third before it is said
+SKEWS = ("label_skew", "target_shift", "feature_shift")  # the first that is known says how much clients differ
 OVER = 0.05  # share of a budget by which the last round may exceed it before it is said
 
 
@@ -36,13 +38,14 @@ def flags(comparison: Comparison, findings: Findings) -> tuple[Flag, ...]:
 
 def informative(comparison: Comparison, lines: Sequence[Line], headline: Sequence[str], chance: float | None) -> bool:
     """Whether FedAvg (the baseline where FedAvg is not compared) is at or over twice chance in the first headline; True where nothing is known."""
-    base = _base(comparison, lines)
+    base = _base(comparison.baseline, lines)
     spread = base.scores.get(headline[0]) if base is not None and headline else None
     return chance is None or spread is None or spread.mean >= threshold(chance)
 
 
-def _base(comparison: Comparison, lines: Sequence[Line]) -> Line | None:
-    return next((line for line in lines if line.method == "fedavg"), None) or next((x for x in lines if x.label == comparison.baseline), None)
+def _base(baseline: str, lines: Sequence[Line]) -> Line | None:
+    """FedAvg's line; the baseline's where FedAvg is not compared."""
+    return next((line for line in lines if line.method == "fedavg"), None) or next((line for line in lines if line.label == baseline), None)
 
 
 def _failed(comparison: Comparison, _findings: Findings) -> Iterator[Flag]:
@@ -69,7 +72,7 @@ def _few_seeds(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
 
 
 def _uninformative(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
-    base = _base(comparison, findings.lines)
+    base = _base(comparison.baseline, findings.lines)
     if base is None or base.informative or findings.chance is None:
         return
     score = findings.headline[0]
@@ -297,8 +300,24 @@ _CHECKS: Sequence[Callable[[Comparison, Findings], Iterator[Flag]]] = (
 )
 
 
+def across(told: Sequence[tuple[Comparison, Findings]]) -> tuple[Flag, ...]:
+    """What several comparisons show together: :func:`skew_flags` of those that differ in their partition alone.
+
+    Args:
+        told: comparisons with their findings. Skew is that of labels; where there are none, of targets or features.
+    """
+    alike: dict[str, list[tuple[float, Findings]]] = {}
+    for comparison, findings in told:
+        skew = next((value for name in SKEWS if (value := comparison.facts.skew.get(name)) is not None), None)
+        if skew is not None:
+            shared = {key: value for key, value in comparison.config.items() if key != "partition" and key not in PLACEMENT}
+            base = _base(comparison.baseline, findings.lines)
+            alike.setdefault(repr((sorted(shared.items()), base and base.method)), []).append((skew, findings))
+    return tuple(flag for group in alike.values() for flag in skew_flags(group))
+
+
 def skew_flags(told: Sequence[tuple[float, Findings]]) -> tuple[Flag, ...]:
-    """Whether the baseline's shared model gets better where clients differ more, which is implausible.
+    """Whether FedAvg's shared model (the baseline's where FedAvg is not compared) gets better where clients differ more, which is implausible.
 
     Args:
         told: (skew number, findings) of comparisons that differ in their partition only; a larger number is more skew.
@@ -311,12 +330,13 @@ def skew_flags(told: Sequence[tuple[float, Findings]]) -> tuple[Flag, ...]:
         if high == low or not before.headline or before.headline[0] not in after.headline:
             continue
         score = before.headline[0]
-        a, b = (next((x.scores.get(score) for x in f.lines if x.label == f.baseline), None) for f in (before, after))
-        if a is None or b is None:
+        one, other = (_base(f.baseline, f.lines) for f in (before, after))
+        a, b = (None if line is None else line.scores.get(score) for line in (one, other))
+        if one is None or a is None or b is None:
             continue
         rise = (b.mean - a.mean) if after.larger else (a.mean - b.mean)
         if rise > max(0.01 if after.larger else 0.01 * abs(a.mean), _error(a, b)):
-            text = f"{after.baseline} gets better with more skew: {a.mean:.3f} {words(score)} at {low:.3g}, {b.mean:.3f} at {high:.3g}."
+            text = f"{one.label} gets better with more skew: {a.mean:.3f} {words(score)} at {low:.3g}, {b.mean:.3f} at {high:.3g}."
             found.append(Flag("implausible", f"{text} Look at the sizes of the clients and at the test data before believing it."))
     return tuple(found)
 

@@ -2,13 +2,13 @@
 
 In a test file beside your method:
 
-import pytest
-from fedstrata.testing import laws
-from mymethod import ROW
+    import pytest
+    from fedstrata.testing import laws
+    from mymethod import ROW
 
-@pytest.mark.parametrize("law", laws(ROW), ids=str)
-def test_my_method_keeps(law):
-law()
+    @pytest.mark.parametrize("law", laws(ROW), ids=str)
+    def test_my_method_keeps(law):
+        law()
 """
 
 from __future__ import annotations
