@@ -12,3 +12,27 @@ sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts nothing on
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to stand in, and none of the variables that commands look at."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("FEDSTRATA_DATA", "COLUMNS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def call(here, capfd):
+    """Run the command in this process, in an empty folder: (exit code, stdout, stderr)."""
+    from fedstrata.cli import main  # noqa: PLC0415  # only those who call it
+
+    def run(*arguments):
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main([str(a) for a in arguments])
+        out, err = capfd.readouterr()
+        return left.value.code or 0, out, err
+
+    return run

@@ -12,33 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.cli import main
 from fedstrata.config import KEYS, Config
 from fedstrata.keys import flatten
 
 SMALL = ["rounds=3", "cohort=4", "local.epochs=1", "executor=loop", "model=logistic"]
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("FEDSTRATA_DATA", "COLUMNS", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
-
-
-@pytest.fixture
-def call(capfd):
-    """Run the command in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main([str(a) for a in arguments])
-        out, err = capfd.readouterr()
-        return left.value.code or 0, out, err
-
-    return run
 
 
 def refused(result):

@@ -9,28 +9,10 @@ import time
 import pytest
 
 from contests import WORDS
-from fedstrata.cli import main
 from fedstrata.compare import read
 from fedstrata.compare.comparison import REPORT
 from fedstrata.errors import StateError
 from fedstrata.report.result import Result
-
-
-@pytest.fixture
-def call(tmp_path, monkeypatch, capfd):
-    """Run the command in this process, in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("FEDSTRATA_DATA", "COLUMNS", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*arguments):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main([str(a) for a in arguments])
-        out, err = capfd.readouterr()
-        return left.value.code or 0, out, err
-
-    return run
 
 
 def test_compare_prints_runs_table_answer_and_where_the_report_is(call, tmp_path):

@@ -8,7 +8,6 @@ import shlex
 import numpy as np
 import pytest
 
-from fedstrata.cli import main
 from fedstrata.cli.common import console_for
 from fedstrata.config import Config
 from fedstrata.data import Facts, Federation
@@ -17,22 +16,6 @@ from fedstrata.doctor.show import CAVEAT, show
 from fedstrata.run import run
 
 QUICK = ["model=mlp", "rounds=20", "executor=loop"]
-
-
-@pytest.fixture
-def call(capfd, tmp_path, monkeypatch):
-    """Run the command: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDSTRATA_DATA", raising=False)
-
-    def go(*arguments):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main([str(a) for a in arguments])
-        out, err = capfd.readouterr()
-        return left.value.code or 0, out, err
-
-    return go
 
 
 def words(diagnosis):

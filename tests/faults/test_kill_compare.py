@@ -51,11 +51,6 @@ def untimed(value):
     return [untimed(item) for item in value] if isinstance(value, list) else value
 
 
-def models(comparison):
-    """The hash of every run's model."""
-    return {id_: result.summary["model_sha256"] for id_, result in comparison.results.items()}
-
-
 def test_five_kills_of_all_processes_leave_the_same_table_and_the_same_models(tmp_path):
     whole, _ = make(asked(tmp_path / "whole", METHODS, seeds=(0, 1), executor="loop"), observers=[lambda event: None])
     rng = random.Random(5)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import pytest
+
 import lab
 from fedstrata.build import assemble
+from fedstrata.cli import main
 from fedstrata.compose import chain
 from fedstrata.config import Config
 from fedstrata.engine import Engine
@@ -38,3 +41,10 @@ def quick(folder: Path, **settings) -> Path:
     result = run(Config(**known | settings))
     clients_csv(result.federation, result.folder / "clients.csv", scores=result.clients)  # as the command writes it
     return result.folder
+
+
+def command(*arguments) -> int:
+    """Run the command in this process: its exit code."""
+    with pytest.raises(SystemExit) as left:
+        main([str(a) for a in arguments])
+    return left.value.code or 0

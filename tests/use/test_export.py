@@ -15,12 +15,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import lab
-from fedstrata.cli import main
 from fedstrata.data.federation import Federation
 from fedstrata.errors import ConfigError, StateError
 from fedstrata.use import export, finished, load
 from fedstrata.use import export as package_export
-from use.made import digest, quick, toy_run
+from use.made import command, digest, quick, toy_run
 from use.test_plain import Unit
 
 
@@ -28,12 +27,6 @@ from use.test_plain import Unit
 def folder(tmp_path_factory):
     """A short run on real digits, with own tests and held-out clients."""
     return quick(tmp_path_factory.mktemp("runs"), method="fedper + finetune(steps=2)", test="both", heldout=0.2, validation=0.2, clients=12)
-
-
-def command(*arguments):
-    with pytest.raises(SystemExit) as left:
-        main([str(a) for a in arguments])
-    return left.value.code or 0
 
 
 def test_all_files_say_what_the_runs_evaluation_says(folder, tmp_path):

@@ -12,11 +12,10 @@ import torch
 from PIL import Image
 
 import lab
-from fedstrata.cli import main
 from fedstrata.data.federation import Federation
 from fedstrata.errors import DataError, StateError
 from fedstrata.use import finished, load, predict
-from use.made import digest, quick, toy_run
+from use.made import command, digest, quick, toy_run
 
 ROWS = 90
 
@@ -325,12 +324,6 @@ def test_outputs_that_are_not_finite_are_refused_by_row(tmp_path):
 
 
 # ---- what comes out -------------------------------------------------------------------------------------------------------------------------
-
-
-def command(*arguments):
-    with pytest.raises(SystemExit) as left:
-        main([str(a) for a in arguments])
-    return left.value.code or 0
 
 
 def test_the_command_writes_a_line_a_sample(place, tmp_path, capfd):
