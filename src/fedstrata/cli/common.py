@@ -76,6 +76,13 @@ def read_settings(texts: Sequence[str] | None) -> Config:
     return Config.read(file, given)
 
 
+def read_for(method: str, texts: Sequence[str] | None) -> Config:
+    """The same for a command whose method stands apart: it holds over the file."""
+    given = list(texts or ())
+    at = 1 if given and "=" not in given[0] else 0  # a file comes first
+    return read_settings([*given[:at], f"method={method}", *given[at:]])
+
+
 def _refuse_incomplete(file: Path) -> None:
     """The config.toml of a run that was given data or a model from Python does not say what was run; another run must not pass for it."""
     from fedstrata.report.result import manifest  # noqa: PLC0415  # torch would slow every --help down

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedstrata.cli.common import LOOSE, AsJson, Settings, app, read_settings, settings_help
+from fedstrata.cli.common import LOOSE, AsJson, Settings, app, read_for, settings_help
 
 
 @app.command(context_settings=LOOSE, epilog=settings_help(), short_help="BibTeX of the parts that a run uses.")
@@ -19,9 +19,7 @@ def cite(
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """BibTeX of the parts that a run uses: FedAvg, the method's pieces, the model, the data, the partition law, and fedstrata."""
-    given = list(settings or ())
-    at = 1 if given and "=" not in given[0] else 0  # a file comes first, and the method holds over it
-    config = read_settings([*given[:at], f"method={method}", *given[at:]])
+    config = read_for(method, settings)
     from fedstrata.cite import cite as find  # noqa: PLC0415
     from fedstrata.cite import unpublished  # noqa: PLC0415
 

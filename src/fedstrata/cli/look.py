@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedstrata.cli.common import LOOSE, AsJson, Settings, app, console_for, read_settings, settings_help
+from fedstrata.cli.common import LOOSE, AsJson, Settings, app, console_for, read_for, read_settings, settings_help
 from fedstrata.errors import ConfigError
 from fedstrata.keys import suggestion
 
@@ -85,9 +85,7 @@ def describe(
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """What a method costs on a federation: parameters, state, bytes, FLOPs and memory, by layer group."""
-    given = list(settings or ())
-    at = 1 if given and "=" not in given[0] else 0  # a file comes first, and the method holds over it
-    config = read_settings([*given[:at], f"method={method}", *given[at:]])
+    config = read_for(method, settings)
     from fedstrata.describe import describe as cost  # noqa: PLC0415
     from fedstrata.report.costs import as_plain, show  # noqa: PLC0415
 
