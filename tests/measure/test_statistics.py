@@ -165,15 +165,6 @@ def test_an_impossible_share_is_refused(hits, trials, level):
         s.share_interval(hits, trials, level)
 
 
-def test_area_is_the_mean_height():
-    assert s.area([0, 1, 3], [0.0, 1.0, 1.0]) == pytest.approx(2.5 / 3)
-    assert s.area([5, 5], [1.0, 3.0]) == 2.0
-    assert s.area([7], [0.25]) == 0.25
-    assert s.area([], []) is None
-    with pytest.raises(DataError, match="ascending"):
-        s.area([2, 1], [0.0, 0.0])
-
-
 @pytest.mark.parametrize(
     ("values", "target", "larger", "place"),
     [([0.1, None, 0.5, 0.4, 0.5], 0.5, True, 2), ([3.0, math.nan, 1.0], 2.0, False, 2), ([0.1, 0.2], 0.5, True, None), ([], 0.5, True, None)],

@@ -143,20 +143,6 @@ def share_interval(hits: int, trials: int, level: float = LEVEL) -> tuple[float,
     return low, high
 
 
-def area(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Mean height of a curve between its first and last x, by the trapezium rule; the value itself for one point; None for none.
-
-    Raises:
-        DataError: different lengths, or x that falls.
-    """
-    if len(x) != len(y) or any(b < a for a, b in itertools.pairwise(x)):
-        raise DataError(f"area under a curve with {len(x)} positions and {len(y)} values; as many are wanted, positions ascending.")
-    if not x:
-        return None
-    width = x[-1] - x[0]
-    return float(np.trapezoid(y, x)) / width if width else float(np.mean(y))
-
-
 def first_reaching(values: Sequence[float | None], target: float, *, larger: bool = True) -> int | None:
     """Place of the first value at or beyond the target; missing values reach nothing; None where none does."""
     for place, value in enumerate(values):
