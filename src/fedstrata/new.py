@@ -42,6 +42,8 @@ def new(kind: str, name: str, folder: str | Path = ".") -> Path:
     if kind not in KINDS:
         raise ConfigError(f"`fedstrata new` writes a {', '.join(KINDS)}; {kind!r} is none of them.{nearest(kind, KINDS)}")
     lower = _name(kind, name)
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise ConfigError(f"the folder is {str(folder)!r}, which is a file; name one where the package's folder goes.")
     target = Path(folder) / lower
     if target.exists():
         raise StateError(f"{target} exists; nothing was written. Choose another name, or another folder by --folder.")

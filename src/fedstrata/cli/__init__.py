@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Annotated
 
+import click
 import typer
 
 from fedstrata.cli import compare, doctor, extend, look, train, use  # noqa: F401  # each registers its commands
@@ -17,9 +18,18 @@ __all__ = ["app", "main", "read_settings"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; a FedstrataError becomes one line on stderr and exit code 2."""
+    """Run the command; a FedstrataError, like a command line that cannot be read, becomes one line on stderr and exit code 2."""
     try:
-        app(args=None if arguments is None else list(arguments))
+        raise SystemExit(app(args=None if arguments is None else list(arguments), standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:  # its message is the help
+        error.show()
+        raise SystemExit(error.exit_code) from None
+    except click.ClickException as error:
+        where = f" `{error.ctx.command_path} --help` shows what it takes." if isinstance(error, click.UsageError) and error.ctx is not None else ""
+        said = error.format_message()
+        fail(f"{said if said.endswith(('.', '?')) else f'{said}.'}{where}")
+    except click.Abort:
+        raise SystemExit(MACHINE) from None
     except FedstrataError as error:
         fail(str(error))
     except BrokenPipeError:  # the reader of a pipe has gone; nobody is left to tell

@@ -153,7 +153,7 @@ def works(
     Raises:
         FedstrataError: what cannot be meant, or a folder that another comparison uses or is kept in; nothing was trained.
     """
-    record.refuse_another(asked)
+    aside = record.refuse_another(asked)
     grid = prepare(asked, here=bool(observers))
     make_folder(asked.folder)
     with lock(asked.folder):
@@ -161,6 +161,8 @@ def works(
         grid.write("running")
         with board(console, list(grid.jobs), asked.config.rounds, plain=plain) as shown:
             _opening(grid, shown)
+            if aside is not None:
+                shown.say(f"note: {record.FILE} was damaged; what was left of it is kept as {aside.name}")
             if grid.here:
                 yield Works(grid, shown, Here(asked, shown.tell, stop, observers, shown.tick))
                 return

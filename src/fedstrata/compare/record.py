@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
@@ -71,14 +72,30 @@ def write(
     return folder / FILE
 
 
-def refuse_another(asked: Contest) -> None:
-    """Refuse a name under which another comparison is kept."""
+def refuse_another(asked: Contest) -> Path | None:
+    """Refuse a name under which another comparison is kept; a record that nobody can read is renamed, and its new place is the answer."""
     there = asked.folder / FILE
-    if there.exists() and _record(there).get("digest") != asked.digest():
+    if not there.exists():
+        return None
+    try:
+        record = _read(there)
+    except WireError:  # a disk that does not answer is another error, and says nothing about the record
+        return _set_aside(there)
+    if not isinstance(record, dict) or not isinstance(record.get("digest"), str):
+        return _set_aside(there)
+    if record["digest"] != asked.digest():
         raise StateError(
             f"{asked.folder} holds another comparison (other methods, seeds or settings); choose another name, or remove it. "
             "Finished runs are in the cache and are not trained again."
         )
+    return None
+
+
+def _set_aside(path: Path) -> Path:
+    place = next(p for n in itertools.count(1) if not (p := path.with_name(f"{path.name}.damaged-{n}")).exists())
+    path.rename(place)
+    sync_folder(path.parent)
+    return place
 
 
 def read(folder: str | Path) -> Comparison:
@@ -99,9 +116,13 @@ def read(folder: str | Path) -> Comparison:
         raise StateError(f"{folder / FILE} is damaged ({error!r}); call the same `fedstrata compare` again: its runs are kept.") from error
 
 
+def _read(path: Path) -> Any:
+    return read_json(bytes(read_file(path, limit=1 << 28)), depth=32)
+
+
 def _record(path: Path) -> dict[str, Any]:
     try:
-        record = read_json(bytes(read_file(path, limit=1 << 28)), depth=32)
+        record = _read(path)
     except WireError as error:
         raise StateError(f"{path} is damaged: {error} Call the same `fedstrata compare` again: its runs are kept.") from error
     if not isinstance(record, dict):

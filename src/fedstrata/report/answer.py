@@ -42,8 +42,22 @@ def _claim(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
     if all(score not in line.differences for line in others):
         return f"{best.label} has the best mean, {spoken}, but {base}, the baseline, has no result on a common seed, so no difference can be told"
     if best.label == base:
-        return f"{base} (the baseline) has the best {_thing(score)}: {spoken}; " + _others(others, score, base)
+        return _defended(best, score, others)
     return _challenger(findings, score, best, others)
+
+
+def _defended(best: Line, score: str, others: Sequence[Line]) -> str:
+    """The best mean is the baseline's."""
+    base, spoken = best.label, f"{best.scores[score].mean:.3f} {words(score)}"
+    if any(_verdict(line, score) == "better" for line in others):  # only where the means are over other seeds than the differences
+        lead = f"{base} (the baseline) has the best mean, {spoken}, but not on the same seeds as every other method"
+        return f"{lead}; on seeds in common, {_others(others, score, base)}"
+    equal = [line.label for line in others if line.scores[score].values == best.scores[score].values]
+    left = [line for line in others if line.label not in equal]
+    if not equal:
+        return f"{base} (the baseline) has the best {_thing(score)}: {spoken}; " + _others(others, score, base)
+    lead = f"{base} (the baseline) and {_listed(equal)} have the same score in every seed, {spoken}"
+    return f"{lead}; {_others(left, score, base)}" if left else lead
 
 
 def _challenger(findings: Findings, score: str, best: Line, others: Sequence[Line]) -> str:
@@ -75,7 +89,8 @@ def _undecided(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
     number = f"{best.scores[score].mean:.3f}"
     if it is None:
         return lead + number
-    return lead + number + (f"; {other.label}'s is {_difference(it)} it" if best.label == base else f", {_difference(it)} {base}")
+    where = f" on the {_seeds(it.n)} in common" if it.n < max(line.scores[score].n for line in ranked if line.label in (base, other.label)) else ""
+    return lead + number + (f"; {other.label}'s is {_difference(it)} it{where}" if best.label == base else f", {_difference(it)} {base}{where}")
 
 
 def _rival(best: Line, score: str, base: str, *, larger: bool) -> str:

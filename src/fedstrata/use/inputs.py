@@ -53,6 +53,8 @@ def read(
     intake = intake_of(found)
     if not isinstance(data, str | Path):
         return intake.array(data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data), None, "the array")
+    if not str(data):
+        raise DataError("the name of the data is empty; give a file, a folder of pictures, or a data set such as digits.")
     path = Path(data)
     if split is None and path.exists():
         return _folder(path, intake, found.federation.task) if path.is_dir() else _file(path, intake, unknown)
@@ -109,7 +111,10 @@ def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
         with path.open("rb") as file:
             return np.load(file, allow_pickle=False), None
     except ValueError as error:
-        raise DataError(f"{path}: {error} Arrays of Python objects need pickle, which can run code, and are refused.") from error
+        raise DataError(
+            f"{path} is no array that can be read ({str(error).rstrip('.')}); one of numbers, whole, is wanted. "
+            "Arrays of Python objects need pickle, which can run code, and are refused."
+        ) from error
     except (OSError, EOFError) as error:
         raise DataError(f"{path} is damaged or no .npy file ({error}).") from error
 

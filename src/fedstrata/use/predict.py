@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedstrata.compose import Method
 from fedstrata.data.federation import Federation
 from fedstrata.data.intake.base import Unknown
-from fedstrata.errors import StateError
+from fedstrata.errors import ConfigError, StateError
 from fedstrata.measure.scores import scores
 from fedstrata.piece import Piece
 from fedstrata.state.disk import write_file
@@ -85,9 +85,12 @@ class Predictions:
         """Write :meth:`to_csv` into a file, in one step.
 
         Raises:
+            ConfigError: the path is that of a folder.
             StateError: the disk refuses.
         """
         target = Path(path)
+        if target.is_dir():
+            raise ConfigError(f"out is {str(path)!r}, which is a folder; name a file for the predictions, such as predictions.csv.")
         write_file(target, [self.to_csv().encode()], "predictions")
         return target
 
