@@ -8,8 +8,8 @@
     ... -->
 
 Names that begin with two hyphens stand for options of a command (``--seeds=0,1``); ``report=none`` leaves out the HTML page, the pictures and the
-table files of comparisons, which other pages make; ``-k=bit`` runs a part of a reader's own tests. A block with a title, ```` ```toml title="mine.toml" ````,
-is a file of that name.
+table files of comparisons, which other pages make; ``-k=bit`` runs a part of a reader's own tests. A block with a title,
+```` ```toml title="mine.toml" ````, is a file of that name.
 """
 
 import re

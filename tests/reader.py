@@ -11,6 +11,8 @@ import shlex
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import torch
 import fedstrata
 import fedstrata.report.export
 import fedstrata.report.page
+import fedstrata.report.runs
 import handbook
 from fedstrata.cli import main
 from fedstrata.compare import conduct
@@ -78,28 +81,41 @@ def _surroundings() -> None:
         os.environ.pop(given, None)
 
 
-def _no_report() -> None:
-    fedstrata.report.page.write_page = lambda comparison, found, path: path
-    fedstrata.report.page.write_pictures = fedstrata.report.export.write_tables = lambda *_: []
+@contextmanager
+def _reports(*, wanted: bool) -> Iterator[None]:
+    """Comparisons and runs are reported on, or their answer is printed and no page, picture or table is written."""
+    places = [(fedstrata.report.page, "write_page"), (fedstrata.report.page, "write_pictures"), (fedstrata.report.export, "write_tables")]
+    places += [(fedstrata.report.runs, "write_page"), (fedstrata.report.runs, "write_pictures")]
+    plain = [getattr(module, name) for module, name in places]
+    try:
+        for module, name in places if not wanted else []:
+            setattr(module, name, (lambda comparison, found, path: path) if name == "write_page" else (lambda *_: []))
+        yield
+    finally:
+        for (module, name), function in zip(places, plain, strict=True):
+            setattr(module, name, function)
 
 
 def _blocks(blocks: list[handbook.Block], name: str, brought: Brought) -> None:
     space = {"__name__": "__main__", "__file__": name}
     for block in blocks:
-        if block.settings.pop("report", "") == "none":
-            _no_report()
         print(f"\n---- {name}, line {block.line}: {block.title or block.language}", flush=True)
-        if block.skip:
-            print(f"skipped because {block.skip}")
-        elif block.title:
-            Path(block.title).parent.mkdir(parents=True, exist_ok=True)
-            Path(block.title).write_text(block.source)
-        elif block.language == "bash":
-            _shell(block, brought)
-        elif block.language == "toml":
-            _toml(block)
-        else:
-            _python(block, name, space)
+        with _reports(wanted=block.settings.pop("report", "") != "none"):
+            _block(block, name, space, brought)
+
+
+def _block(block: handbook.Block, name: str, space: dict[str, object], brought: Brought) -> None:
+    if block.skip:
+        print(f"skipped because {block.skip}")
+    elif block.title:
+        Path(block.title).parent.mkdir(parents=True, exist_ok=True)
+        Path(block.title).write_text(block.source)
+    elif block.language == "bash":
+        _shell(block, brought)
+    elif block.language == "toml":
+        _toml(block)
+    else:
+        _python(block, name, space)
 
 
 def _python(block: handbook.Block, name: str, space: dict[str, object]) -> None:
