@@ -128,6 +128,8 @@ def test_a_file_then_the_command_line(here, call):
         (["rounds=5", "mine.toml"], "not key=value"),
         (["--rounds=5"], "rounds=5"),
         (["name=../../x"], "folder name"),
+        (["track=nosuch"], "there is no tracker"),
+        (["track=tensorboard(folder='')"], "folder is empty"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "check"])
@@ -240,6 +242,14 @@ def test_report_refuses_a_folder_without_a_run(here, call):
     (here / "empty").mkdir()
     assert "no run folder" in refused(call("report", "empty"))
     assert "no run folder" in refused(call("report", "missing"))
+
+
+def test_report_refuses_a_file_to_write_into_and_a_run_given_twice(here, call):
+    call("run", *SMALL, "name=one")
+    (here / "file").write_text("mine")
+    assert "--out is 'file', which is a file" in refused(call("report", "runs/one", "--out", "file"))
+    assert (here / "file").read_text() == "mine"
+    assert "'runs/../runs/one' is given more than once" in refused(call("report", "runs/../runs/one", "runs/one"))
 
 
 def _started(folder: Path, *arguments: str) -> subprocess.Popen:

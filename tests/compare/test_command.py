@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -39,6 +40,7 @@ def test_compare_prints_runs_table_answer_and_where_the_report_is(call, tmp_path
     assert {row["label"] for row in found["lines"]} == {"fedavg", "fedprox(mu=1) | local.lr=0.1"}
     assert found["answer"]
     assert "6 of them in the cache" in err
+    assert "tracked" not in err
 
     comparison = read(folder)
     assert len(comparison.results) == 6
@@ -48,8 +50,10 @@ def test_compare_prints_runs_table_answer_and_where_the_report_is(call, tmp_path
     assert comparison.config["local.lr"] == 0.05
     assert comparison.entries[1].settings == {"local.lr": 0.1}
 
-    code, out, _ = call("compare", *WORDS, "--methods", "fedavg", "--seeds", "0", "--plain")  # one method, one seed
+    code, out, _ = call("compare", *WORDS, "track=tensorboard", "--methods", "fedavg", "--seeds", "0", "--plain")  # one method, one seed
     assert code == 0
+    assert "note: runs from the cache are not tracked again" in out
+    assert not (tmp_path / "runs" / "tensorboard").exists()
     assert "1 of them in the cache" in out
     assert "there is no other result to compare it with" in out
 
@@ -105,6 +109,9 @@ SOME = ["--methods", "fedavg", "fedprox"]
         ([*SOME, "--baseline", "scaffold"], "is not among the methods"),
         ([*SOME, "--side-by-side", "0"], "from 1 to 1024"),
         ([*SOME, "--screen", "2"], "above 0 and at most 1"),
+        ([*SOME, "--screen", "-1"], "screen is -1.0; it is the share"),
+        ([*SOME, "track=nosuch"], "there is no tracker 'nosuch'"),
+        ([*SOME, "track=tensorboard(folder='')"], "track tensorboard.folder is empty"),
         ([*SOME, "--screen", "rounds=3"], "a half of 3 rounds"),
         ([*SOME, "--screen", "validation=0"], "validation is 0"),
         ([*SOME, "--screen", "eval.every=3"], "eval.every is 3"),
@@ -136,6 +143,24 @@ def test_out_that_is_a_file_is_refused(call, tmp_path):
 def test_a_damaged_record_is_named_and_no_crash(tmp_path, text):
     (tmp_path / "comparison.json").write_text(text)
     with pytest.raises(StateError, match=r"comparison\.json"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seeds": [0, 1.5]}, "seed 1.5 is no whole number"),
+        ({"seeds": ["0"]}, "seed '0' is no whole number"),
+        ({"seeds": [True]}, "seed True is no whole number"),
+        ({"runs": [{"label": "fedavg", "seed": None}]}, "seed None is no whole number"),
+        ({"baseline": "fedprox"}, "its baseline 'fedprox' is none of its entries: fedavg"),
+    ],
+    ids=str,
+)
+def test_a_record_with_values_that_no_comparison_has_says_which(tmp_path, changed, said):
+    record = {"format": 1, "seeds": [0], "runs": [], "entries": [{"label": "fedavg", "method": "fedavg", "settings": {}}], "baseline": "fedavg"}
+    (tmp_path / "comparison.json").write_text(json.dumps(record | changed))
+    with pytest.raises(StateError, match=rf"comparison\.json is damaged \({re.escape(said)}\)"):
         read(tmp_path)
 
 

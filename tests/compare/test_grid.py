@@ -140,6 +140,8 @@ def test_the_share_of_an_audit_may_be_left_out():
     assert words("--screen --json") == ["--screen", "0.25", "--json"]
     assert words("--screen 0.5 a.toml") == ["--screen", "0.5", "a.toml"]
     assert words("--screen a.toml") == ["--screen", "0.25", "a.toml"]
+    assert words("--screen -1 --plain") == ["--screen", "-1", "--plain"]
+    assert words("--screen 1e-1") == ["--screen", "1e-1"]
     assert words("--screen=1") == ["--screen=1"]
 
 

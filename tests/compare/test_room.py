@@ -73,7 +73,7 @@ IDS = [("fedavg", 0), ("scaffold", 0)]
 
 
 def job(label):
-    return Job(label, 0, {}, Path("x"), "k")
+    return Job(label, 0, {}, Path("x"), "k", "", "")
 
 
 def told(drawn):

@@ -226,7 +226,7 @@ def test_a_method_that_fails_at_run_time_is_a_failure_of_that_run_only(tmp_path)
 def test_a_child_tells_a_refusal_and_a_crash_and_serves_on(made, tmp_path, monkeypatch, capfd):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     job = made[1].jobs["fedavg", 0]
-    order = {"job": "x", "key": "k", "until": None, "executor": "loop", "workers": 1, "together": 1}
+    order = {"job": "x", "key": "k", "data": job.data, "code": job.code, "until": None, "executor": "loop", "workers": 1, "together": 1}
     out = io.StringIO()
     try:
         served = child.Child(out, child.Stop(os.getppid()))

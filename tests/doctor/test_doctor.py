@@ -167,7 +167,9 @@ def test_json_is_one_line_that_holds_everything(call):
 
 
 @pytest.mark.parametrize(
-    "words", [["data=nosuch"], ["method=nosuch"], ["method=fedbn"], ["data=cifar10"], ["cohort=50"], ["partition=dirichlet(alpha=-1)"]], ids=" ".join
+    "words",
+    [["data=nosuch"], ["method=nosuch"], ["method=fedbn"], ["data=cifar10"], ["cohort=50"], ["track=nosuch"], ["partition=dirichlet(alpha=-1)"]],
+    ids=" ".join,
 )
 def test_what_check_refuses_the_doctor_refuses_in_the_same_line(call, words):
     code, out, err = call("doctor", *QUICK, *words)

@@ -11,7 +11,7 @@ import fedstrata
 from fedstrata import ConfigError, plugins
 from fedstrata.catalogue import rows
 from fedstrata.events import Finished, RoundDone, Started
-from fedstrata.track import Guarded, trackers, tracking
+from fedstrata.track import Guarded, check, trackers, tracking
 from fedstrata.track.curves import Curves, numbers
 
 SETTINGS = {"rounds": 3, "clients": 6, "cohort": 3, "local_epochs": 1, "eval_every": 1, "executor": "loop"}
@@ -39,6 +39,30 @@ def test_an_unknown_setting_names_the_nearest():
 def test_a_tracker_is_named_once():
     with pytest.raises(ConfigError, match="names 'tensorboard' twice"):
         trackers("tensorboard + tensorboard(folder='x')")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nosuch", "there is no tracker 'nosuch'"),
+        ("tensorboard(folde='x')", "has no setting 'folde'"),
+        ("tensorboard + tensorboard", "twice"),
+        ("tensorboard(folder='')", "track tensorboard.folder is empty"),
+        ("mlflow(experiment='')", "track mlflow.experiment is empty"),
+    ],
+)
+def test_a_check_and_an_opening_refuse_the_same(text, said):
+    for act in (check, trackers):
+        with pytest.raises(ConfigError, match=said):
+            act(text)
+
+
+def test_a_check_opens_nothing(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("fedstrata.track._made", None)
+    check("none")
+    check(f"tensorboard(folder='{tmp_path / 'new'}') + mlflow(uri='{tmp_path / 'file'}')")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow")])

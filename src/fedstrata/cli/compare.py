@@ -28,7 +28,7 @@ SEVERAL = ("--methods", "--seeds")
 """Options that take all words up to the next option, save settings (key=value) and configuration files (.toml), which mean what they always mean."""
 
 _SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*=.*", re.DOTALL)
-_NUMBER = re.compile(r"\d*\.?\d+")
+_NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
 AUDITED = "0.25"
 
 

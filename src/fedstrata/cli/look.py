@@ -27,7 +27,9 @@ def check(settings: Settings = None) -> None:
     config = read_settings(settings)
     from fedstrata.build import assemble  # noqa: PLC0415
     from fedstrata.report.tables import facts_table  # noqa: PLC0415
+    from fedstrata.track import check as check_track  # noqa: PLC0415
 
+    check_track(config.track)
     console = console_for()
     console.print(facts_table(facts_of(assemble(config)), title="this configuration can run"))
 
@@ -106,6 +108,7 @@ def report(
 
     Of several comparisons that differ in their partition alone, it is said where FedAvg gets better with more skew.
     """
+    _refuse(folders, out)
     compared = [(folder / COMPARISON).is_file() for folder in folders]
     if all(compared):
         _report_comparisons(folders, out, as_json=as_json)
@@ -120,6 +123,15 @@ def report(
     write_report(results, console, out)
     if as_json:
         print(json.dumps({result.name: result.summary for result in results}, allow_nan=False))
+
+
+def _refuse(folders: Sequence[Path], out: Path | None) -> None:
+    """What no report can be made of, or written to."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out is {str(out)!r}, which is a file; name a folder for the report.")
+    places = [folder.resolve() for folder in folders]
+    if twice := next((folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1), None):
+        raise ConfigError(f"{str(twice)!r} is given more than once; a run that is counted twice is no second run. Give each folder once.")
 
 
 def _report_comparisons(folders: Sequence[Path], out: Path | None, *, as_json: bool) -> None:

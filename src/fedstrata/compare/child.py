@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from fedstrata.allocator import keep_freed_blocks
 from fedstrata.compare import cache
-from fedstrata.compare.known import Shelf
+from fedstrata.compare.known import Shelf, unchanged
 from fedstrata.config import Config
 from fedstrata.errors import FedstrataError, StateError
 from fedstrata.events import Event, RoundDone, Started
@@ -88,6 +88,7 @@ class Child:
         if found.state == "finished":  # by another comparison, in the meantime
             self.tell("finished", peak=peak())
             return
+        unchanged("code", self.job["code"], cache.code_version())
         if found.state == "damaged":
             self._aside(folder, found.why)
         self._seal(self._train(folder, begun=found.state == "begun"))
@@ -102,7 +103,7 @@ class Child:
                     raise
                 self._aside(folder, str(error).rstrip("."))
         config = Config(**self.job["config"]).replace(**self._turn())
-        return run(self.shelf.known(config), observers=(self._watch,), stop=self._pause)
+        return run(self.shelf.known(config, self.job["data"]), observers=(self._watch,), stop=self._pause)
 
     def _resume(self, folder: Path) -> Result:
         executor = self.job["executor"]
@@ -123,6 +124,7 @@ class Child:
     def _seal(self, result: Result) -> None:
         assert result.federation is not None
         assert result.folder is not None
+        unchanged("data", self.job["data"], result.federation.fingerprint)  # a run that was resumed read them itself
         write_clients(result, result.federation, result.folder)
         cache.seal(result.folder, self.job["key"], self.job["together"])
 
@@ -169,6 +171,7 @@ def peak() -> int:
 def main(parent: int) -> None:
     """Serve jobs until stdin ends."""
     keep_freed_blocks()
+    cache.code_version()  # of what was just imported; it is kept
     stop = Stop(parent)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else prints does not get between the lines

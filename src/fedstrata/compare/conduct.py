@@ -23,6 +23,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.report.comparison import Screening
 from fedstrata.state import lock
 from fedstrata.state.disk import make_folder
+from fedstrata.track import NONE
 
 LOG = "children.log"
 
@@ -104,7 +105,8 @@ def _job(asked: Contest, rival: Rival, seed: int, federation: Federation, guests
     else:
         key = cache.key_of(config, federation.fingerprint, guests)
         folder = cache.folder_of(Path(config.out), config, key)
-    return Job(rival.entry.label, seed, config.replace(out=str(folder.parent), name=folder.name).flat(), folder, key)
+    flat = config.replace(out=str(folder.parent), name=folder.name).flat()
+    return Job(rival.entry.label, seed, flat, folder, key, federation.fingerprint, cache.code_version())
 
 
 def _free(place: Path, method: str, seed: int) -> Path:
@@ -183,6 +185,8 @@ def _opening(grid: Grid, shown: Board) -> None:
         shown.say(f"note: {note}")
     if grid.done:
         shown.say(f"{len(grid.done)} of them in the cache")
+        if asked.config.track != NONE:
+            shown.say("note: runs from the cache are not tracked again")
 
 
 def _count(number: int, name: str) -> str:

@@ -28,6 +28,7 @@ from fedstrata.piece import Piece
 from fedstrata.plugins import Kind as PluginKind
 from fedstrata.plugins import installed
 from fedstrata.report.comparison import Budget
+from fedstrata.track import check as check_track
 
 Kind: TypeAlias = Literal["bytes", "flops", "seconds", "accuracy"]
 KINDS: tuple[Kind, ...] = ("bytes", "flops", "seconds", "accuracy")
@@ -125,6 +126,7 @@ def contest(
     audited = share(screen)
     base = Contest(found, seeds, baseline_of(found, baseline), config, budget, "", audited, side_by_side, own or Own())
     cache.check_out(Path(config.out))
+    check_track(config.track)
     if side_by_side is not None and (isinstance(side_by_side, bool) or not isinstance(side_by_side, int) or not 1 <= side_by_side <= 1024):
         raise ConfigError(f"side-by-side is {side_by_side}; it is a number of runs from 1 to 1024, or is left out.")
     return replace(base, command=command if command is not None else command_of(base))

@@ -18,6 +18,7 @@ class Job:
         label, seed: whose.
         config: every key, flat.
         folder, key: its place, and what it is found by in the cache; None for a run that is not cached.
+        data, code: fingerprint of the federation and version of the code that the comparison was asked with; its runs have the same.
         until: rounds after which it pauses, None for the whole run.
     """
 
@@ -26,6 +27,8 @@ class Job:
     config: Mapping[str, Any] = field(repr=False)
     folder: Path
     key: str | None
+    data: str = field(repr=False)
+    code: str = field(repr=False)
     until: int | None = None
 
     @property

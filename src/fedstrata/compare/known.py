@@ -8,6 +8,7 @@ from pydantic import PrivateAttr
 
 from fedstrata.config import Config
 from fedstrata.data.federation import Federation
+from fedstrata.errors import StateError
 
 DATA = ("data", "data.root", "augment", "partition", "test", "validation", "heldout", "clients", "seed")
 """Settings that :meth:`fedstrata.Config.federation` looks at."""
@@ -48,6 +49,22 @@ class Shelf:
             self.loads += 1
         return self._federation
 
-    def known(self, config: Config) -> Known:
-        """The configuration with its federation."""
-        return Known.of(config, self.federation(config))
+    def known(self, config: Config, data: str) -> Known:
+        """The configuration with its federation, which has the fingerprint ``data``.
+
+        Raises:
+            StateError: the data are others by now.
+        """
+        federation = self.federation(config)
+        unchanged("data", data, federation.fingerprint)
+        return Known.of(config, federation)
+
+
+def unchanged(what: str, asked: str, found: str) -> None:
+    """Refuse runs on other data, or by other code, than the comparison was asked with: they would be no pairs with the others.
+
+    Raises:
+        StateError: it is another.
+    """
+    if asked != found:
+        raise StateError(f"the {what} changed while the comparison ran, so this run would not be comparable with the others; call it again.")

@@ -109,7 +109,7 @@ class Here:
         config = Config(**job.config)
         if own.federation is not None:
             return run(config, federation=own.federation, **given, **more)
-        return run(self.shelf.known(config), **given, **more)
+        return run(self.shelf.known(config, job.data), **given, **more)
 
     def _aside(self, job: Job, why: str) -> None:
         self.tell(job, {"event": "aside", "why": why, "place": str(cache.set_aside(job.folder))})

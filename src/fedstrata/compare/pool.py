@@ -38,6 +38,7 @@ class Worker:
         """Send a job; a child that is gone is noticed by the end of its output."""
         self.job = job
         order = {"job": f"{job.seed} {job.label}", "config": dict(job.config), "folder": str(job.folder), "key": job.key, "until": job.until}
+        order |= {"data": job.data, "code": job.code}
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(order | {"executor": executor, "workers": workers, "together": together}).encode() + b"\n")

@@ -109,11 +109,31 @@ def read(folder: str | Path) -> Comparison:
         raise StateError(f"there is no comparison in {str(folder)!r}: it has no {FILE}. `fedstrata compare` prints the folder at its end.")
     record = _record(folder / FILE)
     try:
+        _sound(record)
         return _comparison(record, folder)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, StateError):
             raise
-        raise StateError(f"{folder / FILE} is damaged ({error!r}); call the same `fedstrata compare` again: its runs are kept.") from error
+        why = error if isinstance(error, Unsound) else repr(error)
+        raise StateError(f"{folder / FILE} is damaged ({why}); call the same `fedstrata compare` again: its runs are kept.") from error
+
+
+class Unsound(ValueError):
+    """Values that no comparison has."""
+
+
+def _sound(record: Mapping[str, Any]) -> None:
+    """Refuse values that would be told wrongly.
+
+    Raises:
+        Unsound: in words.
+    """
+    wrong = [seed for seed in (*record["seeds"], *(run["seed"] for run in record["runs"])) if type(seed) is not int]
+    if wrong:
+        raise Unsound(f"seed {wrong[0]!r} is no whole number")
+    labels = [entry["label"] for entry in record["entries"]]
+    if record["baseline"] not in labels:
+        raise Unsound(f"its baseline {record['baseline']!r} is none of its entries: {', '.join(map(str, labels))}")
 
 
 def _read(path: Path) -> Any:

@@ -21,6 +21,7 @@ from fedstrata.doctor.advice import advise, candidates, look, tests_of
 from fedstrata.doctor.costs import EVALUATION, TRAINING, costs, sizes
 from fedstrata.doctor.diagnosis import Advice, Cost, Diagnosis
 from fedstrata.doctor.problems import Case, problems
+from fedstrata.track import check as check_track
 
 SEEDS = "0 1 2"
 
@@ -44,6 +45,7 @@ def examine(
     Raises:
         FedstrataError: whatever makes a run impossible, as ``fedstrata check`` says it.
     """
+    check_track(config.track)
     parts, handed = assemble(config, federation, module), federation is not None or module is not None
     tried = trial(parts)
     seen = survey(parts.federation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from fedstrata import plugins
 from fedstrata.calls import Call, arguments, parse_calls
@@ -13,6 +13,7 @@ from fedstrata.errors import ConfigError, FedstrataError, nearest
 from fedstrata.events import Event
 
 NONE = "none"
+Factory: TypeAlias = Callable[..., Callable[[Event], None]]
 
 
 class Tracker(Protocol):
@@ -82,17 +83,34 @@ def trackers(text: str) -> list[Guarded]:
     Raises:
         ConfigError: an unknown tracker or setting, one tracker twice, a library that is not installed, or a place that cannot be meant.
     """
-    found: dict[str, Guarded] = {}
+    return [Guarded(call.name, _made(call, factory, settings)) for call, factory, settings in _meant(text)]
+
+
+def check(text: str) -> None:
+    """Refuse what :func:`trackers` would refuse, as far as that shows without opening anything.
+
+    Raises:
+        ConfigError: an unknown tracker or setting, an empty one, or one tracker twice.
+    """
+    _meant(text)
+
+
+def _meant(text: str) -> list[tuple[Call, Factory, dict[str, Any]]]:
+    """Every tracker with what makes it, and its settings."""
+    found: dict[str, tuple[Call, Factory, dict[str, Any]]] = {}
     for call in [] if text == NONE else parse_calls(text):
         if call.name in found:
             raise ConfigError(f"track names {call.name!r} twice; once is enough.")
-        found[call.name] = Guarded(call.name, _made(call, _factory(call.name)))
+        factory = _factory(call.name)
+        settings: dict[str, Any] = arguments(call, factory, what="track")
+        if empty := [name for name, value in settings.items() if value == "" and call.name in _OURS]:
+            raise ConfigError(f"track {call.name}.{empty[0]} is empty; say which, or leave it out.")
+        found[call.name] = (call, factory, settings)
     return list(found.values())
 
 
-def _made(call: Call, factory: Callable[..., Callable[[Event], None]]) -> Callable[[Event], None]:
+def _made(call: Call, factory: Factory, settings: Mapping[str, Any]) -> Callable[[Event], None]:
     """A tracker with its settings; what is wrong with it is said before the run begins."""
-    settings: dict[str, Any] = arguments(call, factory, what="track")
     try:
         return factory(**settings)
     except FedstrataError:
@@ -117,13 +135,13 @@ def tracking(text: str) -> Iterator[list[Guarded]]:
             tracker.close()
 
 
-def _factory(name: str) -> Callable[..., Callable[[Event], None]]:
+def _factory(name: str) -> Factory:
     plugged = plugins.load("trackers", name, (NONE, *_OURS))
     if plugged is not None:
         plugin, offered = plugged
         if not callable(offered):
             plugins.wanted(plugin, offered, "a class or function of settings that gives an observer")
-        factory: Callable[..., Callable[[Event], None]] = offered
+        factory: Factory = offered
         return factory
     if name not in _OURS:
         names = [*_OURS, *plugins.installed("trackers")]
@@ -131,4 +149,4 @@ def _factory(name: str) -> Callable[..., Callable[[Event], None]]:
     return _OURS[name]
 
 
-__all__ = ["Guarded", "Tracker", "trackers", "tracking"]
+__all__ = ["NONE", "Guarded", "Tracker", "check", "trackers", "tracking"]
