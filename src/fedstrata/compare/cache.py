@@ -35,7 +35,7 @@ DECIDES = frozenset(
     (
         *("allocator", "backends", "build", "calls", "compose", "config", "container", "data", "ending", "engine", "errors", "evaluate", "events"),
         *("folder", "keys", "kit", "layout", "ledger", "measure", "methods", "models", "net", "optim", "order", "params", "piece", "plan", "round"),
-        *("run", "schedules", "sections", "server", "state", "states", "streams", "summary", "toml", "wire"),
+        *("recall", "run", "schedules", "sections", "server", "state", "states", "streams", "summary", "toml", "wire"),
     )
 )
 """Rooms of the package whose source may change what a run comes to: a change in one of them makes every cached run an old one."""
@@ -58,7 +58,7 @@ APART = frozenset(
             "new",
             "plugins",
         ),
-        *("recall", "report", "templates", "testing", "track", "use"),
+        *("report", "templates", "testing", "track", "use"),
     )
 )
 """Rooms that start runs, look at them or write about them. Every room stands in one of the two sets; a test holds that."""
