@@ -1,6 +1,7 @@
 """`fedstrata new` writes a package that installs, runs and passes its own tests as it is, and refuses names that cannot be one."""
 
 import ast
+import importlib
 import json
 import os
 import re
@@ -76,6 +77,22 @@ def test_a_method_at_its_limit_is_fedavg_in_a_real_run(here, tmp_path):
 @pytest.mark.parametrize(("kind", "name"), [("methods", "fedmine"), ("datasets", "rings"), ("measures", "length")])
 def test_lists_show_what_is_installed(kind, name, here):
     assert f"{name} 0.1.0" in str(rows(kind)[-1])
+
+
+def test_the_list_says_of_a_method_what_its_row_says(here):
+    from fedmine import ROW  # noqa: PLC0415
+
+    assert rows("methods")[-1]["what it does"] == ROW.summary
+
+
+def test_a_method_is_written_with_public_names_only_and_refuses_like_ours(here):
+    from fedmine import FedMine  # noqa: PLC0415
+
+    with pytest.raises(ConfigError, match=r"fedmine\.reach is 0; it is how far"):
+        FedMine(reach=0)
+    for node in ast.walk(ast.parse(Path(sys.modules["fedmine"].__file__).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("fedstrata"):
+            assert {alias.name for alias in node.names} <= set(importlib.import_module(node.module).__all__)
 
 
 @pytest.mark.slow

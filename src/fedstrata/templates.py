@@ -33,9 +33,8 @@ _METHOD = '''\
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata import Params, Piece, ServerView
+from fedstrata import ConfigError, Params, Piece, ServerView
 from fedstrata.methods import Limit, Row
-from fedstrata.piece import require
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ class $Name(Piece):
     reach: float = 0.9  # above 0; 1 is FedAvg
 
     def __post_init__(self) -> None:
-        require(self.reach > 0, "$name.reach", self.reach, "how far the server goes, above 0 (1 is FedAvg)")
+        if not self.reach > 0:
+            raise ConfigError(f"$name.reach is {self.reach}; it is how far the server goes, above 0 (1 is FedAvg).")
 
     def merge(self, step: Params, slot: dict, v: ServerView) -> tuple[Params, dict]:
         """From the clients' mean update to the server's move; ``slot`` is what the server remembers, here nothing."""
@@ -55,7 +55,7 @@ class $Name(Piece):
 
 ROW = Row(
     $Name,
-    "the server goes further, or less far",
+    "$about",  # also the description in pyproject.toml, which `fedstrata list methods` shows
     examples=("$name(reach=0.9)",),  # settings that the laws are tried with
     limit=Limit("$name(reach=1)", "fedavg"),  # these two agree bit for bit
     uncited="not published yet",  # or cite=("@article{...}",)
@@ -232,11 +232,11 @@ A measure looks at a trained round and gives numbers; reports draw them. It neve
 
 def _package(kind: str, about: str, offered: str, source: str, test: str, readme: str) -> Mapping[str, str]:
     pyproject = _PYPROJECT.replace("$about", about).replace("$object", offered).replace("$group", KINDS[kind])
-    return {"pyproject.toml": pyproject, "$name.py": source, "test_$name.py": test, "README.md": readme}
+    return {"pyproject.toml": pyproject, "$name.py": source.replace("$about", about), "test_$name.py": test, "README.md": readme}
 
 
 FILES: Mapping[str, Mapping[str, str]] = {
-    "method": _package("method", "A federated method: $Name", "ROW", _METHOD, _METHOD_TEST, _METHOD_README),
+    "method": _package("method", "the server goes further, or less far", "ROW", _METHOD, _METHOD_TEST, _METHOD_README),
     "dataset": _package("dataset", "A federated data set: $Name", "$Name", _DATASET, _DATASET_TEST, _DATASET_README),
     "measure": _package("measure", "A measure of federated training: $Name", "$Name", _MEASURE, _MEASURE_TEST, _MEASURE_README),
 }

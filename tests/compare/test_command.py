@@ -174,6 +174,8 @@ def test_sweep_chooses_on_validation_and_prints_the_comparison_of_the_chosen(cal
         *("sweep", *WORDS, "name=mine", "--methods", "fedavg", "fedprox + fedavgm", "--vary", "local.lr=0.01,0.1"),
         *("--vary", "fedprox.mu=0.01,0.1", "--vary", "fedavgm.beta=0.5", "--trials", "auto"),
     )
+    chosen = [word for word in WORDS if word in out.splitlines()[-1].split()]
+    assert chosen == WORDS, "as typed"
     assert (code, err) == (0, "")
     folder = tmp_path / "runs" / "sweep-mine"
     found = json.loads((folder / "sweep.json").read_text())

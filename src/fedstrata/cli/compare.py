@@ -253,6 +253,7 @@ def sweep(
         seeds=(0,) if seeds is None else _seeds(seeds),
         side_by_side=_whole("--side-by-side", side_by_side),
         command=_command(ctx),
+        given=tuple(settings or ()),
     )
     with _watched(as_json=as_json) as (console, interrupt):
         swept = asked.conduct(console, plain=plain, stop=interrupt)

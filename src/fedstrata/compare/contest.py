@@ -185,12 +185,16 @@ def command_of(asked: Contest, verb: str = "compare") -> str:
     """The command that asks for this comparison; "" where pieces, data or model came from Python, which no command can say."""
     if any(r.given for r in asked.rivals) or asked.own != Own():
         return ""
-    flat = asked.config.flat()
-    said = [f"{k}={_word(v)}" for k, v in flat.items() if v != KEYS[k].default and k not in ("method", "seed")]
+    said = differences(asked.config)
     methods = [text_of(rival) for rival in asked.rivals]
     more = ["--baseline", asked.baseline] if asked.baseline != baseline_of(asked.rivals, None) else []
     more += ["--screen", str(asked.screen)] if asked.screen is not None else []
     return shlex.join(["fedstrata", verb, *said, "--methods", *methods, "--seeds", *map(str, asked.seeds), *more])
+
+
+def differences(config: Config) -> list[str]:
+    """What differs from the defaults, as words of a command line, without method and seed."""
+    return [f"{k}={_word(v)}" for k, v in config.flat().items() if v != KEYS[k].default and k not in ("method", "seed")]
 
 
 def text_of(rival: Rival) -> str:

@@ -114,11 +114,11 @@ def read(folder: str | Path) -> Comparison:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, StateError):
             raise
-        why = error if isinstance(error, Unsound) else repr(error)
+        why = error if isinstance(error, UnsoundError) else repr(error)
         raise StateError(f"{folder / FILE} is damaged ({why}); call the same `fedstrata compare` again: its runs are kept.") from error
 
 
-class Unsound(ValueError):
+class UnsoundError(ValueError):
     """Values that no comparison has."""
 
 
@@ -126,14 +126,14 @@ def _sound(record: Mapping[str, Any]) -> None:
     """Refuse values that would be told wrongly.
 
     Raises:
-        Unsound: in words.
+        UnsoundError: in words.
     """
     wrong = [seed for seed in (*record["seeds"], *(run["seed"] for run in record["runs"])) if type(seed) is not int]
     if wrong:
-        raise Unsound(f"seed {wrong[0]!r} is no whole number")
+        raise UnsoundError(f"seed {wrong[0]!r} is no whole number")
     labels = [entry["label"] for entry in record["entries"]]
     if record["baseline"] not in labels:
-        raise Unsound(f"its baseline {record['baseline']!r} is none of its entries: {', '.join(map(str, labels))}")
+        raise UnsoundError(f"its baseline {record['baseline']!r} is none of its entries: {', '.join(map(str, labels))}")
 
 
 def _read(path: Path) -> Any:

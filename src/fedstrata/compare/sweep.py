@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedstrata.calls import Call, parse_calls
 from fedstrata.compare.conduct import Works, works
-from fedstrata.compare.contest import Contest, Observers, contest
+from fedstrata.compare.contest import Contest, Observers, contest, differences
 from fedstrata.compare.grid import OWN, Rival, rivals
 from fedstrata.compare.screen import best_score
 from fedstrata.compose import name_of
@@ -31,6 +31,7 @@ from fedstrata.streams import stream
 
 FILE = "sweep.json"
 ROWS = "sweep.csv"
+SEEDS = 3  # of the comparison that is proposed
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,16 @@ class Swept:
     @property
     def chosen(self) -> Trial | None:
         """The best; the first of equals."""
-        scored = [trial for trial in self.trials if trial.score is not None]
-        return max(scored, key=lambda trial: trial.score if trial.score is not None else -math.inf) if scored else None
+        return next(iter(self._best()), None)
+
+    @property
+    def tied(self) -> int:
+        """How many others score as high as the chosen one."""
+        return max(len(self._best()) - 1, 0)
+
+    def _best(self) -> list[Trial]:
+        highest = max((trial.score for trial in self.trials if trial.score is not None), default=None)
+        return [trial for trial in self.trials if trial.score is not None and trial.score == highest]
 
 
 @dataclass(frozen=True)
@@ -117,8 +126,9 @@ def sweep(
     Args:
         methods: texts, as for :func:`fedstrata.compare.compare`.
         vary: ``"local.lr=0.01,0.03,0.1"`` for all methods, ``"fedprox.mu=0.001,0.01"`` for those with that piece.
-        trials: combinations of every method, drawn from its own grid without replacement; auto is the size of the smallest grid.
-        seeds: of every trial.
+        trials: combinations of every method, drawn from its own grid without replacement, with the same values of what is varied for all methods;
+            auto is the size of the smallest grid.
+        seeds: of every trial; the comparison that is proposed has others.
         side_by_side: as for :func:`fedstrata.compare.compare`.
         console: likewise.
         observers: likewise.
@@ -140,6 +150,7 @@ class Trials:
     drawn: Mapping[str, tuple[Mapping[str, str], ...]]
     sizes: Mapping[str, int]
     contest: Contest
+    given: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -152,8 +163,9 @@ class Trials:
         seeds: Sequence[int] = (0,),
         side_by_side: int | None = None,
         command: str | None = None,
+        given: Sequence[str] = (),
     ) -> Trials:
-        """Read what was asked for and draw the trials.
+        """Read what was asked for and draw the trials; ``given`` are the words that made the configuration, () where Python did.
 
         Raises:
             ConfigError: what cannot be meant, in one sentence.
@@ -172,10 +184,10 @@ class Trials:
         grids = {rival.entry.label: [v for v in varied if v.meant_for(rival)] for rival in found}
         sizes = {label: math.prod(len(v.values) for v in grid) for label, grid in grids.items()}
         count = _count(trials, sizes)
-        drawn = {label: _draw(grid, count, label) for label, grid in grids.items()}
+        drawn = {label: draw(grid, count, label) for label, grid in grids.items()}
         texts = [text_with(rival, values) for rival in found for values in drawn[rival.entry.label]]
         asked = contest(texts, config, seeds=seeds, side_by_side=side_by_side, command=command)
-        return cls(found, varied, drawn, sizes, replace(asked, verb="sweep"))
+        return cls(found, varied, drawn, sizes, replace(asked, verb="sweep"), tuple(given))
 
     def conduct(self, console: Console, *, plain: bool = False, stop: Callable[[], bool] = lambda: False, observers: Observers = ()) -> Sweep:
         """Make all runs, choose, and write sweep.json and sweep.csv.
@@ -192,6 +204,9 @@ class Trials:
             swept = self._judged(making)
         write(swept, self.varied)
         console.print(table(swept, self.varied))
+        for one in swept.methods:
+            if one.tied:
+                console.print(f"{one.method}: tied with {one.tied} other{'s' if one.tied > 1 else ''}; the first is taken", soft_wrap=True)
         console.print(f"chosen on validation data, {swept.trials} trials a method, seeds {' '.join(map(str, swept.seeds))}; compare them with:")
         console.print(swept.command, soft_wrap=True)
         return swept
@@ -211,12 +226,15 @@ class Trials:
                 trials.append(Trial(text_with(rival, values), dict(values), score, why or ("" if score is not None else "no finite score")))
             found.append(Swept(rival.entry.method, self.sizes[label], tuple(trials)))
         count = len(self.drawn[self.methods[0].entry.label])
-        return Sweep(tuple(found), count, self.contest.seeds, self._command(found), self.contest.folder)
+        return Sweep(tuple(found), count, self.contest.seeds, self.command_of(found), self.contest.folder)
 
-    def _command(self, found: Sequence[Swept]) -> str:
-        flat = self.contest.config.flat()
-        said = [f"{k}={'none' if v is None else v}" for k, v in flat.items() if v != KEYS[k].default and k not in ("method", "seed", "name")]
-        return shlex.join(["fedstrata", "compare", *said, "--methods", *(one.chosen.method for one in found if one.chosen is not None)])
+    def command_of(self, found: Sequence[Swept]) -> str:
+        """The comparison of the chosen ones, on seeds that chose nothing."""
+        words = self.given or differences(self.contest.config)
+        said = [word for word in words if word.partition("=")[0] not in ("method", "seed", "name")]
+        fresh = [str(seed) for seed in range(len(self.contest.seeds) + SEEDS) if seed not in self.contest.seeds][:SEEDS]
+        methods = [one.chosen.method for one in found if one.chosen is not None]
+        return shlex.join(["fedstrata", "compare", *said, "--methods", *methods, "--seeds", *fresh])
 
 
 # ---- what is varied -----------------------------------------------------------------------------------------------------------------------------
@@ -284,11 +302,26 @@ def _count(trials: int | Literal["auto"], sizes: Mapping[str, int]) -> int:
     return trials
 
 
-def _draw(grid: Sequence[Vary], count: int, label: str) -> tuple[Mapping[str, str], ...]:
-    """``count`` combinations without replacement, the same in every call."""
+def draw(grid: Sequence[Vary], count: int, label: str) -> tuple[Mapping[str, str], ...]:
+    """``count`` combinations without replacement, the same in every call.
+
+    The values of settings are those of every method, so that none is tried with a rate that others are not; each value, and each combination of the
+    method's own arguments, comes as often as any other, as far as ``count`` allows.
+    """
+    common, own = (_shuffled([v for v in grid if v.setting is shared], who) for shared, who in ((True, ""), (False, label)))
+    period = math.lcm(len(common), len(own))  # after which the pairs would come again: from then on one is shifted
+    pairs = [(common[i % len(common)], own[(i + i // period) % len(own)]) for i in range(count)]
+    return tuple(
+        {v.key: (one | other)[v.key] for v in grid}
+        for _, one, _, other in sorted(((p, a, q, b) for (p, a), (q, b) in pairs), key=lambda it: (it[0], it[2]))
+    )
+
+
+def _shuffled(grid: Sequence[Vary], who: str) -> list[tuple[int, dict[str, str]]]:
+    """All combinations, each with its place in the grid, in an order of chance."""
     places = list(itertools.product(*(v.values for v in grid)))
-    chosen = sorted(stream(0, "sweep", label).permutation(len(places))[:count].tolist())
-    return tuple({v.key: value for v, value in zip(grid, places[place], strict=True)} for place in chosen)
+    keys = [v.key for v in grid]
+    return [(place, dict(zip(keys, places[place], strict=True))) for place in stream(0, "sweep", who).permutation(len(places)).tolist()]
 
 
 def text_with(rival: Rival, values: Mapping[str, str]) -> str:
@@ -319,7 +352,7 @@ def write(swept: Sweep, varied: Sequence[Vary]) -> None:
         "seeds": list(swept.seeds),
         "varied": {v.key: list(v.values) for v in varied},
         "command": swept.command,
-        "methods": [asdict(one) | {"chosen": None if one.chosen is None else one.chosen.method} for one in swept.methods],
+        "methods": [asdict(one) | {"chosen": None if one.chosen is None else one.chosen.method, "tied": one.tied} for one in swept.methods],
     }
     write_file(swept.folder / FILE, [as_json(record)], "sweep")
     text = io.StringIO()
