@@ -172,7 +172,8 @@ def _differences(scene: Scene) -> Section | None:
     if ahead is not None:
         blocks.append(Block(title="Margin over the best of the others", table=ahead))
     text = (
-        "Differences are taken seed by seed. A verdict needs at least three seeds and p under 0.05 after correction for the number of methods (Holm); intervals are those of each difference alone."
+        "Differences are taken seed by seed. A verdict needs at least three seeds and p under 0.05 after correction for the number of methods "
+        "(Holm); the intervals are those of each difference alone."
     )
     return Section(id="differences", short="Differences", title="Are the differences real?", text=text, blocks=blocks)
 
