@@ -8,6 +8,7 @@ import cases
 import made
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from fedstrata.measure.panel import Panel
@@ -183,3 +184,18 @@ def test_very_long_and_odd_panels_are_drawn():
     odd = Panel("Odd", "T.", "heat", [0.5], {"a": [float("nan")], "b": [float("inf")], "c": [1.0]})
     assert "1" in panel_picture(odd, 1, one).alt
     assert panel_picture(Panel("None", "T.", "bars", [], {"a": []}), 1, one) is None
+
+
+def test_a_loss_that_diverged_does_not_press_the_others_flat():
+    comparison = made.comparison(("fedavg", "scaffold"), (0, 1, 2), rounds=12)
+    for (label, _), run in comparison.results.items():
+        for row in run.rounds[-5:] if label == "scaffold" else ():
+            row["loss"] = 5e30
+    drawn = {p.name: p for p in pictures(Scene(comparison, cases.findings(comparison)), ())}["loss-by-rounds"]
+    assert "are off the picture" in drawn.note
+    figure = Figure()
+    drawn.draw(figure)
+    bottom, top = figure.axes[0].get_ylim()
+    usual = max(row["loss"] for (label, _), run in comparison.results.items() for row in run.rounds if label == "fedavg")
+    assert bottom == 0
+    assert usual <= top < 100

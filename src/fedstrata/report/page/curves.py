@@ -67,7 +67,7 @@ def _picture(scene: Scene, key: str, axis: str, curves: Mapping[int, Curve]) -> 
         alt=_alt(scene, title, axis, curves),
         draw=partial(_draw, scene=scene, key=key, axis=axis, curves=curves, what=what),
         table=_table(scene, f"{title}, against {AXES[axis]}", axis, curves),
-        note=_note(axis, curves),
+        note=_note(axis, curves, _ceiling(key, curves)),
         key=tuple(curves),
     )
 
@@ -84,17 +84,30 @@ def _draw(figure: Figure, *, scene: Scene, key: str, axis: str, curves: Mapping[
             level(axes, target, "target")
     axes.set_ylabel(what)
     axes.margins(x=0.02)
+    if (top := _ceiling(key, curves)) is not None:
+        axes.set_ylim(0, top)
     amounts(axes.xaxis, axis, AXES[axis])
     faint_grid(axes)
 
 
-def _note(axis: str, curves: Mapping[int, Curve]) -> str:
+def _ceiling(key: str, curves: Mapping[int, Curve]) -> float | None:
+    """Where a picture of losses or errors ends, so that one that has diverged does not press all others flat; None where none has."""
+    if key not in ("loss", "rmse"):
+        return None
+    values = sorted(y for c in curves.values() for y in c.y)
+    usual = values[len(values) // 2]
+    return 5 * usual if values[-1] > 25 * usual > 0 else None
+
+
+def _note(axis: str, curves: Mapping[int, Curve], top: float | None) -> str:
     several = any(c.seeds > 1 for c in curves.values())
     parts = ["Line: mean over seeds; band: one standard deviation each way." if several else "One seed: no band."]
     if axis != "rounds" and several:
         parts.append("The horizontal place is the mean over seeds of what had been spent by that round.")
     if any(c.longest > c.rounds[-1] for c in curves.values()):
         parts.append("A line ends with the last round that all its seeds reached.")
+    if top is not None:
+        parts.append(f"Values above {score(top)} are off the picture, not off its table.")
     return " ".join(parts)
 
 
