@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from fedstrata.allocator import keep_freed_blocks
 from fedstrata.compare import cache
+from fedstrata.compare.job import reason
 from fedstrata.compare.known import Shelf, unchanged
 from fedstrata.config import Config
 from fedstrata.errors import FedstrataError, StateError
@@ -81,7 +82,7 @@ class Child:
             self.tell("failed", why=str(error))
         except Exception as error:  # noqa: BLE001  # a piece of the user's own may raise anything; the other runs go on
             traceback.print_exc()
-            self.tell("failed", why=f"{type(error).__name__}: {error} (where, is in the log of the comparison)")
+            self.tell("failed", why=reason(error))
 
     def _make(self, folder: Path) -> None:
         found = cache.look(folder, self.job["key"])

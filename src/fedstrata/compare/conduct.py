@@ -20,6 +20,7 @@ from fedstrata.compare.pool import Pool
 from fedstrata.compare.room import Room
 from fedstrata.data.facts import Facts, facts_of
 from fedstrata.data.federation import Federation
+from fedstrata.errors import ConfigError
 from fedstrata.report.comparison import Screening
 from fedstrata.state import lock
 from fedstrata.state.disk import make_folder
@@ -86,6 +87,7 @@ def prepare(asked: Contest, *, here: bool = False) -> Grid:
     """
     shelf, jobs = Shelf(), dict[Id, Job]()
     federation = asked.own.federation or shelf.federation(asked.config.replace(seed=asked.seeds[0]))
+    _refuse_accuracy(asked, federation)
     parts = {rival.entry.label: asked.parts(rival, federation) for rival in asked.rivals}
     outsides = {rival.entry.label: outside(asked, parts[rival.entry.label], given=rival.given) for rival in asked.rivals}
     facts = facts_of(federation)
@@ -95,6 +97,19 @@ def prepare(asked: Contest, *, here: bool = False) -> Grid:
             job = _job(asked, rival, seed, federation, outsides[rival.entry.label])
             jobs[job.id] = job
     return Grid(asked, jobs, facts, here or only_here(asked, parts))
+
+
+def _refuse_accuracy(asked: Contest, federation: Federation) -> None:
+    """An accuracy that no run could reach would be told as one that all have missed.
+
+    Raises:
+        ConfigError: an accuracy ends runs, and there are no classes.
+    """
+    if asked.config.stop.accuracy is not None and federation.task.kind != "classification":
+        raise ConfigError(
+            f"an accuracy of {asked.config.stop.accuracy} is to end runs, and {asked.config.data} is a {federation.task.kind}, which has none; "
+            "leave --target-accuracy (stop.accuracy) out, or give a budget."
+        )
 
 
 def _job(asked: Contest, rival: Rival, seed: int, federation: Federation, guests: str | None) -> Job:
@@ -166,7 +181,7 @@ def works(
             if aside is not None:
                 shown.say(f"note: {record.FILE} was damaged; what was left of it is kept as {aside.name}")
             if grid.here:
-                yield Works(grid, shown, Here(asked, shown.tell, stop, observers, shown.tick))
+                yield Works(grid, shown, Here(asked, shown.tell, stop, observers, shown.tick, asked.folder / LOG))
                 return
             with Pool(Room(asked.config, asked.side_by_side), asked.folder / LOG, shown.tell, stop, shown.tick) as pool:
                 shown.side_by_side = pool.room.slots

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 Id: TypeAlias = tuple[str, int]
+MANY = 300  # characters of somebody else's message
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class Outcome:
 
     state: Literal["finished", "paused", "failed", "stopped"]
     why: str = ""
+
+
+def reason(error: Exception) -> str:
+    """Why a run failed that met something else than an error of ours, in one line."""
+    said = " ".join(str(error).split())[:MANY]
+    return f"{type(error).__name__}{f': {said}' if said else ''} (where, is in the log of the comparison)"
 
 
 Tell: TypeAlias = Callable[[Job, Mapping[str, Any]], None]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from fedstrata.build import Parts
 from fedstrata.compare import cache
 from fedstrata.compare.contest import Contest, Observers
-from fedstrata.compare.job import Id, Job, Outcome, Tell
+from fedstrata.compare.job import Id, Job, Outcome, Tell, reason
 from fedstrata.compare.known import Shelf
 from fedstrata.config import Config
 from fedstrata.errors import FedstrataError, StateError
@@ -49,10 +51,12 @@ class Here:
         stop: asked after every round.
         observers: of every run.
         tick: called after every round.
+        log: file for where a piece failed.
     """
 
-    def __init__(self, asked: Contest, tell: Tell, stop: Callable[[], bool], observers: Observers, tick: Callable[[], None]) -> None:
-        self.asked, self.tell, self.stop, self.observers, self.tick = asked, tell, stop, observers, tick
+    def __init__(self, asked: Contest, tell: Tell, stop: Callable[[], bool], observers: Observers, tick: Callable[[], None], log: Path) -> None:
+        self.asked, self.tell, self.stop, self.observers, self.tick, self.log = asked, tell, stop, observers, tick, log
+        self.theirs: Exception | None = None  # of an observer: it ends the comparison
         self.shelf = Shelf()
         self.done = 0
         self.paused: set[Id] = set()
@@ -76,6 +80,12 @@ class Here:
             return Outcome("stopped" if self.stop() else "paused")
         except FedstrataError as error:
             return Outcome("failed", str(error))
+        except Exception as error:
+            if error is self.theirs:
+                raise
+            with self.log.open("a", encoding="utf-8") as log:
+                traceback.print_exc(file=log)
+            return Outcome("failed", reason(error))  # a piece of the user's own may raise anything; the other runs go on
         return Outcome("finished")
 
     def _make(self, job: Job) -> None:
@@ -97,7 +107,7 @@ class Here:
         rival = next(r for r in self.asked.rivals if r.entry.label == job.label)
         own = self.asked.own
         given: dict[str, Any] = {"module": own.module, "method": rival.method if rival.given else None}
-        more: dict[str, Any] = {"observers": (*self.observers, self._watch(job)), "stop": self._pause(job)}
+        more: dict[str, Any] = {"observers": tuple(map(self._told, (*self.observers, self._watch(job)))), "stop": self._pause(job)}
         self.done = 0
         if begun:
             try:
@@ -116,6 +126,18 @@ class Here:
 
     def _pause(self, job: Job) -> Callable[[], bool]:
         return lambda: self.stop() or (job.until is not None and self.done >= job.until)
+
+    def _told(self, observer: Callable[[Event], None]) -> Callable[[Event], None]:
+        """The observer; what it raises is kept apart from what pieces raise."""
+
+        def told(event: Event) -> None:
+            try:
+                observer(event)
+            except Exception as error:
+                self.theirs = error
+                raise
+
+        return told
 
     def _watch(self, job: Job) -> Callable[[Event], None]:
         def watch(event: Event) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fedstrata.report.records import Difference, Findings, Line
 from fedstrata.report.scored import border, words
+from fedstrata.report.units import number
 
 
 def answer(findings: Findings) -> str:
@@ -35,7 +36,7 @@ def _sentence(findings: Findings, score: str, *, again: bool) -> str:
 
 def _claim(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
     best, base = ranked[0], findings.baseline
-    spoken = f"{best.scores[score].mean:.3f} {words(score)}"
+    spoken = f"{number(best.scores[score].mean, 3)} {words(score)}"
     others = [line for line in ranked if line.label != base]
     if not others or len(findings.lines) == 1:
         return f"{best.label} has {spoken}; there is no other result to compare it with"
@@ -48,7 +49,7 @@ def _claim(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
 
 def _defended(best: Line, score: str, others: Sequence[Line]) -> str:
     """The best mean is the baseline's."""
-    base, spoken = best.label, f"{best.scores[score].mean:.3f} {words(score)}"
+    base, spoken = best.label, f"{number(best.scores[score].mean, 3)} {words(score)}"
     if any(_verdict(line, score) == "better" for line in others):  # only where the means are over other seeds than the differences
         lead = f"{base} (the baseline) has the best mean, {spoken}, but not on the same seeds as every other method"
         return f"{lead}; on seeds in common, {_others(others, score, base)}"
@@ -63,7 +64,7 @@ def _defended(best: Line, score: str, others: Sequence[Line]) -> str:
 def _challenger(findings: Findings, score: str, best: Line, others: Sequence[Line]) -> str:
     """The best mean belongs to another method than the baseline."""
     base, it = findings.baseline, best.differences.get(score)
-    spoken = f"{best.scores[score].mean:.3f} {words(score)}"
+    spoken = f"{number(best.scores[score].mean, 3)} {words(score)}"
     rest = _others([line for line in others if line is not best], score, base, quiet=True)
     if it is None or it.verdict == "no conclusion":
         why = "no seed in common" if it is None else it.note or f"only {_seeds(it.n)} in common"
@@ -86,11 +87,11 @@ def _undecided(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
     other = ranked[1] if best.label == base else best
     it = other.differences.get(score)
     lead = f"the best mean {words(score)} is {best.label}'s, "
-    number = f"{best.scores[score].mean:.3f}"
+    spoken = number(best.scores[score].mean, 3)
     if it is None:
-        return lead + number
+        return lead + spoken
     where = f" on the {_seeds(it.n)} in common" if it.n < max(line.scores[score].n for line in ranked if line.label in (base, other.label)) else ""
-    return lead + number + (f"; {other.label}'s is {_difference(it)} it{where}" if best.label == base else f", {_difference(it)} {base}{where}")
+    return lead + spoken + (f"; {other.label}'s is {_difference(it)} it{where}" if best.label == base else f", {_difference(it)} {base}{where}")
 
 
 def _rival(best: Line, score: str, base: str, *, larger: bool) -> str:
@@ -100,7 +101,7 @@ def _rival(best: Line, score: str, base: str, *, larger: bool) -> str:
         return ""
     value = it.mean if larger else -it.mean
     shown = {"better": "is shown", "no conclusion": f"is left open ({it.note or _seeds(it.n) + ' in common'})"}.get(it.verdict, "is not shown")
-    return f"its margin over the next best, {rival}, {value:.3f}{_interval(it, turn=not larger)}, {shown}"
+    return f"its margin over the next best, {rival}, {number(value, 3)}{_interval(it, turn=not larger)}, {shown}"
 
 
 def _others(others: Sequence[Line], score: str, base: str, *, quiet: bool = False) -> str:
@@ -133,14 +134,14 @@ def _difference(it: Difference) -> str:
     """Size, interval, direction: "0.021 [0.008, 0.034] above"."""
     if it.mean == 0:
         return "0.000 from"
-    return f"{abs(it.mean):.3f}{_interval(it, turn=it.mean < 0)} {'above' if it.mean > 0 else 'below'}"
+    return f"{number(abs(it.mean), 3)}{_interval(it, turn=it.mean < 0)} {'above' if it.mean > 0 else 'below'}"
 
 
 def _interval(it: Difference, *, turn: bool = False) -> str:
     if it.low is None or it.high is None:
         return ""
     low, high = (-it.high, -it.low) if turn else (it.low, it.high)
-    return f" [{low:.3f}, {high:.3f}]"
+    return f" [{number(low, 3)}, {number(high, 3)}]"
 
 
 def _p(it: Difference, findings: Findings, score: str) -> str:
@@ -152,8 +153,11 @@ def _p(it: Difference, findings: Findings, score: str) -> str:
 
 
 def written(p: float) -> str:
-    """A p-value with two digits that count."""
-    return "< 0.001" if p < 0.001 else f"{p:.1g}" if p < 0.01 else f"{p:.2f}"
+    """A p-value with the digits that count; one under 0.05 does not read as 0.05."""
+    if p < 0.001:
+        return "< 0.001"
+    text = f"{p:.1g}" if p < 0.01 else f"{p:.2f}"
+    return f"{p:.2g}" if text == "0.05" and p < 0.0495 else "just under 0.05" if text == "0.05" and p < 0.05 else text
 
 
 def _thing(score: str) -> str:

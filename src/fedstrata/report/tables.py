@@ -242,8 +242,9 @@ def difference(it: Difference | None) -> str:
     """A paired difference, its interval and its mark: "+0.021 [0.008, 0.034] *"; nothing for the baseline."""
     if it is None or it.verdict == "baseline":
         return ""
-    interval = "" if it.low is None or it.high is None else f" [{_zero(it.low):.3f}, {_zero(it.high):.3f}]"
-    return f"{_zero(it.mean):+.3f}{interval} {MARKS[it.verdict]}".rstrip()
+    interval = "" if it.low is None or it.high is None else f" [{number(_zero(it.low), 3)}, {number(_zero(it.high), 3)}]"
+    sign = "+" if _zero(it.mean) >= 0 else ""
+    return f"{sign}{number(_zero(it.mean), 3)}{interval} {MARKS[it.verdict]}".rstrip()
 
 
 def _zero(value: float) -> float:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 
+HUGE = 1e9  # from here on, digits before the point are no longer counted by anybody
+
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A share or metric; a dash where there is none."""
-    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    """A share or metric; a dash where there is none. An error that has run away is written as 7.267e+36."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:.{digits}f}" if abs(value) < HUGE else f"{value:.3e}"
 
 
 def size(count: float | None) -> str:
