@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from contests import asked, make
-from fedstrata import Piece, compare
+from fedstrata import Federation, Piece, compare
 from fedstrata.compare.conduct import LOG
-from fedstrata.errors import ConfigError, MethodError
+from fedstrata.errors import ConfigError, DataError, MethodError
 from fedstrata.report.answer import written
 from fedstrata.report.records import Difference, Spread
 from fedstrata.report.tables import difference, mean
@@ -78,8 +78,29 @@ def test_a_shown_difference_never_reads_as_a_p_of_005():
     ]
 
 
+@pytest.mark.parametrize("name", ["summary.json", "sealed.json", "rounds.jsonl"])
+@pytest.mark.parametrize("how", ["folder", "link"])
+def test_a_finished_run_whose_file_is_no_file_is_set_aside_and_made_again(tmp_path, name, how):
+    contest = asked(tmp_path, seeds=(0,), executor="loop", rounds=1)
+    whole, _ = make(contest, observers=HERE)
+    place = next(iter(whole.jobs.values())).folder / name
+    place.rename(tmp_path / "elsewhere")
+    place.mkdir() if how == "folder" else place.symlink_to(tmp_path / "elsewhere")
+    again, _ = make(contest, observers=HERE)
+    assert len(again.done) == 2
+    assert not again.failures
+    assert place.is_file()
+    assert not place.is_symlink()
+    assert len(list((tmp_path / "cache").glob("*.damaged-1"))) == 1
+
+
 def test_an_error_that_has_run_away_is_a_short_number():
     assert mean(Spread(7.2672e36, 9.0698e36, (1.0, 2.0))) == "7.267e+36 ± 9.070e+36"
     away = Difference(7.2672e36, -1.5263e37, 2.9798e37, 0.3, 0.3, "not shown", 3, "")
     assert difference(away) == "+7.267e+36 [-1.526e+37, 2.980e+37]"
     assert difference(Difference(-0.0001, -0.002, 0.002, 0.9, 0.9, "not shown", 3, "")) == "+0.000 [-0.002, 0.002]"
+
+
+def test_a_share_where_test_samples_belong_says_what_is_meant():
+    with pytest.raises(DataError, match=r"test is '0\.2'; it is \(x, y\).*testing='own\(share=0\.2\)'"):
+        Federation.of([[0.0], [1.0]] * 4, [0, 1] * 4, client=[0, 1] * 4, test=0.2)

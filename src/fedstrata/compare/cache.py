@@ -144,6 +144,8 @@ def look(folder: Path, key: str) -> Found:
         return Found("none")
     if not (folder / SEAL).exists():
         return Found("begun" if (folder / MANIFEST).is_file() else "damaged", "it was left before it began")
+    if strange := [name for name in (SEAL, *SEALED) if _no_file(folder / name)]:
+        return Found("damaged", f"{strange[0]} is no plain file")
     try:
         seal = read_json(bytes(read_file(folder / SEAL, limit=1 << 20)), depth=4)
         if seal["key"] != key:
@@ -156,6 +158,11 @@ def look(folder: Path, key: str) -> Found:
             raise  # a disk that does not answer says nothing about the run
         return Found("damaged", str(error).rstrip("."))
     return Found("finished")
+
+
+def _no_file(path: Path) -> bool:
+    """Whether something else than a file lies there: a link, a folder."""
+    return path.is_symlink() or (path.exists() and not path.is_file())
 
 
 def seal(folder: Path, key: str, together: int = 1) -> None:

@@ -35,6 +35,10 @@ def source_of(
     Raises:
         DataError: shapes, labels or features that cannot be meant.
     """
+    if test is not None and not isinstance(test, tuple | list):
+        raise DataError(
+            f"test is {str(test)[:40]!r}; it is (x, y) or (x, y, client), and a share of each client's own samples is testing='own(share=0.2)'."
+        )
     if test is not None and len(test) not in (2, 3):
         raise DataError(f"test has {len(test)} parts; it is (x, y) or (x, y, client).")
     targets, late = _plain(y), None if test is None else _plain(test[1])
