@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -34,6 +35,22 @@ def _show(value: Value) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(_show(v) for v in value) + "]"
     return repr(value)
+
+
+def shown(name: str, settings: Mapping[str, Value]) -> str:
+    """A call for people: the first value without its name, and words without quotes where they are plain.
+
+    >>> shown("table", {"path": "mine.csv", "label": "ill", "drop": ("a b", "c")})
+    "table(mine.csv, label=ill, drop=['a b', c])"
+    """
+    said = [_plain(value) if place == 0 else f"{key}={_plain(value)}" for place, (key, value) in enumerate(settings.items())]
+    return f"{name}({', '.join(said)})"
+
+
+def _plain(value: Value) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_plain, value)) + "]"
+    return value if isinstance(value, str) and re.fullmatch(r"[\w.-]+", value) else repr(value)
 
 
 def parse_calls(text: str) -> tuple[Call, ...]:

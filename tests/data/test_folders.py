@@ -102,6 +102,30 @@ def test_row_58_an_empty_class_folder_is_refused(tree):
         load(folder(tree))
 
 
+def test_pictures_a_level_too_deep_name_the_layout_that_is_meant(tmp_path):
+    for who in ("ann", "bob"):
+        for what in ("x", "y"):
+            picture(tmp_path / who / what / "0.png")
+            picture(tmp_path / who / what / "1.png")
+    with pytest.raises(DataError, match=r"ann holds folders of pictures, and no picture itself; say layout='client/class/file'"):
+        load(folder(tmp_path))
+    with pytest.raises(DataError, match=r"holds no pictures by layout client/class/file; say layout='class/file'\."):
+        load(folder(tmp_path / "ann", layout="client/class/file"))
+    with pytest.raises(DataError, match=r"nowhere does not exist; say path="):
+        load(folder(tmp_path / "nowhere"))
+
+
+def test_the_name_is_the_call_and_the_fingerprint_sees_other_pictures(tmp_path):
+    for what in ("x", "y"):
+        for k in range(3):
+            picture(tmp_path / "pets" / what / f"{k}.png")
+    first = load(folder(tmp_path / "pets"))
+    assert first.name == "folder(pets, size=8, norm=raw)"
+    assert load(folder(tmp_path / "pets")).fingerprint == first.fingerprint
+    (tmp_path / "pets" / "x" / "0.png").rename(tmp_path / "pets" / "x" / "9.png")
+    assert load(folder(tmp_path / "pets")).fingerprint != first.fingerprint
+
+
 def test_row_58_a_client_may_lack_a_class(tmp_path):
     for who in ("ann", "bob"):
         for k in range(4):

@@ -222,6 +222,18 @@ def test_the_tables_of_scikit_learn_cover_binary_multiclass_and_regression():
     assert [(task.kind, task.classes) for task in kinds.values()] == [("classification", 2), ("classification", 3), ("regression", 1)]
 
 
+def test_the_name_of_a_file_is_the_call_and_the_fingerprint_sees_its_content(tmp_path):
+    made = columns()
+    first = load(spec(table(tmp_path / "t.csv", **made), drop="[age]"))
+    assert first.name == "table(t.csv, label=ill, client=site, drop=[age])"
+    assert load(spec(table(tmp_path / "t.csv", **made), drop="[age]")).fingerprint == first.fingerprint
+    made["weight"][0] += 1
+    assert load(spec(table(tmp_path / "t.csv", **made), drop="[age]")).fingerprint != first.fingerprint
+    line = load(DataSpec(data=series(tmp_path)))
+    assert line.name == "series(s.csv, value=load, client=who, time=t, window=4, horizon=2)"
+    assert load(DataSpec(data=series(tmp_path, other=np.zeros(60)))).fingerprint != line.fingerprint
+
+
 def series(tmp_path, **more):
     time = np.tile(np.arange(30), 2)
     order = np.random.default_rng(0).permutation(60)

@@ -15,6 +15,7 @@ import lab
 from fedstrata.data.federation import Federation
 from fedstrata.errors import DataError, StateError
 from fedstrata.use import finished, load, predict
+from fedstrata.use.inputs import SEEN
 from use.made import command, digest, quick, toy_run
 
 ROWS = 90
@@ -275,6 +276,16 @@ def test_the_runs_own_test_set_gives_the_runs_own_scores(digits):
     assert len(predict(digits, "digits", split="train")) == len(found.federation.train)
 
 
+def test_a_score_on_what_the_run_was_trained_on_is_said_to_be_one(place, digits, tmp_path):
+    for told in (predict(digits, "digits", split="train"), predict(digits, "digits", 4, split="train"), predict(place / "ill", place / "full.csv")):
+        assert told.score is not None
+        assert SEEN in told.notes
+    table(1).to_csv(tmp_path / "full.csv", index=False)
+    for told in (predict(digits, "digits", split="test"), predict(digits, "digits", 4), predict(place / "ill", tmp_path / "full.csv")):
+        assert told.score is not None
+        assert SEEN not in told.notes
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -370,12 +381,12 @@ def test_the_command_refuses_in_one_line(place, monkeypatch, capfd, more, said):
     assert said in err
 
 
-def test_a_full_disk_leaves_no_half_written_predictions(place, tmp_path):
+def test_a_disk_that_refuses_leaves_no_half_written_predictions(place, tmp_path):
     told = predict(place / "ill", place / "full.csv")
-    (tmp_path / "p.csv").mkdir()
-    with pytest.raises(StateError, match="cannot write"):
-        told.write(tmp_path / "p.csv")
-    assert [p.name for p in tmp_path.iterdir()] == ["p.csv"]
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StateError, match="cannot"):
+        told.write(tmp_path / "file" / "p.csv")
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "mine")]
 
 
 def test_nothing_of_the_run_folder_is_changed(place):

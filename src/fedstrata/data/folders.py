@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from fedstrata.data.checks import mask_by
 from fedstrata.data.images import Norm, channel_norm, checked_side, dark_of
 from fedstrata.data.intake.pictures import Pictures
-from fedstrata.data.place import Place
+from fedstrata.data.place import Place, written
 from fedstrata.data.samples import affine
 from fedstrata.data.task import Groups, Source, Task
 from fedstrata.errors import ConfigError, DataError
@@ -107,11 +108,24 @@ def scan(root: Path, layout: Layout) -> tuple[list[_Found], int]:
                 empty.append(folder)
     known = {one.label for one in found}
     for folder in empty:  # a client may lack a class; a class may not lack all pictures
-        if folder.name not in known:
+        if folder.name not in known and not _nested(folder):
             raise DataError(f"{folder} holds no picture ({', '.join(PICTURES[:4])}, ...); remove the folder, or put the class's pictures there.")
+        if folder.name not in known:
+            deeper = (
+                "say layout='client/class/file' (or 'domain/class/file')"
+                if layout == "class/file"
+                else f"by layout {layout} they lie a level too deep"
+            )
+            raise DataError(f"{folder} holds folders of pictures, and no picture itself; {deeper}.")
     if not found:
-        raise DataError(f"{root} holds no pictures by layout {layout}; check path and layout.")
+        flatter = "; say layout='class/file'" if layout != "class/file" and _nested(root) else "; check path and layout"
+        raise DataError(f"{root} holds no pictures by layout {layout}{flatter}.")
     return found, other
+
+
+def _nested(folder: Path) -> bool:
+    """Whether folders in it hold pictures."""
+    return any(file.suffix.lower() in PICTURES for file in folder.glob("*/*"))
 
 
 @dataclass(frozen=True)
@@ -160,13 +174,14 @@ class Folder:
         else:
             late = self._late(found)
         notes = (f"folder: {other} files are no pictures and were passed over.",) if other else ()
-        return self._source(found, late, notes)
+        content = sha256("".join(f"{one.group}/{one.label}/{one.path.name} {one.path.stat().st_size}\n" for one in found).encode())
+        return self._source(found, late, notes, written("folder", replace(self, path=str(root.resolve()))), content.hexdigest())
 
     def _late(self, found: list[_Found]) -> np.ndarray:
         cells = np.unique([f"{one.group}/{one.label}" for one in found], return_inverse=True)[1].astype(np.int64)
         return mask_by(cells, lambda n: min(int(self.test * n + 0.5), n - 1), stream(0, "folder-test"))
 
-    def _source(self, found: list[_Found], late: np.ndarray, notes: tuple[str, ...]) -> Source:
+    def _source(self, found: list[_Found], late: np.ndarray, notes: tuple[str, ...], name: str, content: str) -> Source:
         names, codes = np.unique([one.label for one in found], return_inverse=True)
         mean, std = channel_norm(self.norm, self.channels)
         sets = []
@@ -184,11 +199,13 @@ class Folder:
         labels = tuple(str(label) for label in names)
         task = Task("classification", (self.channels, self.size, self.size), len(labels), labels)
         identity = (
-            f"folder(layout={self.layout}, size={self.size}, resize={self.resize}, channels={self.channels}, norm={self.norm}, test={self.test})"
+            f"folder(layout={self.layout}, size={self.size}, resize={self.resize}, channels={self.channels}, norm={self.norm}, test={self.test}) "
+            f"{content}"
         )
         test = sets[1] if len(sets[1]) else None
         intake = replace(sets[0].fit, classes=len(labels))
-        return Source(identity, task, sets[0], test, groups, natural=bool(groups), dark=dark_of(mean, std), notes=notes, intake=intake)
+        dark = dark_of(mean, std)
+        return Source(name, task, sets[0], test, groups, natural=bool(groups), dark=dark, notes=notes, intake=intake, identity=identity)
 
 
 def tiny_folder(root: Path, size: int, norm: str, name: str) -> Source:

@@ -111,7 +111,7 @@ def assemble(source: Source, spec: DataSpec) -> Federation:
         validation=spec.validation,
         heldout=heldout,
         augment=parse_augment(spec.augment, source.dark, source.task.shape),
-        fingerprint=fingerprint(source.task, source.name, labels, source.groups, settings),
+        fingerprint=fingerprint(source.task, source.identity or source.name, labels, source.groups, settings),
         notes=(*source.notes, *partition.notes, *more, *_small(partition, spec.validation)),
         seed=spec.seed,
         official=source.test,

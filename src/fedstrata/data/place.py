@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from fedstrata.calls import shown
 from fedstrata.data.task import Source
 from fedstrata.errors import DataError
 
@@ -81,8 +82,9 @@ class Place:
         for candidate in candidates:
             if candidate.exists():
                 return candidate
+        verb = "does" if len(candidates) == 1 else "do"
         raise DataError(
-            f"data {data}: {' and '.join(str(c) for c in candidates)} do(es) not exist; say path=FILE, absolute or relative to data.root."
+            f"data {data}: {' and '.join(str(c) for c in candidates)} {verb} not exist; say path=FILE, absolute or relative to data.root."
         )
 
     def _roots(self) -> list[Path]:
@@ -90,3 +92,9 @@ class Place:
             return [self.root.expanduser()]
         named = os.environ.get(VARIABLE)
         return [Path(named).expanduser()] if named else []
+
+
+def written(name: str, reader: Any) -> str:
+    """The call of a reader as a user writes it: files without their folders, and no setting that is as usual."""
+    said = {f.name: getattr(reader, f.name) for f in fields(reader) if getattr(reader, f.name) != f.default}
+    return shown(name, said | {file: Path(said[file]).name for file in ("path", "tested") if file in said})

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 
 import numpy as np
 import torch
 
 from fedstrata.data.columns import column, read_columns
 from fedstrata.data.intake.table import SeriesRows
-from fedstrata.data.place import Place
+from fedstrata.data.place import Place, written
 from fedstrata.data.samples import Windows
 from fedstrata.data.scaling import Floats, Scaling, Sums
 from fedstrata.data.task import Groups, Ints, Source, Task
@@ -83,8 +84,8 @@ class Series:
             when = stamps.numbers
         order = np.lexsort((when, codes))
         sequences = np.split(values.numbers[order], np.cumsum(np.bincount(codes))[:-1])
-        identity = f"series({file.name}, value={self.value}, client={self.client}, time={self.time}, {cut})"
-        return windows(identity, sequences, tuple(map(str, names)), cut, self.value)
+        identity = f"series({file.name}, value={self.value}, client={self.client}, time={self.time}, {cut}) {sha256(file.read_bytes()).hexdigest()}"
+        return replace(windows(written("series", self), sequences, tuple(map(str, names)), cut, self.value), identity=identity)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedstrata.data.checks import class_labels, float32, mask_by
 from fedstrata.data.columns import Column, Columns, column, read_columns
 from fedstrata.data.images import groups_by
 from fedstrata.data.intake.table import GAP, Rows
-from fedstrata.data.place import Place
+from fedstrata.data.place import Place, written
 from fedstrata.data.samples import Tensors
 from fedstrata.data.scaling import Floats, Scaling, Sums
 from fedstrata.data.task import Groups, Ints, Source, Task
@@ -92,17 +93,19 @@ class Table:
     def read(self, place: Place) -> Source:
         """See :class:`Reader`."""
         file = place.file("table", self.path)
-        columns, late = read_columns(file), None
+        columns, late, content = read_columns(file), None, sha256(file.read_bytes())
         how = Encoding(self.label, self.client, self.kind, self.missing, self.categorical, self.drop, self.target)
         if self.split:
             late = _split_column(column(columns, self.split, str(file)), self.split)
             how = replace(how, drop=(*how.drop, self.split))
         if self.tested:
-            second = read_columns(place.file("table", self.tested))
+            other = place.file("table", self.tested)
+            second = read_columns(other)
+            content.update(other.read_bytes())
             late = np.repeat([False, True], [len(next(iter(c.values())).missing) for c in (columns, second)])
             columns = {name: stacked(name, first, column(second, name, self.tested)) for name, first in columns.items()}
-        identity = f"table({file.name}, {how}, split={self.split}, tested={bool(self.tested)}, test={self.test})"
-        return encode(columns, how, late, self.test, identity, file.name)
+        identity = f"table({file.name}, {how}, split={self.split}, tested={bool(self.tested)}, test={self.test}) {content.hexdigest()}"
+        return replace(encode(columns, how, late, self.test, written("table", self), file.name), identity=identity)
 
 
 def _split_column(values: Column, name: str) -> Mask:

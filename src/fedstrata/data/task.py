@@ -55,7 +55,7 @@ class Source:
     """A data set before it is dealt to clients.
 
     Attributes:
-        name: identity, with the settings that change its content; never a folder, so that a fingerprint holds on every machine.
+        name: as a user writes it, with the settings that change its content; never a place, so that a fingerprint holds on every machine.
         task: see :class:`Task`.
         train: training samples.
         test: the test set, official where there is one; None where there is none.
@@ -65,6 +65,7 @@ class Source:
         notes: what a user must be told.
         scale: given every client's training indices, the normalised source; None where nothing needs training statistics.
         intake: how further samples are prepared, for predictions; None where the data set does not say.
+        identity: what a fingerprint is taken over, where that is more than the name: all settings, and the content of files.
     """
 
     name: str
@@ -77,3 +78,4 @@ class Source:
     notes: tuple[str, ...] = ()
     scale: Callable[[list[Ints]], Source] | None = None
     intake: Intake | None = None
+    identity: str = ""

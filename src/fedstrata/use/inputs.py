@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +21,11 @@ from fedstrata.data.registry import datasets, find_dataset
 from fedstrata.data.samples import Samples
 from fedstrata.data.task import Source, Task
 from fedstrata.errors import ConfigError, DataError, nearest
+from fedstrata.folder import read_manifest
 from fedstrata.use.finished import Finished
 
 Split = Literal["test", "train"]
+SEEN = "the run was trained on samples of these: the score says how well they were learned, not how well the model does on others."
 TABLES, ARRAYS, TEXTS = (".csv", ".tsv", ".parquet"), (".npy", ".npz"), (".txt",)
 
 
@@ -57,10 +59,31 @@ def read(
         raise DataError("the name of the data is empty; give a file, a folder of pictures, or a data set such as digits.")
     path = Path(data)
     if split is None and path.exists():
-        return _folder(path, intake, found.federation.task) if path.is_dir() else _file(path, intake, unknown)
+        taken = _folder(path, intake, found.federation.task) if path.is_dir() else _file(path, intake, unknown)
+        return _seen(taken) if path.resolve() == _trained_on(found) else taken
     if split is None and str(data) != found.federation.name and not _is_data_set(str(data)):
         raise DataError(f"{data} does not exist; give a file, a folder of pictures, or a data set such as digits.{nearest(str(data), _names())}")
     return data_set(str(data), found, client, split or "test")
+
+
+def _trained_on(found: Finished) -> Path | None:
+    """The file or folder that the run's data set was read from; None where it names none."""
+    config = found.engine.parts.config
+    if "federation" in read_manifest(found.folder)["custom"]:
+        return None
+    call = parse_call(config.data)
+    named = getattr(bind(call, find_dataset(call.name).factory, what="data"), "path", None)
+    if not isinstance(named, str):
+        return None
+    try:
+        return Place(None if config.data_root is None else Path(config.data_root)).file(call.name, named).resolve()
+    except DataError:  # such as a name on a hub
+        return None
+
+
+def _seen(taken: Taken) -> Taken:
+    """With a word on what a score is worth."""
+    return replace(taken, notes=(*taken.notes, SEEN))
 
 
 def _names() -> list[str]:
@@ -174,11 +197,11 @@ def _own(found: Finished, client: int | None, split: Split) -> Taken:
     """The run's own data: a client's, where one is asked for and has some of its own."""
     federation = found.federation
     if client is not None and split == "train":
-        return _chosen(federation.train, federation.training(client), f"client {found.name(client)} has no training sample.")
+        return _seen(_chosen(federation.train, federation.training(client), f"client {found.name(client)} has no training sample."))
     if client is not None and (held := federation.testing(client)) is not None:
         return _chosen(*held, f"client {found.name(client)} has no test sample of its own.")
     missing = f"{federation.name}: the run pooled its test set; give --client, whose own test samples are then read, or --split train."
-    return _all(federation.train if split == "train" else _there(federation.official, missing))
+    return _seen(_all(federation.train)) if split == "train" else _all(_there(federation.official, missing))
 
 
 @dataclass(frozen=True, eq=False)
