@@ -11,6 +11,7 @@ from fedstrata import Federation, Piece, compare
 from fedstrata.compare.conduct import LOG
 from fedstrata.errors import ConfigError, DataError, MethodError
 from fedstrata.report.answer import written
+from fedstrata.report.figures import Picture
 from fedstrata.report.records import Difference, Spread
 from fedstrata.report.tables import difference, mean
 
@@ -104,3 +105,10 @@ def test_an_error_that_has_run_away_is_a_short_number():
 def test_a_share_where_test_samples_belong_says_what_is_meant():
     with pytest.raises(DataError, match=r"test is '0\.2'; it is \(x, y\).*testing='own\(share=0\.2\)'"):
         Federation.of([[0.0], [1.0]] * 4, [0, 1] * 4, client=[0, 1] * 4, test=0.2)
+
+
+@pytest.mark.parametrize(("name", "says"), [("p.xyz", r"PNG, SVG or PDF.*call it p\.png"), ("nosuch/p.png", "no folder"), ("", "is a folder")])
+def test_a_picture_that_cannot_be_written_says_what_would_be_right(tmp_path, name, says):
+    with pytest.raises(ConfigError, match=says):
+        Picture().write(tmp_path / name)
+    assert Picture().write(tmp_path / "p.PNG").read_bytes().startswith(b"\x89PNG")

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedstrata.data.picture import SHOWN, partition_picture
+from fedstrata.errors import ConfigError
 from fedstrata.report.files import atomic
 from fedstrata.report.tables import short_names
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 """Okabe and Ito's palette; a ninth line begins again with another stroke."""
+KINDS = ("", ".png", ".svg", ".pdf")
+"""Suffixes of pictures."""
 STROKES = ("-", "--", ":", "-.")
 
 
@@ -34,7 +37,16 @@ class Picture(Figure):
         return data.getvalue()
 
     def write(self, path: Path) -> Path:
-        """Draw into a PNG, SVG or PDF file, by its suffix."""
+        """Draw into a PNG, SVG or PDF file, by its suffix; PNG where it has none.
+
+        Raises:
+            ConfigError: another suffix, or a folder that is not there.
+        """
+        if path.suffix.lower() not in KINDS:
+            raise ConfigError(f"a picture is a PNG, SVG or PDF file, and {str(path)!r} ends with {path.suffix}; call it {path.stem}.png.")
+        if not path.parent.is_dir() or path.is_dir():
+            wrong = f"{str(path)!r} is a folder" if path.is_dir() else f"there is no folder {str(path.parent)!r} for {path.name}"
+            raise ConfigError(f"{wrong}; name a file in a folder that is there.")
         return _save(self, path)
 
 
