@@ -271,6 +271,11 @@ def test_an_impossible_target_is_refused(target, regression):
         findings(comparison(("fedavg",), regression=regression), target)
 
 
+def test_of_two_columns_of_rounds_the_second_says_that_it_is_of_personal_models():
+    heads = [str(column.header) for column in comparison_table(findings(comparison())).columns if str(column.header).startswith("rounds")]
+    assert [head.endswith(",\npersonal") for head in heads] == [False, True]
+
+
 def test_a_run_evaluated_now_and_then_reaches_its_target_in_an_evaluated_round():
     found = findings(comparison(("fedavg",), every=7), target=0.45)
     assert all(rounds % 7 == 0 for rounds in found.lines[0].target.rounds.values)
