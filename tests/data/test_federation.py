@@ -333,3 +333,11 @@ def test_overlap_tests_have_the_size_asked_for():
     assert len(fed.testing(0)[1]) == 9
     with pytest.raises(DataError, match="use test=359 or less"):
         load(DataSpec(partition="overlap(size=30, test=400)", test="client"))
+
+
+def test_the_fingerprint_of_arrays_sees_their_features():
+    x, y = torch.arange(240.0).reshape(120, 2), torch.arange(120) % 3
+    same, edited = Federation.of(x.clone(), y), Federation.of(x + 1, y)
+    assert Federation.of(x, y).fingerprint == same.fingerprint != edited.fingerprint
+    tests = [Federation.of(x, y, test=(x + shift, y)).fingerprint for shift in (0, 1)]
+    assert tests[0] != tests[1]

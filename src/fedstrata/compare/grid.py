@@ -64,6 +64,8 @@ def rivals(methods: Sequence[str | Piece | Method], base: Config) -> tuple[Rival
 
 
 def _read(given: str | Piece | Method) -> tuple[str, Method, dict[str, Any], bool]:
+    if not isinstance(given, str | Piece | Method):
+        raise ConfigError(f"a method is a text, a piece or a chain of pieces; {str(given)[:60]!r} is none of them.")
     if not isinstance(given, str):
         method = chain(given)
         return str(method), method, {}, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +53,15 @@ def source_of(
     task = Task("classification" if kind == "classification" else "regression", _shape(train), classes, names, vocabulary)
     groups = {} if client is None else {"client": _groups(client, test, len(train), 0 if tested is None else len(tested))}
     dark = (0.0,) * task.shape[0] if isinstance(train, Images) or (len(task.shape) == 3 and not vocabulary) else ()
-    return Source(name, task, train, tested, groups, natural=client is not None, dark=dark, intake=_intake(train, task))
+    content = [_content(x)] + ([] if test is None else [_content(test[0])])
+    identity = f"{name} {' '.join(content)}"
+    return Source(name, task, train, tested, groups, natural=client is not None, dark=dark, intake=_intake(train, task), identity=identity)
+
+
+def _content(values: Given) -> str:
+    """SHA-256 (hex) over features, so that a fingerprint tells edited ones; labels are in it anyway."""
+    plain = np.ascontiguousarray(_plain(values))
+    return hashlib.sha256(repr((plain.dtype.str, plain.shape)).encode() + plain.tobytes()).hexdigest()
 
 
 def _intake(train: Samples, task: Task) -> Intake:
