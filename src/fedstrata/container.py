@@ -221,7 +221,7 @@ def tensors(contents: Contents, data: memoryview) -> dict[str, Tensor]:
 
 
 def over(contents: Contents, buffer: bytearray, start: int) -> dict[str, Tensor]:
-    """The tensors as views of ``buffer``, whose data begin at ``start`` (a multiple of 8); nothing is copied."""
+    """The tensors as views of ``buffer``, whose data begin at ``start`` (a multiple of 8); copied only where memory is not :func:`aligned`."""
     result = {}
     for name, entry in contents.entries.items():
         count = math.prod(entry.shape)
@@ -230,8 +230,16 @@ def over(contents: Contents, buffer: bytearray, start: int) -> dict[str, Tensor]
             continue
         if entry.dtype == torch.bool and torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=start + entry.begin).max() > 1:
             raise WireError(f"{cut(name)} holds a byte that is neither 0 (false) nor 1 (true).")
-        result[name] = torch.frombuffer(buffer, dtype=entry.dtype, count=count, offset=start + entry.begin).reshape(entry.shape)
+        result[name] = aligned(torch.frombuffer(buffer, dtype=entry.dtype, count=count, offset=start + entry.begin).reshape(entry.shape))
     return result
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor in memory that begins where torch's own does, at a multiple of 64 bytes; copied where it does not.
+
+    Products with a single sample choose their kernel by it, and the last bits follow: a model read back must compute what it did before.
+    """
+    return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
 
 
 # A text with its closing quote, or, where that is missing, all the rest (which keeps the scan linear); or one bracket.

@@ -169,4 +169,4 @@ def _tensor(raw: memoryview, form: Form) -> Tensor:
     shape, dtype = form
     if not math.prod(shape):
         return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy()).view(dtype).reshape(shape)
+    return container.aligned(torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy()).view(dtype).reshape(shape))
