@@ -100,6 +100,7 @@ def test_row_48_where_and_by_whom_it_is_computed_may_change(tmp_path, begun):
     folder = tmp_path / "moved"
     shutil.copytree(begun, folder)
     changes = {"executor": "processes", "workers": 2, "rows": "mapped", "checkpoint.every": 2, "out": "x", "name": "y", "data.root": "/z"}
+    changes["track"] = f"tensorboard(folder={str(tmp_path / 'tb')!r})"
     assert set(changes) == PLACEMENT
     (folder / "config.toml").write_text(Config.read(folder / "config.toml").replace(**changes).to_toml())
     assert go_on(folder).summary["model_sha256"] == whole.summary["model_sha256"]
