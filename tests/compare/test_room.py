@@ -83,7 +83,8 @@ def told(drawn):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_board_ends_in_lines_on_a_terminal_and_elsewhere(terminal):
+def test_the_board_ends_in_lines_on_a_terminal_and_elsewhere(terminal, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     with board(Console(file=out, force_terminal=terminal, width=120, color_system=None), IDS, 10) as drawn:
         assert (drawn.table is not None) is terminal

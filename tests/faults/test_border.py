@@ -18,8 +18,8 @@ from fedstrata.methods import rows
 from fedstrata.params import Params
 from fedstrata.piece import Piece
 from fedstrata.states import flatten_state, restore_state
+from fedstrata.testing import claims
 from fedstrata.wire import decode, encode, messages, unpack
-from laws import law
 
 EXAMPLES = ("fedavg", *(example for row in rows() for example in row.examples))
 every_example = pytest.mark.parametrize("example", EXAMPLES)
@@ -179,7 +179,7 @@ def test_packed_bytes_open_in_another_process_into_what_the_server_applied(tmp_p
         counted += len(data)
         contents = messages.contents(reply)
         asked.append(({n: (list(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in contents.items()}, codecs))
-        applied.append(law.digests(contents))
+        applied.append(claims.digests(contents))
     (tmp_path / "asked.json").write_text(json.dumps(asked))
     found = subprocess.run([sys.executable, "-c", READER, str(tmp_path)], capture_output=True, text=True, check=True)
     assert [json.loads(line) for line in found.stdout.splitlines()] == applied

@@ -22,7 +22,7 @@ TESTS = str(Path(__file__).parents[1])
 
 CELLS = (
     "import fedstrata, warnings\nfrom fedstrata.report.progress import shown\nwarnings.simplefilter('error')",
-    "with shown() as observers:\n    result = fedstrata.run('fedavg', rounds=2, local_epochs=1, test='both', executor='loop', observers=observers)",
+    "result = fedstrata.run('fedavg', rounds=2, local_epochs=1, test='both', executor='loop')",
     "result",
     "result.plot()",
     "result.to_pandas()[['round', 'accuracy', 'metrics.auc']]",

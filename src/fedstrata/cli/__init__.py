@@ -20,7 +20,7 @@ __all__ = ["app", "main", "read_settings"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; a FedstrataError, like a command line that cannot be read, becomes one line on stderr and exit code 2."""
     try:
-        raise SystemExit(app(args=None if arguments is None else list(arguments), standalone_mode=False))
+        raise SystemExit(app(args=None if arguments is None else list(arguments), standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:  # its message is the help
         error.show()
         raise SystemExit(error.exit_code) from None
