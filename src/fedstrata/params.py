@@ -6,7 +6,7 @@ ones. Only the engine writes into a vector that it owns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -217,6 +217,30 @@ def dot(a: Params, b: Params) -> Tensor:
 def sqdist(a: Params, b: Params) -> Tensor:
     """Squared Euclidean distance over the last axis."""
     return (a.flat - b.flat).square().sum(-1)
+
+
+def mean_over_senders(parts: Sequence[Params], weights: Sequence[float], spec: Spec) -> Params:
+    """Weighted sum of each tensor over the parts that hold it, their weights scaled to the sum of all weights.
+
+    Args:
+        parts: one a client, each with some of the names.
+        weights: one a client.
+        spec: names and order of the result; a name that no part (of positive weight) holds is left out.
+
+    >>> a, b = Params.of({"w": torch.ones(1), "v": torch.ones(1)}), Params.of({"w": torch.zeros(1)})
+    >>> {n: t.item() for n, t in mean_over_senders([a, b], [0.25, 0.75], a.spec).items()}
+    {'w': 0.25, 'v': 1.0}
+    """
+    whole, found = sum(weights), {}
+    for name in spec.names:
+        held = [(part[name], weight) for part, weight in zip(parts, weights, strict=True) if name in part]
+        share = sum(weight for _, weight in held)
+        if share > 0:
+            total = torch.zeros_like(held[0][0])
+            for tensor, weight in held:
+                total.add_(tensor, alpha=weight * whole / share)
+            found[name] = total
+    return Params.of(found) if found else Params(torch.zeros(0), Spec((), ()))
 
 
 def _flatten(p: Params) -> tuple[list[Any], Any]:

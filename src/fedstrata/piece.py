@@ -7,7 +7,7 @@ FedAvg. State goes in and comes out: a piece's *slot* lives on the server, its *
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from fedstrata.errors import ConfigError, MethodError
 from fedstrata.layout import Layout, Names
 from fedstrata.net import Batch, Net
-from fedstrata.params import Params
+from fedstrata.params import Params, mean_over_senders
 from fedstrata.plan import Answers, Ask, Phase, Plan, Seat, Setup
 from fedstrata.states import State
 
@@ -247,19 +247,20 @@ class Piece:
     def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerView) -> tuple[Params, State]:
         """From replies to the step of the averaged parameters. One owner. Default: the weighted mean, in cohort order.
 
-        An update is relative to what that client was sent, so the difference of what was sent from the model counts too.
+        An update is relative to what that client was sent, so the difference of what was sent from the model counts too. A tensor that only some
+        clients send (``Plan.places``) is averaged over those, their weights scaled to the sum of all.
         """
         if weights.dim() > 1:
             raise MethodError("weights [clients, models] say how to average several models; the chain needs a piece that does it in `reduce`.")
-        names = v.plan.average & v.layout.parameters
+        spec = v.layout.spec.only(v.plan.average & v.layout.parameters)
+        moves = (_move(reply, sent, v, spec.index) for reply, sent in zip(replies, v.sent, strict=True))
+        if any(not spec.index.keys() <= r.delta.spec.index.keys() for r in replies):
+            return mean_over_senders(list(moves), weights.tolist(), spec), slot
         total: Tensor | None = None
-        for reply, sent, weight in zip(replies, v.sent, weights.tolist(), strict=True):
-            move = reply.delta.pick(names).flat
-            if sent is not v.params:
-                move = move + (sent.pick(reply.delta).pick(names).flat - v.params.pick(reply.delta).pick(names).flat)
-            total = move * weight if total is None else total.add_(move, alpha=weight)
+        for move, weight in zip(moves, weights.tolist(), strict=True):
+            total = move.flat * weight if total is None else total.add_(move.flat, alpha=weight)
         assert total is not None, "a round without replies does not reduce"
-        return Params(total, v.layout.spec.only(names)), slot
+        return Params(total, spec), slot
 
     def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
         """From the reduced step to the server's move."""
@@ -305,6 +306,12 @@ class Piece:
         name = type(self).__name__.lower()
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{name}({', '.join(shown)})" if shown else name
+
+
+def _move(reply: Reply, sent: Params, v: ServerView, names: Iterable[str]) -> Params:
+    """Where one client ended, from the server's model, over these of the parameters that it sent."""
+    move = reply.delta.pick(names)
+    return move if sent is v.params else move + (sent.pick(move) - v.params.pick(move))
 
 
 def sample_weights(replies: Sequence[Reply]) -> Tensor:
