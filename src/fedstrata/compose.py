@@ -72,6 +72,10 @@ class Method:
                 hint = " Norm layers come with norm=batch or norm=group." if "kind:norm" in str(error) else ""
                 raise LayoutError(f"{name_of(piece)}: {error}{hint}") from error
 
+    def notes(self, setup: Setup) -> tuple[str, ...]:
+        """What a user must be told of the pieces in this run."""
+        return tuple(note for piece in self.pieces for note in piece.notes(setup))
+
 
 PLAIN = Piece()
 

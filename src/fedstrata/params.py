@@ -6,16 +6,17 @@ ones. Only the engine writes into a vector that it owns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Stillness = Literal["", "eval", "batch"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Params(Mapping[str, Tensor]):
             dropout and without touching running statistics. See :meth:`frozen`.
     """
 
-    __slots__ = ("_views", "buffers", "flat", "spec", "still")
+    __slots__ = ("_known", "_views", "buffers", "flat", "spec", "still")
 
     def __init__(
         self, flat: Tensor, spec: Spec, *, buffers: Params | None = None, still: Stillness = "", views: dict[str, Tensor] | None = None
@@ -99,6 +100,7 @@ class Params(Mapping[str, Tensor]):
         self.buffers = buffers
         self.still: Stillness = still
         self._views = views
+        self._known: dict[Hashable, Any] = {}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Params:
@@ -130,6 +132,13 @@ class Params(Mapping[str, Tensor]):
             parts = torch.split(self.flat, list(self.spec.sizes), dim=-1) if self.spec.names else ()
             self._views = {n: part.view(*lead, *shape) for n, part, shape in zip(self.spec.names, parts, self.spec.shapes, strict=True)}
         return self._views
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """``make()``, remembered with this value: for what many readers of the same numbers derive from them (moments of layers, for each client)."""
+        if key not in self._known:
+            self._known[key] = make()
+        found: T = self._known[key]
+        return found
 
     def new(self, flat: Tensor) -> Params:
         """The same names over another vector; statistics and stillness stay."""

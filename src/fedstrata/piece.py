@@ -217,6 +217,10 @@ class Piece:
         return {}
 
     def init_client(self, setup: Setup) -> State:
+    def notes(self, setup: Setup) -> tuple[str, ...]:
+        """What a user must be told of this piece in this run, such as that it changes nothing; each a sentence that says what would help."""
+        return ()
+
         """The row of a client that has not taken part yet (a template: it is not stored)."""
         return {}
 

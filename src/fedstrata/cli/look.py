@@ -52,7 +52,8 @@ def facts_of(parts: Parts) -> dict[str, str]:
         "model": f"{parts.config.model_for(federation.task)}, {parts.parameters:,} parameters in {len(setup.layout.groups)} layer groups",
         "rounds": str(setup.rounds),
     }
-    return facts | {f"note {place}": note for place, note in enumerate(federation.notes, 1)}
+    notes = (*federation.notes, *parts.method.notes(setup))
+    return facts | {f"note {place}": note for place, note in enumerate(notes, 1)}
 
 
 @app.command("list", short_help="Methods, data sets, models, ...: a line each.")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedstrata.methods import costs
 from fedstrata.params import tmap
 from fedstrata.piece import Gradient, Piece, View, require
+from fedstrata.plan import Setup
 
 
 @dataclass(frozen=True)
@@ -27,3 +30,6 @@ class FedProx(Piece):
 
     def gradient(self, gradient: Gradient, v: View) -> Gradient:
         return lambda p, b: tmap(lambda g, x, a: g + self.mu * (x - a), gradient(p, b), p, v.anchor)
+
+    def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
+        return {costs.LABEL: costs.fedprox(setup.layout.spec.total, costs.steps(setup), setup.cohort)}
