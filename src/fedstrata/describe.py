@@ -6,18 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from fedstrata.build import Parts, assemble
 from fedstrata.config import Config
+from fedstrata.costs import cost, forward
 from fedstrata.errors import ConfigError
-from fedstrata.kit import FlopCounter, Kit
-from fedstrata.layout import Names
+from fedstrata.kit import Kit
 from fedstrata.ledger import codecs_of
 from fedstrata.net import Batch
-from fedstrata.optim import Optimizer
 from fedstrata.params import Params
 from fedstrata.round import Session, Work, why_not
 from fedstrata.server import Server, Turn, plan_round
@@ -59,6 +56,7 @@ class Description:
         bytes_down, bytes_up: payload for one client in round 0; framing apart.
         flops_step: FLOPs a sample by purpose, under the whole chain.
         memory: bytes at the peak of a local step of the whole model.
+        formulas: what publications reckon the whole run to cost, over FedAvg's, by piece and label; compare with the layers' own FLOPs.
         probe: clients and batch that this was measured on.
     """
 
@@ -76,6 +74,7 @@ class Description:
     framing_up: int
     flops_step: Mapping[str, float]
     memory: int
+    formulas: Mapping[str, float]
     probe: str
 
     def as_dict(self) -> dict[str, Any]:
@@ -112,8 +111,14 @@ def describe(config: Config) -> Description:
         framing_up=tried.up.framing,
         flops_step=tried.flops,
         memory=cost(kit, batch, layout.parameters)[1],
+        formulas=_formulas(parts, forward(kit, batch)),
         probe=f"client {session.work.client}, {len(batch.y)} samples, memory scaled to local.batch={config.local.batch}",
     )
+
+
+def _formulas(parts: Parts, flops: Mapping[str, int]) -> dict[str, float]:
+    named = parts.method.named.items()
+    return {f"{name}: {label}": round(value, 4) for name, piece in named for label, value in piece.formulas(flops, parts.setup).items()}
 
 
 @dataclass(frozen=True)
@@ -163,33 +168,6 @@ def _session(kit: Kit, turn: Turn) -> Session:
         if why_not(kit, work) is None:
             return Session(replace(kit, costs={}), work, probe=True)
     raise ConfigError("no client of round 0 has samples to train on, so nothing can be measured; look at the partition by `fedstrata check`.")
-
-
-def cost(kit: Kit, batch: Batch, names: Names) -> tuple[float, int]:
-    """FLOPs a sample and peak bytes of a batch of the configured size, when only these parameters are trained."""
-    bound = kit.bound
-    bound.mode(training=True)
-    bound.draw_from(torch.Generator().manual_seed(0))
-    bound.train_only(names)
-    kept: dict[int, int] = {}
-    parameters = bound.flat.untyped_storage().data_ptr()
-
-    def keep(t: Tensor) -> Tensor:
-        storage = t.untyped_storage()
-        if storage.data_ptr() != parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return t
-
-    kit.memo.clear()
-    with FlopCounter() as counter, saved_tensors_hooks(keep, lambda t: t):
-        loss = kit.plain_loss(bound.params, batch)
-        held = sum(kept.values())  # before the backward pass frees it
-        bound.slopes(loss, [n for n in bound.spec.names if n in names])
-    bound.train_only(kit.setup.layout.parameters)
-    numbers = sum(stop - start for start, stop in bound.spec.runs(names))
-    scale = kit.setup.batch / len(batch.y)
-    slots = Optimizer(kit.setup.optimizer, kit.setup.momentum).slots()
-    return counter.get_total_flops() / len(batch.y), int(held * scale) + 4 * numbers * (1 + slots)
 
 
 def _bytes(state: State) -> int:

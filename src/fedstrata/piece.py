@@ -130,8 +130,10 @@ class Reply:
         mail: further counted tensors, by piece.
         samples: training samples; steps: local steps taken.
         loss: mean training loss.
-        passes: samples that went through local steps, by purpose; the ledger turns them into FLOPs.
+        passes: samples that went through local steps, by purpose, and through layers in front of them that ran once a sample; the ledger turns
+            them into FLOPs.
         row: the client's new row, all pieces together; it stays with the client.
+        front: how often values in front of the trained layers were kept over the local steps, or why not, by phase.
     """
 
     place: int
@@ -144,6 +146,7 @@ class Reply:
     loss: float
     passes: Mapping[str, int] = field(default_factory=dict)
     row: Mapping[str, Tensor] = field(default_factory=dict)
+    front: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,7 @@ class Piece:
         head: the piece replaces the model's head.
         own_model: ``personalise`` gives a model that the piece keeps, whatever it is given; so no other may have formed one before.
         one_phase: the piece counts the local steps of one phase, so that no other may train in several.
+        one_start: clients put together what they start from of what they were sent before, so that no other piece may send them models of their own.
         measures: names of measures that show what the piece does; a run keeps their numbers unless it says ``measures=none``.
         source: paper and section.
     """
@@ -200,6 +204,7 @@ class Piece:
     head: ClassVar[bool] = False
     own_model: ClassVar[bool] = False
     one_phase: ClassVar[bool] = False
+    one_start: ClassVar[bool] = False
     measures: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[str] = ""
 
@@ -212,16 +217,23 @@ class Piece:
     def check(self, setup: Setup) -> None:
         """Refuse, with a MethodError, a run that this piece cannot mean."""
 
+    def notes(self, setup: Setup) -> tuple[str, ...]:
+        """What a user must be told of this piece in this run, such as that it changes nothing; each a sentence that says what would help."""
+        return ()
+
     def init(self, setup: Setup) -> State:
         """The server slot before round 0."""
         return {}
 
     def init_client(self, setup: Setup) -> State:
-    def notes(self, setup: Setup) -> tuple[str, ...]:
-        """What a user must be told of this piece in this run, such as that it changes nothing; each a sentence that says what would help."""
-        return ()
-
         """The row of a client that has not taken part yet (a template: it is not stored)."""
+        return {}
+
+    def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
+        """What publications reckon that the run costs under this piece, over FedAvg's, by label; ``describe`` shows it beside what is measured.
+
+        ``forward``: FLOPs of one sample's forward pass, by layer group.
+        """
         return {}
 
     # ---- server, each round -----------------------------------------------------------------------------------------------------------

@@ -156,7 +156,8 @@ def _statistics_of_trained(plan: Plan, layout: Layout) -> Plan:
     for place, changes in plan.places.items():
         own = plan.at(place)
         places[place] = {**changes, "up": own.up - (statistics - moved(own))}
-    still = statistics - moved(plan).union(*(moved(plan.at(place)) for place in plan.places))
+    owns = [plan.at(place) for place in range(len(plan.cohort))] if plan.places and plan.cohort else [plan]
+    still = statistics - frozenset[str]().union(*(moved(own) for own in owns))
     return replace(plan, up=plan.up - still, average=plan.average - still, places=places)
 
 
