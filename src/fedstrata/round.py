@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedstrata import streams
 from fedstrata.errors import FedstrataError
+from fedstrata.kept import Kept
 from fedstrata.kit import FlopCounter, Kit
 from fedstrata.layout import Names
 from fedstrata.net import Batch
@@ -54,12 +55,6 @@ class Failure:
     client: int
     code: str
     message: str
-
-
-# ---- rows ---------------------------------------------------------------------------------------------------------------------------------
-
-
-# ---- data order ---------------------------------------------------------------------------------------------------------------------------
 
 
 # ---- one client ---------------------------------------------------------------------------------------------------------------------------
@@ -175,6 +170,7 @@ class Session:
     def __init__(self, kit: Kit, work: Work, *, probe: bool = False) -> None:
         self.kit, self.work, self.probe = kit, work, probe
         self.passes: dict[str, int] = {}
+        self.front: dict[str, int] = {}  # stretches of training, by what was kept in front of their layers
         self.index = kit.data.training(work.client)
         self._taken: tuple[Tensor, Tensor] | None = None
         setup, plan = kit.setup, work.plan
@@ -263,12 +259,17 @@ class Session:
             x = data.augment(x, torch.from_numpy(streams.uniforms(key, self.index[positions].numpy(), data.augment.draws)))
         return Batch(x, y)
 
-    def batches(self, purpose: str, *, epochs: int | None = None, steps: int | None = None, share: float = 1.0) -> Iterator[Batch]:
+    def batches(
+        self, purpose: str, *, epochs: int | None = None, steps: int | None = None, share: float = 1.0, kept: Kept | None = None
+    ) -> Iterator[Batch]:
         """Batches for one stretch of steps; an epoch or step count that is not given is the run's."""
         if epochs is None and steps is None:
             epochs, steps = self.kit.setup.epochs, self.kit.setup.steps
         for epoch, positions in self.positions(purpose, epochs=epochs, steps=steps, share=share):
-            yield self.read(purpose, epoch, positions)
+            batch = self.read(purpose, epoch, positions)
+            if kept is not None:
+                kept.at(batch.x, positions)
+            yield batch
 
     # -- the tools of a piece
 
@@ -301,8 +302,9 @@ class Session:
         bound.mode(training=True)
         bound.draw_from(streams.torch_stream(kit.setup.seed, "dropout", purpose, self.work.round, self.work.client, self.work.occurrence))
         names = kit.setup.layout.parameters if train is None else train & kit.setup.layout.parameters
+        kept = self.keep(purpose, names, epochs, steps)
         stepper = Eager(kit, loss or kit.plain_loss, gradient or (lambda g: g), names, self.work.lr if lr is None else lr)
-        self._go(stepper, purpose, self.batches(purpose, epochs=epochs, steps=steps))
+        self._go(stepper, purpose, self.batches(purpose, epochs=epochs, steps=steps, kept=kept), kept)
         return Params(bound.flat.detach().clone(), bound.spec, buffers=bound.buffers.clone())
 
     def scan(self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, *, epochs: int = 1, share: float = 1.0) -> Any:
@@ -312,14 +314,50 @@ class Session:
             self._go(fold, purpose, self.batches(purpose, epochs=epochs, share=share))
         return fold.carry
 
-    def _go(self, stepper: Eager | _Fold, purpose: str, batches: Iterable[Batch]) -> None:
-        if self.probe:
-            with FlopCounter() as counter:
+    def keep(self, purpose: str, names: Names, epochs: int | None, steps: int | None) -> Kept | None:
+        """What is kept in front of these parameters over one stretch of steps; a reason against it is noted."""
+        n, s = len(self.index), self.kit.setup
+        length = s.local_steps(n, epochs=epochs, steps=steps)
+        whole = steps is None and (epochs is not None or s.steps is None)
+        found = self.kit.keep(names, n, (epochs or s.epochs or 0) * n if whole else length * min(s.batch, n))
+        if isinstance(found, str):
+            self.note(f"{purpose}: not kept, {found}")
+            return None
+        return found
+
+    def note(self, said: str) -> None:
+        """Count a stretch of training by what was kept in front of its layers."""
+        self.front[said] = self.front.get(said, 0) + 1
+
+    def _go(self, stepper: Eager | _Fold, purpose: str, batches: Iterable[Batch], kept: Kept | None = None) -> None:
+        self.kit.bound.front = kept
+        try:
+            if self.probe:
+                self._weigh(stepper, purpose, batches, kept)
+            else:
                 run_steps(stepper, batches)
-            self.kit.costs[purpose] = counter.get_total_flops() / max(stepper.samples, 1)
-        else:
+        finally:
+            self.kit.bound.front = None
+        counted = {purpose: stepper.samples}
+        if kept is not None:
+            short = purpose.partition(":")[0]
+            self.note(f"{short}: kept" if kept.used else f"{short}: not kept, the method looks at other points or at parts of batches")
+            counted = {f"{purpose}:kept": stepper.samples, f"prefix {purpose}": kept.count} if kept.used else counted
+        for key, samples in counted.items():
+            self.passes[key] = self.passes.get(key, 0) + samples
+
+    def _weigh(self, stepper: Eager | _Fold, purpose: str, batches: Iterable[Batch], kept: Kept | None) -> None:
+        """FLOPs a sample; with what is kept in front, of both parts too."""
+        inner, costs = FlopCounter(), self.kit.costs
+        if kept is not None:
+            kept.watch = lambda: inner
+        with FlopCounter() as counter:
             run_steps(stepper, batches)
-        self.passes[purpose] = self.passes.get(purpose, 0) + stepper.samples
+        total, samples = counter.get_total_flops(), max(stepper.samples, 1)
+        costs[purpose] = total / samples
+        if kept is not None and kept.used:
+            front = inner.get_total_flops()
+            costs |= {f"{purpose}:kept": (total - front) / samples, f"prefix {purpose}": front / max(kept.count, 1)}
 
     # -- the turn
 
@@ -340,8 +378,9 @@ class Session:
         for phase in self.work.plan.phases:
             names = self.trained(phase)
             loss, wrap, custom = kit.middleware({n: self.at(n, phase=phase) for n in kit.method.named})
+            kept = self.keep(phase.name, names, phase.epochs, phase.steps)
             stepper = Eager(kit, loss, wrap, names, self.work.lr * phase.lr, custom, carry)
-            self._go(stepper, phase_key(phase, names), self.batches(phase.name, epochs=phase.epochs, steps=phase.steps))
+            self._go(stepper, phase_key(phase, names), self.batches(phase.name, epochs=phase.epochs, steps=phase.steps, kept=kept), kept)
             carry = stepper.carry
             total, count = total + stepper.total, count + stepper.count
         self.view.carry = carry
@@ -374,7 +413,7 @@ class Session:
         statistics = end.buffers.pick(plan.up & frozenset(end.buffers))
         kept = {n: end[n].detach().clone() for n in end if n in plan.keep} | {n: t.clone() for n, t in end.buffers.views.items() if n in plan.keep}
         row = pack({n: s for n, s in self.rows.items() if s}, kept)
-        return Reply(work.place, work.client, delta, statistics, mail, len(self.index), steps, loss, self.passes, row)
+        return Reply(work.place, work.client, delta, statistics, mail, len(self.index), steps, loss, self.passes, row, self.front)
 
     def personal(self) -> Params:
         """The model that this client uses itself."""
