@@ -56,7 +56,7 @@ class Description:
         bytes_down, bytes_up: payload for one client in round 0; framing apart.
         flops_step: FLOPs a sample by purpose, under the whole chain.
         memory: bytes at the peak of a local step of the whole model.
-        formulas: what publications reckon the whole run to cost, over FedAvg's, by piece and label; compare with the layers' own FLOPs.
+        formulas: what publications reckon that pieces cost, by piece and label; compare with the layers' own FLOPs.
         probe: clients and batch that this was measured on.
     """
 

@@ -230,7 +230,7 @@ class Piece:
         return {}
 
     def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
-        """What publications reckon that the run costs under this piece, over FedAvg's, by label; ``describe`` shows it beside what is measured.
+        """What publications reckon that this piece costs, by label, which says the unit; ``describe`` shows it beside what is measured.
 
         ``forward``: FLOPs of one sample's forward pass, by layer group.
         """

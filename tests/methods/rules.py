@@ -259,6 +259,39 @@ def pfedme(world, lam, inner, lr, decay, beta):
     return w, [personal.get(i, w) for i in range(world.m)]
 
 
+LAYERS = (("first.weight", "first.bias", *NORM), ("second.weight", "second.bias"), HEAD)
+"""The toy's layer groups, shallow to deep."""
+
+
+def fedprox_plain(world, mu):
+    """L + mu sum over tensors |y_k - w_k|; its gradient at w is taken as 0."""
+
+    def slope(world, w):
+        def at(y, b):
+            g, apart = world.split(world.grad(y, b)), world.split(y - w)
+            return torch.cat([(g[n] + (mu * d / d.norm() if d.any() else 0)).reshape(-1) for n, d in apart.items()])
+
+        return at
+
+    return fedavg(world, slope)
+
+
+def fedpart(world, active, able=lambda client: None, prox=0.0):
+    """`active(t)` is the layer group of round t, None for all. `able(i)` are the groups that client i can afford, None for everything."""
+    w = world.w0
+    for t, cohort in enumerate(world.cohorts):
+        total, share = torch.zeros_like(w), torch.zeros_like(w)
+        for i in cohort:
+            group, means = active(t), able(i)
+            if means is not None and group not in means:
+                group = means[(t + i) % len(means)]
+            moves = torch.ones_like(w) if group is None else world.mask(*LAYERS[group]).double()
+            y = world.descend(w, world.batches(i, t), lambda z, b, w=w: world.grad(z, b) + prox * (z - w), moves=moves)
+            total, share = total + world.n[i] * moves * y, share + world.n[i] * moves
+        w = torch.where(share > 0, total / share.clamp(min=1), w)
+    return w, alone(world, w)
+
+
 def private_layers(world, private, train=None):
     """Entries in `private` stay with the client; the rest is averaged. `train(start, i, t)` is local training."""
     train = train or (lambda start, i, t: world.descend(start, world.batches(i, t)))

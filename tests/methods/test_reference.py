@@ -36,6 +36,33 @@ def test_fedprox_equals_the_written_out_rule():
     against("fedprox(mu=0.5)", lambda w: rules.fedprox(w, 0.5))
 
 
+def test_fedprox_with_plain_distances_equals_the_written_out_rule():
+    against("fedprox(mu=0.05, distance=plain)", lambda w: rules.fedprox_plain(w, 0.05))
+
+
+def test_fedpart_equals_the_written_out_rule():
+    """One full round, then each group once; the order reversed; two rounds a group."""
+    turns = [None, 0, 1, 2, None]
+    against("fedpart(warmup=1, repeat=1)", lambda w: rules.fedpart(w, turns.__getitem__), rounds=5)
+    against("fedpart(warmup=1, repeat=1, order=reverse)", lambda w: rules.fedpart(w, [None, 2, 1, 0, None].__getitem__), rounds=5)
+    against("fedpart(warmup=0, repeat=2)", lambda w: rules.fedpart(w, [0, 0, 1, 1, 2].__getitem__), rounds=5)
+
+
+def test_fedpart_with_a_proximal_term_equals_the_written_out_rule():
+    against("fedprox(mu=0.5) + fedpart(warmup=1, repeat=1)", lambda w: rules.fedpart(w, [None, 0, 1, 2].__getitem__, prox=0.5), rounds=4)
+
+
+def test_budgets_equal_the_written_out_rule():
+    """Odd clients may spend 0.7 of a whole step's FLOPs. A step of group g takes, forward F = 206, (F + flops from g on) / (3 F - 96) of it:
+    0.79, 0.61 and 0.45. So they train the second layer and the head."""
+
+    def able(client):
+        return [1, 2] if client % 2 else None
+
+    against("fedpart(warmup=1, repeat=1) + budgets(time=[1, 0.7])", lambda w: rules.fedpart(w, [None, 0, 1, 2].__getitem__, able), rounds=4)
+    against("budgets(time=[1, 0.7])", lambda w: rules.fedpart(w, lambda _: None, able), rounds=4)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_scaffold_equals_the_written_out_rule(momentum):
     found, world, state = against("scaffold", rules.scaffold, local_momentum=momentum, local_lr=0.05)

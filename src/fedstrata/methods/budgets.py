@@ -49,6 +49,7 @@ class Budgets(Piece):
         for place, client in enumerate(plan.cohort):
             own = plan.at(place)
             if self.affords(client, own.train, setup):
+                places[place] = {**places.get(place, {}), "up": own.up}  # nothing of what only others train
                 continue
             able = [group for group in shared if self.affords(client, group, setup)]
             if not able:

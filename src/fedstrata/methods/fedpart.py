@@ -57,14 +57,17 @@ class FedPart(Piece):
 
     def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
         blocks = self.blocks(setup.layout.parameters, setup)
-        groups = setup.layout.groups
+        groups, whole = setup.layout.groups, setup.load(setup.layout.parameters).flops
         flops = [sum(n for name, n in forward.items() if block.issuperset(groups[name].names)) for block in blocks]
         sizes = [sum(g.numel for g in groups.values() if block.issuperset(g.names)) for block in blocks]
+        costs = {
+            "uplink over FedAvg's": cycle.sent(sizes),
+            "training FLOPs over FedAvg's, idealised": cycle.idealised(len(blocks)),
+            "training FLOPs over FedAvg's, suffix2x": cycle.suffix2x(flops),
+            "training FLOPs over FedAvg's, exact": cycle.exact(flops),
+            "training FLOPs over FedAvg's, measured": [Fraction(setup.load(block).flops / whole) for block in blocks],
+        }
         active = [self.active(t, len(blocks), setup.seed) for t in range(setup.rounds)]
-        costs = {"uplink": cycle.sent(sizes), "compute, idealised": cycle.idealised(len(blocks))}
-        costs |= {"compute, suffix2x": cycle.suffix2x(flops), "compute, exact": cycle.exact(flops)} if sum(flops) else {}
-        whole = setup.load(setup.layout.parameters).flops
-        costs["compute, measured on one batch"] = [Fraction(setup.load(block).flops / whole) for block in blocks]
         return {name: float(cycle.share(active, cost)) for name, cost in costs.items()}
 
     def blocks(self, trained: Names, setup: Setup) -> list[Names]:

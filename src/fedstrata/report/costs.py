@@ -48,7 +48,7 @@ SAYS: Mapping[str, str] = {
     "framing_up": "framing from a client",
     "flops_step": "training, a sample",
     "memory": "memory, a local step",
-    "formulas": "by formula, over FedAvg",
+    "formulas": "by formula",
     "probe": "measured on",
     "layers": "each layer group, as if it alone were trained",
 }
