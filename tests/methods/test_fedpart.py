@@ -2,6 +2,7 @@
 
 from collections import Counter
 from fractions import Fraction
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ STAGES = [
     [295_424, 590_336, 33_280, 590_336, 590_336],
     [1_180_672, 2_360_320, 132_096, 2_360_320, 2_360_320],
 ]
-RESNET18 = [*sum(STAGES, []), 5_130]
+RESNET18 = [*chain.from_iterable(STAGES), 5_130]
 TRANSFORMER = [6_066_600, *[160_800, 81_200] * 3, 1_005]
 
 
@@ -419,7 +420,7 @@ def test_11_the_proximal_term_of_frozen_groups_is_exactly_zero(distance):
     active = frozenset(list(run.parts.setup.layout.groups.values())[1].names)
     work = run.executor.works[-1][0]
     session = Session(run.kit, work)
-    loss, steps = session.train(session.begin())
+    _, steps = session.train(session.begin())
     end = session.end().clone()
     run.close()
     assert steps > 1
