@@ -67,7 +67,8 @@ class ClusteredSampling(Piece):
         clients = list(setup.eligible)
         sizes = torch.tensor([setup.samples.size(i) for i in clients], dtype=torch.int64)
         distances = torch.zeros(len(clients), len(clients), dtype=torch.float64)
-        return {"sizes": sizes, "distances": distances} | {f"update/{i}": nothing for i in clients}
+        updates: State = {f"update/{i}": nothing for i in clients}
+        return {"sizes": sizes, "distances": distances, **updates}
 
     def sample(self, eligible: Sequence[int], slot: State, answers: Answers | None, rng: Generator, cohort: int) -> Sequence[int]:
         sizes, distances = _tensor(slot, "sizes"), _tensor(slot, "distances")

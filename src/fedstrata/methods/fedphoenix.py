@@ -119,7 +119,7 @@ class FedPhoenix(Piece):
             new = draw(self.law, (count, width), m.width, (mean, std), self.scale, generator, flat.dtype)
             if self.share < 1:
                 kernels = weights.index_select(0, chosen)
-                new = kernels.scatter_(1, largest(kernels, self.share), new)
+                new = kernels.masked_scatter_(largest(kernels, self.share), new)
             weights.index_copy_(0, chosen, new)
         return p.new(flat)
 

@@ -76,7 +76,7 @@ class FedPhoenixBlend(Piece):
         found = parts(layout)
         blocks = 1 + max((p.block for p in found), default=0)
         for part in found:
-            lines: Lines = {"qkv": self.qkv, "out": self.out, "ffn": self.ffn}[part.role]  # type: ignore[assignment]
+            lines: Lines = {"qkv": self.qkv, "out": self.out, "ffn": self.ffn}[part.role]
             weight = self.weight(part.block, blocks, t)
             count = whole(self.rho, part.matrix.rows if lines == "rows" else part.matrix.width, least=int(self.at_least_one))
             if lines != "none" and count and weight and part.matrix.rows * part.matrix.width > 1:

@@ -117,8 +117,8 @@ def orthogonal(rows: int, width: int, generator: torch.Generator, dtype: torch.d
     """Rows (or columns, where there are fewer of them) of length sqrt(max(rows, width)), at right angles, uniform: variance 1."""
     tall = torch.randn(max(rows, width), min(rows, width), generator=generator, dtype=dtype)
     q, r = torch.linalg.qr(tall)
-    q = q * torch.sign(r.diagonal())  # without it, directions would not be uniform
-    return (q if rows > width else q.T) * math.sqrt(max(rows, width))
+    found: Tensor = q * torch.sign(r.diagonal()) * math.sqrt(max(rows, width))  # with QR's own signs, directions would not be uniform
+    return found if rows > width else found.T
 
 
 LAWS: Mapping[Law, tuple[Unit, float | None]] = {
@@ -163,12 +163,17 @@ def choose(rows: int, count: int, generator: torch.Generator) -> Tensor:
 
 
 def largest(kernels: Tensor, share: float) -> Tensor:
-    """[q, round(share * width)] places of the entries of largest size in each row; of equal ones, the first.
+    """[q, width] bool: the round(share * width) entries of largest size in each row; of equal ones, the first.
 
     >>> largest(torch.tensor([[1.0, -3.0, 3.0]]), 1 / 3)
-    tensor([[1]])
+    tensor([[False,  True, False]])
     """
-    return kernels.abs().sort(dim=1, descending=True, stable=True).indices[:, : round(share * kernels.shape[1])]
+    sizes, count = kernels.abs(), round(share * kernels.shape[1])
+    if not count:
+        return torch.zeros_like(kernels, dtype=torch.bool)
+    least = sizes.topk(count, sorted=False).values.amin(1, keepdim=True)  # [q, 1]
+    above, ties = sizes > least, sizes == least
+    return above | (ties & (ties.cumsum(1) <= count - above.sum(1, keepdim=True)))
 
 
 def seeded(rng: object) -> torch.Generator:
