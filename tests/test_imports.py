@@ -23,7 +23,7 @@ FLOORS = [
     {"build", "evaluate", "ledger"},
     {"backends", "ending"},
     {"engine"},
-    {"bench", "describe", "folder", "summary", "testing"},
+    {"bench", "describe", "folder", "summary", "testing", "walk"},
     {"doctor", "recall"},
     {"run"},
     {"compare", "use"},

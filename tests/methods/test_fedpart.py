@@ -1,4 +1,4 @@
-"""FedPart's acceptance properties, and what belongs to it: budgets of clients, returning clients, batch-norm policies, combinations, costs."""
+"""FedPart's acceptance properties, by number."""
 
 from collections import Counter
 from fractions import Fraction
@@ -13,16 +13,17 @@ from fedstrata import streams
 from fedstrata.build import assemble
 from fedstrata.config import Config
 from fedstrata.costs import cost, forward
-from fedstrata.data.federation import Federation
 from fedstrata.data.task import Task
-from fedstrata.errors import ConfigError, MethodError
+from fedstrata.errors import ConfigError
 from fedstrata.layout import Layout, entries_of
 from fedstrata.methods import cycle, method
 from fedstrata.models import build
 from fedstrata.net import Batch
 from fedstrata.optim import Optimizer
 from fedstrata.round import Session
+from fedstrata.walk import Walk, restricted, walk
 from fedstrata.wire import messages
+from methods.networks import pictures, residual
 
 CIFAR = Task("classification", (3, 32, 32), 10, tuple("0123456789"))
 NEWS = Task("classification", (20,), 5, tuple("01234"), 30_333)
@@ -55,22 +56,6 @@ def merged(host):
 
 def piece(text="fedpart"):
     return method(text).pieces[0]
-
-
-def pictures(size=8, clients=(5, 4)):
-    """Two clients with a few small pictures each."""
-    generator = torch.Generator().manual_seed(0)
-    n = sum(clients)
-    x = torch.randn(n, 3, size, size, generator=generator).numpy()
-    return Federation.of(x, np.arange(n) % 3, client=np.repeat(np.arange(len(clients)), clients), testing="server", test=(x[:3], np.arange(3)))
-
-
-def residual(text, federation=None, name="resnet8", **settings):
-    """An engine of ResNet-8 on small pictures, all clients in every round, Adam as published."""
-    federation = federation or pictures()
-    known = {"rounds": 25, "bn": "local", "local.epochs": 1, "local.batch": 3, "local.optimizer": "adam", "local.lr": 1e-3, "eval.every": 1000}
-    config = Config(method=text, cohort=federation.clients, executor="loop", model=name, **(known | settings))
-    return lab.engine(assemble(config, federation, build(name, federation.task, None, streams.torch_stream(0, "model"))))
 
 
 def played_rounds(run, n):
@@ -398,6 +383,50 @@ def test_9_gradients_of_the_active_group_are_those_of_the_full_backward_pass(nor
             assert (slope - whole[name]).abs().max() <= 1e-6 * whole[name].abs().max()
 
 
+# ---- 10. step sizes -------------------------------------------------------------------------------------------------------------------------
+
+
+def walked(text, **settings):
+    return walk(lab.parts(text, cohort=6, **({"rounds": 5} | settings)), 0)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_10_the_restricted_norm_of_full_training_is_at_most_the_full_one_and_equal_for_the_whole_model(optimizer):
+    settings = {"local_optimizer": optimizer, "local_lr": 0.05 if optimizer == "sgd" else 0.01}
+    full, part = walked("fedavg", **settings), walked("fedpart(warmup=1, repeat=1)", **settings)
+    assert part.trained == (frozenset(part.groups), *(frozenset({g}) for g in part.groups), frozenset(part.groups))
+    for place, (partial, fair) in enumerate(restricted(full, part)):
+        whole = full.sizes(place)
+        assert len(partial) == len(fair) == len(whole) == 10, "17 samples in batches of 4, twice"
+        assert (fair <= whole).all()
+        assert torch.equal(fair, whole) == (len(part.trained[place]) == 3)
+        assert torch.equal(partial, part.sizes(place)), "frozen groups do not move"
+        assert (partial > 0).all()
+    assert torch.equal(full.sizes(0), part.sizes(0)), "the warm-up is FedAvg"
+
+
+def test_10_step_sizes_are_those_of_the_weights():
+    """Plain SGD on the whole model: the steps add up to where the client ends."""
+    parts = lab.parts("fedavg", cohort=6, rounds=1, local_epochs=None, local_steps=1)
+    run = lab.engine(lab.parts("fedavg", cohort=6, rounds=1, local_epochs=None, local_steps=1))
+    run.round()
+    run.close()
+    delta = next(r for r in run.executor.replies[0] if r.client == 2).delta
+    assert float(walk(parts, 2).sizes(0)[0]) == pytest.approx(float(delta.flat.double().norm()), rel=1e-6)
+
+
+def test_10_spikes_compare_the_same_coordinates_on_both_sides_of_an_average():
+    squares = (torch.tensor([[1.0, 4.0], [1.0, 4.0]]), torch.tensor([[9.0, 0.0], [9.0, 0.0]]))
+    found = Walk(("a", "b"), (0, 1), squares, (frozenset("ab"), frozenset("a")))
+    assert found.spikes(window=1) == pytest.approx([3 / 5**0.5])
+    assert found.spikes(window=2, groups=found.trained) == pytest.approx([3.0])
+
+
+def test_10_a_client_that_never_trains_cannot_be_watched():
+    with pytest.raises(ConfigError, match="client 5 took part in no round"):
+        walk(lab.parts("fedavg", cohort=1, rounds=1), 5)
+
+
 # ---- 11. combinations -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -434,145 +463,3 @@ def test_11_the_combinations_do_something():
     plain = lab.play("fedpart(warmup=1, repeat=1)", rounds=4).params
     for other in ("fedprox(mu=0.5)", "fedprox(mu=0.5, distance=plain)", "moon(mu=5)"):
         assert lab.gap(lab.play(f"{other} + fedpart(warmup=1, repeat=1)", rounds=4).params, plain) > 1e-4
-
-
-# ---- norm statistics (section 3.5) ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bn", ["local", "share", "server", "trained", "batch"])
-def test_batch_norm_policies_decide_whose_statistics_move(bn):
-    """A partial round of the head, and one of the layer with the norm: all running statistics move on clients, and the policy says where they go."""
-    run = lab.engine(lab.parts("fedpart(warmup=0, repeat=1)", "batch", bn=bn))
-    for turn, trained in enumerate(("first", "second", "head")):
-        before = run.server.params.buffers.clone()
-        run.round()
-        moved = lab.bits(run.server.params.buffers) != lab.bits(before)
-        assert moved == (bn == "share" or (bn == "trained" and trained == "first"))
-        sent = {n for r in run.executor.replies[turn] for n in r.statistics}
-        assert bool(sent) == moved
-        kept = {n for r in run.executor.replies[turn] for n in r.row}
-        assert kept == ({"kept/norm.running_mean", "kept/norm.running_var"} if bn == "local" else set())
-    run.close()
-
-
-def test_local_statistics_are_those_of_one_named_client_when_the_server_tests():
-    run = residual("fedpart(warmup=0, repeat=1)")
-    run.round()
-    served, row = run.served(), run.rows.get(0)
-    run.close()
-    assert run.norms_of == 0
-    assert all(torch.equal(t, row[f"kept/{n}"]) for n, t in served.buffers.items())
-
-
-def test_trained_statistics_with_budgets_are_averaged_over_those_who_trained_the_layer():
-    """The head alone fits client budgets of 0.5; so its statistics are nobody's, and those who train the norm's layer average theirs."""
-    run = lab.engine(lab.parts("fedpart(warmup=0, repeat=1) + budgets(time=[0.5, 1])", "batch", bn="trained", cohort=6))
-    run.round()
-    replies = {r.client: r for r in run.executor.replies[0]}
-    run.close()
-    assert {i for i, r in replies.items() if len(r.statistics)} == {1, 3, 5}
-    shares = sum(replies[i].samples for i in (1, 3, 5))
-    for name in ("norm.running_mean", "norm.running_var"):
-        mean = sum(replies[i].samples / shares * replies[i].statistics[name] for i in (1, 3, 5))
-        assert torch.allclose(run.server.params.buffers[name], mean, rtol=1e-6, atol=1e-7)
-
-
-# ---- partial participation, budgets, returning clients ----------------------------------------------------------------------------------------
-
-
-def test_budgets_are_held_in_every_round_by_measured_costs():
-    text = "fedpart(warmup=1, repeat=1) + budgets(memory=[1, 0.5], time=[1, 1, 0.5])"
-    run = lab.engine(lab.parts(text, cohort=6, rounds=8))
-    budgets, setup = run.parts.method.pieces[1], run.parts.setup
-    trained = {}
-    for _ in range(8):
-        run.round()
-        for work in run.executor.works[-1]:
-            assert budgets.affords(work.client, work.plan.train, setup)
-            trained.setdefault(work.client, set()).add(frozenset(work.plan.train))
-    run.close()
-    everything = setup.layout.parameters
-    assert everything in trained[0], "no budget"
-    assert all(everything not in trained[i] for i in (1, 2, 3, 5))
-    assert len(trained[1]) == 2, "second layer and head fit half of the memory, and take turns"
-    assert len(trained[2]) == 1, "the head alone fits half of the FLOPs"
-
-
-def test_a_client_that_can_afford_nothing_is_refused_with_the_arithmetic():
-    with pytest.raises(MethodError, match=r"client 1 can train no layer group: the cheapest takes 22% of the whole model's memory and 45% of its"):
-        lab.parts("fedpart + budgets(time=[1, 0.1])")
-
-
-@pytest.mark.parametrize("toy", ["layer", "batch"])
-@pytest.mark.parametrize("cohort", [2, 6])
-def test_returning_clients_are_sent_what_moved_since_and_train_the_same_model(toy, cohort):
-    settings = {"cohort": cohort, "rounds": 9}
-    plain, run = (
-        lab.play("fedpart(warmup=1, repeat=1)", toy, **settings),
-        lab.engine(lab.parts("fedpart(warmup=1, repeat=1) + returning", toy, **settings)),
-    )
-    rows, groups = [], list(run.parts.setup.layout.groups.values())
-    last: dict[int, int] = {}
-    moved = {n: -1 for g in groups for n in g.names}
-    while not run.over:
-        t = run.server.round
-        rows.append(run.round())
-        for work in run.executor.works[-1]:
-            since = last.get(work.client)
-            wanted = {n for n, when in moved.items() if since is None or when >= since}
-            assert {n for n in work.plan.down if n in moved} == wanted
-            last[work.client] = t
-        moved |= dict.fromkeys((n for n in run.plan.average if n in moved), t)
-    run.close()
-    assert lab.bits(run.server.params) == lab.bits(plain.params)
-    assert sum(r["bytes_down"] for r in rows) < sum(r["bytes_down"] for r in plain.rows)
-    assert [r["bytes_up"] for r in rows] == [r["bytes_up"] for r in plain.rows]
-
-
-def test_downlink_mirrors_uplink_where_every_client_is_in_every_round():
-    run = residual("fedpart(warmup=1, repeat=1) + returning", rounds=12)
-    rows = [run.round() for _ in range(12)]
-    run.close()
-    assert rows[0]["bytes_down"] == rows[0]["bytes_up"]
-    assert [r["bytes_down"] for r in rows[1:]] == [r["bytes_up"] for r in rows[:-1]], "what moved in the round before"
-
-
-@pytest.mark.parametrize("other", ["fedphoenix", "scaffold", "fedmut"])
-def test_returning_is_refused_beside_models_made_for_one_client(other):
-    with pytest.raises(MethodError, match="returning has clients keep what they were sent"):
-        method(f"{other} + returning")
-
-
-def test_rows_of_returning_clients_are_counted_before_the_run(monkeypatch):
-    asked = []
-    monkeypatch.setattr("fedstrata.engine.preflight", lambda clients, size, where: asked.append((clients, size)))
-    parts = lab.parts("fedpart + returning")
-    lab.engine(parts).close()
-    assert asked == [(6, 4 * parts.parameters)], "each client keeps a model"
-
-
-def test_private_and_absent_layers_are_left_out_of_the_turns():
-    """Behind FedBABU, whose head nobody trains, two groups are left; behind FedRep each phase trains what it has of the group."""
-    run = lab.engine(lab.parts("fedbabu(epochs=1) + fedpart(warmup=0, repeat=1)"))
-    names = list(run.parts.setup.layout.groups.values())
-    for turn in (0, 1, 0):
-        run.round()
-        assert all(w.plan.train == frozenset(names[turn].names) for w in run.executor.works[-1])
-    run.close()
-    found = lab.play("fedrep(head_epochs=1) + fedpart(warmup=0, repeat=1)", rounds=4)
-    assert all(row["moved"] for row in found.rows)
-
-
-# ---- settings -------------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wrong", ["repeat=0", "warmup=-1", "first=-1", "cycles=0", "together=0", "order=upwards"])
-def test_settings_out_of_range_are_refused(wrong):
-    with pytest.raises(ConfigError, match=f"{wrong.partition('=')[0]}"):
-        method(f"fedpart({wrong})")
-
-
-@pytest.mark.parametrize("wrong", ["memory=[0]", "time=[1.5]", "time=[1, -0.1]"])
-def test_budgets_out_of_range_are_refused(wrong):
-    with pytest.raises(ConfigError, match="a client's share of what a step of the whole model takes"):
-        method(f"budgets({wrong})")
