@@ -32,7 +32,7 @@ from fedstrata.schedules import schedule
 from fedstrata.sections import Unseen
 from fedstrata.server import rehearse
 
-TRIED = 5  # made-up samples that a cut through the model is tried on: no other axis is likely to be as long
+TRIED = 7  # made-up samples that a cut through the model is tried on: no other axis is likely to be as long
 PROBE = 8  # samples of a batch that costs are measured on
 
 

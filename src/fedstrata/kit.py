@@ -83,13 +83,13 @@ class Kit:
         """The precision that forward passes run in."""
         return precision(self.local)
 
-    def keep(self, names: Names, samples: int, reads: int) -> Kept | str | None:
+    def keep(self, names: Names, samples: int, *, again: bool) -> Kept | str | None:
         """What is kept in front of these parameters while they alone are trained; why nothing is; or None where nothing lies in front.
 
         Args:
             names: of the trained parameters.
             samples: of the client.
-            reads: samples that go through all steps.
+            again: whether samples are read more than once.
         """
         if len(names) == len(self.setup.layout.parameters) or not self.local.keep or self.traced is None:
             return None
@@ -98,7 +98,7 @@ class Kit:
         found = self.cuts[names]
         if not isinstance(found, Cut):
             return found
-        if reads <= samples:
+        if not again:
             return "each sample is read once"
         if found.bytes * samples > self.local.keep * 1e6:
             return f"a client's samples would take more than local.keep={self.local.keep} MB"

@@ -30,7 +30,7 @@ class Traced:
         graph: from samples to features.
         constants: tensors that the body makes without reading samples, by node target.
         rows: bytes of one sample, of each value that holds one row a sample and depends on what a sample holds.
-        mixed: such values that hold no row a sample.
+        mixed: such values that hold no row a sample, or several tensors; they are computed anew.
         probe: [B, *shape] samples that it was tried on.
     """
 
@@ -74,10 +74,11 @@ class _Tracer(fx.Tracer):
         return isinstance(m, Dropout) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inside = self.module_stack.copy()
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
-            path = self.path_of_module(m)
+            path, self.module_stack = self.path_of_module(m), inside
             if path + "." == ROOT:
                 raise
             return self.create_proxy("call_module", path, args, kwargs)
@@ -145,6 +146,7 @@ class _Look(fx.Interpreter):
                 self.mixed.add(n)
         elif isinstance(value, tuple | list) and any(isinstance(v, Tensor) for v in value):
             self.data.add(n)
+            self.mixed.add(n)
         return value
 
 
@@ -164,15 +166,16 @@ def cut(traced: Traced, bound: Bound, names: Names) -> Cut | str | None:
     left = [_output(traced.graph)]
     while left:  # sizes, positions and the like depend on no sample: they are computed anew, from what they are of
         node = left.pop()
-        if node.op == "placeholder" or (node not in moving and (node in traced.rows or node in traced.mixed)):
+        if node.op == "placeholder" or (node not in moving and node in traced.rows):
             entries.add(node)
         elif node not in inside:
             inside.add(node)
             left += node.all_input_nodes
     front = _ancestors(entries)
     if not any(_parameters(bound, node) for node in front):
-        return None
-    why = _inexact(traced, bound, [n for n in order if n in front], entries)
+        lost = any(node in traced.mixed and node not in moving and _parameters(bound, node) for node in inside)
+        return "values in front of what is trained do not hold one row a sample" if lost else None
+    why = _inexact(traced, bound, [n for n in order if n in front])
     if why is not None:
         return why
     kept = [n for n in order if n in entries and n.op != "placeholder"]
@@ -184,17 +187,17 @@ def cut(traced: Traced, bound: Bound, names: Names) -> Cut | str | None:
     return Cut(prefix, suffix, bool(raw), sum(traced.rows[n] for n in kept))
 
 
-def _inexact(traced: Traced, bound: Bound, front: Sequence[fx.Node], entries: Iterable[fx.Node]) -> str | None:
+def _inexact(traced: Traced, bound: Bound, front: Sequence[fx.Node]) -> str | None:
+    """A layer among these whose outputs for a sample differ from step to step, or depend on its company."""
     for node in front:
         part = _resolved(bound, node, traced.constants)
         for name, inner in part.named_modules() if isinstance(part, nn.Module) else ():
             path = ".".join(filter(None, (str(node.target).removeprefix(ROOT), name)))
             if isinstance(inner, Dropout) and inner.p > 0:
                 return f"dropout in front of what is trained ({path})"
-            if isinstance(inner, nn.modules.batchnorm._NormBase):
+            alone = isinstance(inner, nn.modules.instancenorm._InstanceNorm) and not inner.track_running_stats
+            if isinstance(inner, nn.modules.batchnorm._NormBase) and not alone:
                 return f"a batch norm in front of what is trained looks at the batch ({path})"
-    if any(n in traced.mixed for n in entries):
-        return "a value in front of what is trained is not one row a sample"
     return None
 
 
@@ -271,11 +274,8 @@ def doubt(made: Cut, bound: Bound, names: Names, start: Params, x: Tensor, conte
         bound.train_only(names)
         leaves = [bound.parts[n] for n in bound.spec.names if n in names]
         whole = _outcome(bound, leaves, lambda: bound.body(x))
-        before = [b.clone() for b in bound.body.buffers()]
         with torch.no_grad():
             values, few = made.prefix(x), made.prefix(x[: len(x) // 2])
-        if not all(torch.equal(a, b) for a, b in zip(before, bound.body.buffers(), strict=True)):
-            return "layers in front of what is trained change their own buffers"
         if not all(_near(a, b[: len(a)]) for a, b in zip(few, values, strict=True)):
             return "samples see each other in front of what is trained"
         parts = _outcome(bound, leaves, lambda: made.features(x, values))

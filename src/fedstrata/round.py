@@ -317,9 +317,8 @@ class Session:
     def keep(self, purpose: str, names: Names, epochs: int | None, steps: int | None) -> Kept | None:
         """What is kept in front of these parameters over one stretch of steps; a reason against it is noted."""
         n, s = len(self.index), self.kit.setup
-        length = s.local_steps(n, epochs=epochs, steps=steps)
-        whole = steps is None and (epochs is not None or s.steps is None)
-        found = self.kit.keep(names, n, (epochs or s.epochs or 0) * n if whole else length * min(s.batch, n))
+        again = s.local_steps(n, epochs=epochs, steps=steps) > s.local_steps(n, epochs=1)
+        found = self.kit.keep(names, n, again=again)
         if isinstance(found, str):
             self.note(f"{purpose}: not kept, {found}")
             return None
