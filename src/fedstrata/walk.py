@@ -114,7 +114,7 @@ class _Session(Session):
         super().__init__(*arguments, **options)
         self.squares: list[Tensor] = []
 
-    def batches(self, purpose: str, **options: Any) -> Iterator[Batch]:  # type: ignore[override]  # the same keywords, passed on
+    def batches(self, purpose: str, **options: Any) -> Iterator[Batch]:
         flat = self.kit.bound.flat.detach()
         before = flat.clone()
         for batch in super().batches(purpose, **options):

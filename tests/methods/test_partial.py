@@ -1,11 +1,21 @@
 """What belongs to partial networks: batch-norm policies, budgets of clients, returning clients, other pieces beside them, settings, configs."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 import lab
+from fedstrata.build import assemble
+from fedstrata.cli import main
+from fedstrata.config import Config
 from fedstrata.errors import ConfigError, MethodError
 from fedstrata.methods import method
+from fedstrata.round import Session
+from fedstrata.server import Server, plan_round
+from fedstrata.wire import messages
 from methods.networks import residual
 
 # ---- norm statistics (section 3.5) ----------------------------------------------------------------------------------------------------------
@@ -148,3 +158,43 @@ def test_settings_out_of_range_are_refused(wrong):
 def test_budgets_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError, match="a client's share of what a step of the whole model takes"):
         method(f"budgets({wrong})")
+
+
+# ---- configurations of published experiments ------------------------------------------------------------------------------------------------
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("fedpart_*.toml"))
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory):
+    """A folder like that of CIFAR-10's own binary files, with 1,000 made-up images."""
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    (root / "cifar-10-batches-bin").mkdir()
+    for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
+        labels = (np.arange(200) % 10).astype(np.uint8)[:, None]
+        (root / f"cifar-10-batches-bin/{name}.bin").write_bytes(np.concatenate([labels, rng.integers(0, 256, (200, 3072), np.uint8)], 1).tobytes())
+    return root
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_published_settings_are_checked_and_take_a_step_of_one_client(path, stand_in, capfd):
+    """By the command, and by one batch in a round of the whole model and in the first partial one."""
+    with pytest.raises(SystemExit) as left:
+        main(["check", str(path), f"data.root={stand_in}"])
+    assert left.value.code in (0, None), capfd.readouterr().err
+    assert "10 layer groups" in " ".join(capfd.readouterr().out.split())
+    parts = assemble(Config.read(path, [f"data.root={stand_in}"]))
+    assert parts.setup.local_steps(parts.setup.samples.size(0)) == 128, "16 batches, the last of 20, for 8 epochs"
+    start = Server.start(parts.method, parts.setup)
+    for t, sent in ((0, 1_235_274), (5, 9_536)):
+        turn = plan_round(replace(start, round=t), parts.method, parts.setup, parts.config.bn, parts.lr(t), lambda *_: None, lambda _: None)
+        session = Session(replace(parts.make(), costs={}), turn.works[0], probe=True)
+        loss, steps = session.train(session.begin())
+        reply = session.reply(session.end(), loss, steps)
+        assert 2.2 < loss < 6, "chance on ten classes is 2.3"
+        assert messages.weigh_up(reply).payload == 4 * sent
+
+
+def test_there_is_a_config_for_each_published_setting_on_cifar10():
+    assert [path.stem for path in CONFIGS] == ["fedpart_cifar10_150", "fedpart_cifar10_alpha1", "fedpart_cifar10_iid"]
