@@ -45,7 +45,7 @@ class FedPhoenix(Piece):
 
     Source: "Rising from Ashes: Generalized Federated Learning via Dynamic Parameter Reset", NeurIPS 2025; its released code and rebuttal. The
     schedule is its exact integer form. ``hold`` is INFERRED (the code's alternative gives no numbers). That linear layers go by rows and stop by a
-    bound of their own is INFERRED. Truncation at two standard deviations, Laplace's width and the orthogonal recipe of ``law`` are INFERRED.
+    bound of their own is INFERRED. The cut of the truncated normal, the width of Laplace's law and the orthogonal recipe are INFERRED.
     ``budget`` is INFERRED in its arithmetic. ``resets`` common is INFERRED as an ablation.
     """
 

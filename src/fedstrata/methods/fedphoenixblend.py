@@ -46,8 +46,8 @@ class FedPhoenixBlend(Piece):
     the focus moves from the first block to the last over ``stop`` rounds, f = (B - 1) t / stop, and block b has weight 1 - |b - f| / B:
     it takes part with that probability, and with that part of alpha.
 
-    Source: proposed in the rebuttal of "Rising from Ashes", NeurIPS 2025, and not evaluated there. ``alpha`` 0.3 is INFERRED. ``rho`` 1/32 is
-    INFERRED. ``qkv`` is INFERRED. ``out`` is INFERRED. ``blocks`` is INFERRED in both its forms.
+    Source: proposed in the rebuttal of "Rising from Ashes", NeurIPS 2025, and not evaluated there. ``alpha`` 0.3 is INFERRED. ``rho`` is
+    INFERRED (1/32). ``qkv`` is INFERRED. ``out`` is INFERRED. ``blocks`` is INFERRED in both its forms.
     """
 
     source: ClassVar[str] = "Rising from Ashes, NeurIPS 2025, rebuttal"
