@@ -16,7 +16,7 @@ from fedstrata.compose import Method
 from fedstrata.config import Config
 from fedstrata.data.federation import Federation
 from fedstrata.data.task import Task
-from fedstrata.describe import trial
+from fedstrata.describe import describe, trial
 from fedstrata.kept import Kept
 from fedstrata.models import build
 from fedstrata.piece import Piece
@@ -139,6 +139,16 @@ def test_a_forward_call_counter_shows_one_pass_a_sample_and_round_in_front_of_ea
         seen.clear()
         train_client(kit, replace(work, round=number))
         assert seen == {layer: N if layer in IN_FRONT[group] else EPOCHS * N for layer in (*layers, "head")}
+
+
+def test_a_cut_through_a_residual_block_is_two_tensors():
+    """In front of a stage's first convolution too: the shortcut's output, and what the convolution reads."""
+    kit, _ = turn(Only("role:head"), (made(), model_of("resnet8(groups=8)")))
+    kit.bound.mode(training=True)
+    layout = kit.setup.layout
+    with torch.no_grad():
+        counts = {g: len(found.prefix(torch.zeros(2, 3, 12, 12))) for g in layout.groups if (found := kit.cut(layout.group(g))) is not None}
+    assert counts == {g: 1 if g in ("layer1.0.conv1", "head") else 2 for g in IN_FRONT if g != "conv1"}
 
 
 @pytest.mark.parametrize(("executor", "workers"), [("threads", 2), ("processes", 2)])
@@ -459,6 +469,16 @@ def test_the_bill_of_clients_with_and_without_kept_values_is_each_their_own():
 def test_describe_shows_the_part_in_front_apart():
     found = trial(lab.parts(Only("role:head"), local_epochs=EPOCHS)).flops
     assert found == {"local": 2 * 2 * G * K, "prefix local": 2 * (F * H + H * G)}
+
+
+def test_describe_says_what_each_layer_would_keep():
+    found = describe(Config(method="fedrep(head_epochs=2)", data="digits", model="mlp(hidden=[32,16])", clients=5))
+    assert [(layer.front_flops, layer.kept_bytes) for layer in found.layers] == [(0, 0), (2 * 64 * 32, 4 * 32), (2 * (64 * 32 + 32 * 16), 4 * 16)]
+    assert found.not_kept is None
+    assert list(found.flops_step) == ["head", "prefix head", "local"]
+    refused = describe(Config(data="digits", model="mlp(hidden=[32],dropout=0.1)", clients=5))
+    assert [(layer.front_flops, layer.kept_bytes) for layer in refused.layers] == [(0, 0), (0, 0)]
+    assert refused.not_kept == "dropout in front of what is trained (layers.0.drop)"
 
 
 def settings(tmp_path, name, **more):

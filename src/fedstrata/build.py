@@ -24,10 +24,10 @@ from fedstrata.methods import method as parse_method
 from fedstrata.methods.finetune import FineTune
 from fedstrata.models import build, check, swap_dropout
 from fedstrata.models.check import made_up, trains_on_one
-from fedstrata.net import Batch
+from fedstrata.net import Batch, Bound
 from fedstrata.params import Params
 from fedstrata.plan import Setup
-from fedstrata.prefix import trace
+from fedstrata.prefix import Traced, trace
 from fedstrata.schedules import schedule
 from fedstrata.sections import Unseen
 from fedstrata.server import rehearse
@@ -161,7 +161,7 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
     )
     settings = Local(local.draw, local.clip, local.precision, local.keep)
     partly = bool(method.pieces) or config.unseen.groups != "all"
-    traced = trace(bound, made_up(federation.task, TRIED), lambda: precision(settings)) if local.keep and partly else None
+    traced = traced_of(bound, federation, settings) if local.keep and partly else None
 
     @functools.cache
     def scale() -> tuple[Kit, Batch]:
@@ -186,6 +186,11 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
     factor = schedule(config.schedule, config.rounds)
     looks = measures(config.measures, [name for piece in method.pieces for name in piece.measures])
     return Parts(config, federation, method, setup, make, lambda t: local.lr * factor(t), looks)
+
+
+def traced_of(bound: Bound, federation: Federation, settings: Local) -> Traced | str:
+    """The model's body as a graph, so that it can be cut in front of what is trained; or why not."""
+    return trace(bound, made_up(federation.task, TRIED), lambda: precision(settings))
 
 
 def probing(federation: Federation, eligible: Sequence[int]) -> Batch:

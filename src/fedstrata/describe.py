@@ -6,16 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fedstrata.build import Parts, assemble
+from fedstrata.build import Parts, assemble, traced_of
 from fedstrata.config import Config
 from fedstrata.costs import cost, forward
 from fedstrata.errors import ConfigError
-from fedstrata.kit import Kit
+from fedstrata.kit import FlopCounter, Kit
+from fedstrata.layout import Names
 from fedstrata.ledger import codecs_of
 from fedstrata.net import Batch
 from fedstrata.params import Params
+from fedstrata.prefix import Cut
 from fedstrata.round import Session, Work, why_not
 from fedstrata.server import Server, Turn, plan_round
 from fedstrata.states import State, flatten_state
@@ -32,6 +35,8 @@ class LayerCost:
     Attributes:
         name, kind, role, depth, parameters: as in the layout.
         flops: of one sample when only this layer is trained: whole forward pass, and backward to this layer.
+        front_flops: the part of them in front of it that runs once a sample and round, as its values are kept; 0 where none are.
+        kept_bytes: of these values, a sample.
         memory: bytes at the peak of a local step on one batch when only this layer is trained: what autograd keeps, gradients and optimiser state.
     """
 
@@ -42,6 +47,8 @@ class LayerCost:
     parameters: int
     flops: float
     memory: int
+    front_flops: float
+    kept_bytes: int
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class Description:
         bytes_down, bytes_up: payload for one client in round 0; framing apart.
         flops_step: FLOPs a sample by purpose, under the whole chain.
         memory: bytes at the peak of a local step of the whole model.
+        not_kept: why values in front of trained layers are not kept, or None.
         formulas: what publications reckon that pieces cost, by piece and label; compare with the layers' own FLOPs.
         probe: clients and batch that this was measured on.
     """
@@ -74,6 +82,7 @@ class Description:
     framing_up: int
     flops_step: Mapping[str, float]
     memory: int
+    not_kept: str | None
     formulas: Mapping[str, float]
     probe: str
 
@@ -95,7 +104,12 @@ def describe(config: Config) -> Description:
     batch = next(session.batches("describe"))
     batch = Batch(batch.x[:WIDTH], batch.y[:WIDTH])
     layout = parts.setup.layout
-    layers = tuple(LayerCost(g.name, g.kind, g.role, g.depth, g.numel, *cost(kit, batch, frozenset(g.names))) for g in layout.groups.values())
+    if config.local.keep and kit.traced is None:
+        kit.traced = traced_of(kit.bound, parts.federation, kit.local)
+    layers = tuple(
+        LayerCost(g.name, g.kind, g.role, g.depth, g.numel, *cost(kit, batch, frozenset(g.names)), *front(kit, batch, frozenset(g.names)))
+        for g in layout.groups.values()
+    )
     return Description(
         method=str(parts.method),
         data=parts.federation.name,
@@ -111,9 +125,20 @@ def describe(config: Config) -> Description:
         framing_up=tried.up.framing,
         flops_step=tried.flops,
         memory=cost(kit, batch, layout.parameters)[1],
+        not_kept="; ".join(dict.fromkeys(why for why in kit.cuts.values() if isinstance(why, str))) or None,
         formulas=_formulas(parts, forward(kit, batch)),
         probe=f"client {session.work.client}, {len(batch.y)} samples, memory scaled to local.batch={config.local.batch}",
     )
+
+
+def front(kit: Kit, batch: Batch, names: Names) -> tuple[float, int]:
+    """FLOPs, and bytes, of one sample's values in front of these parameters where they are kept."""
+    found = kit.cut(names)
+    if not isinstance(found, Cut):
+        return 0.0, 0
+    with torch.no_grad(), kit.autocast(), FlopCounter() as counter:
+        found.prefix(kit.bound.laid_out(batch.x))
+    return counter.get_total_flops() / len(batch.y), found.bytes
 
 
 def _formulas(parts: Parts, flops: Mapping[str, int]) -> dict[str, float]:
@@ -160,7 +185,7 @@ def trial(parts: Parts) -> Trial:
     reply = session.reply(session.end(), loss, steps)
     down, up = messages.weigh_down(session.work), messages.weigh_up(reply, codecs_of(kit, session.work.plan))
     row = sum(t.numel() * t.element_size() for t in reply.row.values())
-    return Trial(kit, server, session, down, up, row, {purpose.partition(":")[0]: flops for purpose, flops in session.kit.costs.items()})
+    return Trial(kit, server, session, down, up, row, {p.partition(":")[0]: session.kit.costs[p] for p in session.passes})
 
 
 def _session(kit: Kit, turn: Turn) -> Session:

@@ -93,9 +93,7 @@ class Kit:
         """
         if len(names) == len(self.setup.layout.parameters) or not self.local.keep or self.traced is None:
             return None
-        if names not in self.cuts:
-            self.cuts[names] = self._cut(names)
-        found = self.cuts[names]
+        found = self.cut(names)
         if not isinstance(found, Cut):
             return found
         if not again:
@@ -103,6 +101,12 @@ class Kit:
         if found.bytes * samples > self.local.keep * 1e6:
             return f"a client's samples would take more than local.keep={self.local.keep} MB"
         return Kept(found, samples, autocast=self.local.precision != "float32")
+
+    def cut(self, names: Names) -> Cut | str | None:
+        """The model's body in two parts for the training of these parameters; why not; or None where nothing lies in front."""
+        if names not in self.cuts:
+            self.cuts[names] = self._cut(names)
+        return self.cuts[names]
 
     def _cut(self, names: Names) -> Cut | str | None:
         traced = self.traced
