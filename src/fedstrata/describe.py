@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from fedstrata.layout import Names
 from fedstrata.ledger import codecs_of
 from fedstrata.net import Batch
 from fedstrata.params import Params
+from fedstrata.piece import Piece
 from fedstrata.prefix import Cut
 from fedstrata.round import Session, Work, why_not
 from fedstrata.server import Server, Turn, plan_round
@@ -26,6 +27,35 @@ from fedstrata.wire import messages
 from fedstrata.wire.frame import Size
 
 WIDTH = 8  # samples of the probing batch, or the client's own where it has fewer
+
+
+VERBS = (
+    *("model", "init", "init_client", "ask", "sample", "plan", "send", "receive", "objective", "gradient", "step", "upload"),
+    *("weigh", "reduce", "merge", "settle", "personalise"),
+)  # of a piece, in the order of a round
+
+
+@dataclass(frozen=True)
+class PieceFacts:
+    """One piece of the chain.
+
+    Attributes:
+        name: as registered.
+        settings: all of them, as in call syntax.
+        verbs: what it does otherwise than FedAvg, in the order of a round.
+        source: paper.
+    """
+
+    name: str
+    settings: str
+    verbs: str
+    source: str
+
+    @classmethod
+    def of(cls, name: str, piece: Piece) -> PieceFacts:
+        """What a piece says of itself."""
+        settings = ", ".join(f"{f.name}={getattr(piece, f.name)}" for f in fields(piece))
+        return cls(name, settings or "none", ", ".join(verb for verb in VERBS if piece.overrides(verb)), piece.source)
 
 
 @dataclass(frozen=True)
@@ -57,6 +87,7 @@ class Description:
 
     Attributes:
         method, data, model: as configured.
+        pieces: of the method, in the order of the chain.
         parameters: numbers in the model; statistics: numbers in norm statistics.
         layers: shallow to deep.
         server_state, client_state: bytes of the pieces' slots, and of one client's row.
@@ -71,6 +102,7 @@ class Description:
     method: str
     data: str
     model: str
+    pieces: tuple[PieceFacts, ...]
     parameters: int
     statistics: int
     layers: tuple[LayerCost, ...]
@@ -114,6 +146,7 @@ def describe(config: Config) -> Description:
         method=str(parts.method),
         data=parts.federation.name,
         model=config.model_for(parts.federation.task),
+        pieces=tuple(PieceFacts.of(name, piece) for name, piece in parts.method.named.items()),
         parameters=parts.parameters,
         statistics=layout.statistics.total,
         layers=layers,

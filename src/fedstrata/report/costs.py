@@ -51,6 +51,7 @@ SAYS: Mapping[str, str] = {
     "not_kept": "not kept in front",
     "formulas": "by formula",
     "probe": "measured on",
+    "pieces": "the method",
     "layers": "each layer group, as if it alone were trained",
 }
 
