@@ -341,6 +341,55 @@ class Crossed(Body):
         return self.head((self.second.weight @ self.first(x).relu().t()).t())
 
 
+class Shift(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros(5))
+
+    def forward(self, x):
+        return x + self.by
+
+
+class Overwriting(Body):
+    """What is frozen is used, and then overwritten."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = Shift()
+
+    def forward(self, x):
+        z = self.first(x)
+        shifted = self.shift(z)
+        z.relu_()
+        return self.head(self.second(shifted + z).relu())
+
+
+class InPlace(Body):
+    """A block as many write it: one ReLU for all places, in place, and a shortcut added in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.act, self.third = nn.ReLU(inplace=True), nn.Linear(5, 5)
+
+    def forward(self, x):
+        y = self.act(self.first(x))
+        z = self.third(y)
+        z += y
+        return self.head(self.act(self.second(self.act(z))))
+
+
+class Tied(Body):
+    """Two layers with one weight: who trains the one trains the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.mid, self.again = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.again.weight = self.mid.weight
+
+    def between(self, x):
+        return self.again(self.mid(x).relu()).relu()
+
+
 class Silent(Body):
     def forward(self, x):
         with torch.no_grad():
@@ -420,6 +469,10 @@ def test_refused_graph_that_computes_something_else():
     assert why(Only("group:second,role:head"), toy(Silent())) == "local: not kept, the traced model does not compute what the model computes"
 
 
+def test_refused_values_that_are_overwritten_later():
+    assert why(Only("group:shift"), toy(Overwriting())) == "local: not kept, the traced model does not compute what the model computes"
+
+
 def test_refused_for_methods_that_look_elsewhere():
     said = "local: not kept, the method looks at other points or at parts of batches"
     assert why((Only("role:head"), *lab.parse("perfedavg").pieces)) == said
@@ -433,6 +486,24 @@ def test_refused_where_each_sample_is_read_once():
 
 def test_a_layer_that_cannot_be_looked_into_is_taken_as_a_whole():
     assert told(Only("role:head"), toy(Inside())) == {"local: kept": 1}
+
+
+@pytest.mark.parametrize("group", ["third", "second", "head"])
+def test_operations_in_place_change_nothing_that_is_kept(group):
+    assert told(Only(f"group:{group}"), toy(InPlace())) == {"local: kept": 1}
+
+
+@pytest.mark.parametrize("group", ["mid", "again", "second"])
+def test_tied_weights_are_trained_wherever_they_are_used(group):
+    kit, work = turn(Only(f"group:{group}"), toy(Tied()))
+    train_client(kit, work)
+    seen = Counter()
+    for layer in ("first", "mid", "again"):
+        kit.bound.body.get_submodule(layer).register_forward_hook(lambda _, x, __, layer=layer: seen.update({layer: len(x[0])}))
+    n = train_client(kit, work).samples
+    behind = {"mid": ("mid", "again"), "again": ("again",), "second": ()}[group]
+    assert seen == {layer: n * (EPOCHS if layer in behind else 1) for layer in ("first", "mid", "again")}
+    assert told(Only(f"group:{group}"), toy(Tied())) == {"local: kept": 1}
 
 
 @pytest.mark.parametrize("module", [Turned, Crossed])

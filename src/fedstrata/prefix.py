@@ -274,11 +274,14 @@ def doubt(made: Cut, bound: Bound, names: Names, start: Params, x: Tensor, conte
         bound.train_only(names)
         leaves = [bound.parts[n] for n in bound.spec.names if n in names]
         whole = _outcome(bound, leaves, lambda: bound.body(x))
-        with torch.no_grad():
-            values, few = made.prefix(x), made.prefix(x[: len(x) // 2])
+        try:
+            with torch.no_grad():
+                values, few = made.prefix(x), made.prefix(x[: len(x) // 2])
+            parts = _outcome(bound, leaves, lambda: made.features(x, values))
+        except Exception as error:  # noqa: BLE001  # tracing may have missed anything of a model's own code
+            return f"the traced model does not run ({type(error).__name__})"
         if not all(_near(a, b[: len(a)]) for a, b in zip(few, values, strict=True)):
             return "samples see each other in front of what is trained"
-        parts = _outcome(bound, leaves, lambda: made.features(x, values))
     if len(whole) != len(parts) or not all(_near(a, b) for a, b in zip(parts, whole, strict=True)):
         return "the traced model does not compute what the model computes"
     return None

@@ -329,14 +329,14 @@ class Session:
         self.front[said] = self.front.get(said, 0) + 1
 
     def _go(self, stepper: Eager | _Fold, purpose: str, batches: Iterable[Batch], kept: Kept | None = None) -> None:
-        self.kit.bound.front = kept
+        outer, self.kit.bound.front = self.kit.bound.front, kept
         try:
             if self.probe:
                 self._weigh(stepper, purpose, batches, kept)
             else:
                 run_steps(stepper, batches)
         finally:
-            self.kit.bound.front = None
+            self.kit.bound.front = outer
         counted = {purpose: stepper.samples}
         if kept is not None:
             short = purpose.partition(":")[0]
