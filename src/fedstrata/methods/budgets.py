@@ -40,7 +40,7 @@ class Budgets(Piece):
                 memory, flops = (min(parts) for parts in zip(*(self.shares(group, setup) for group in groups), strict=True))
                 raise MethodError(
                     f"client {client} can train no layer group: the cheapest takes {memory:.0%} of the whole model's memory and {flops:.0%} of its "
-                    "FLOPs. Give it larger budgets.memory and budgets.time, or hold it out."
+                    "FLOPs. Give it larger budgets.memory or budgets.time."
                 )
 
     def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002  # the field's word
@@ -53,7 +53,7 @@ class Budgets(Piece):
                 continue
             able = [group for group in shared if self.affords(client, group, setup)]
             if not able:
-                raise MethodError(f"client {client} can afford none of the layers that are shared; give it larger budgets, or hold it out.")
+                raise MethodError(f"client {client} can afford none of the layers that are shared; give it larger budgets.memory or budgets.time.")
             group = able[(round + client) % len(able)]
             own = replace(own, train=own.train | group, up=own.up | group).only(group, setup.layout)
             places[place] = {**places.get(place, {}), "train": own.train, "up": own.up, "phases": own.phases}
