@@ -18,6 +18,7 @@ FLOORS = [
     {"kept", "piece", "order"},
     {"compose", "data", "models"},
     {"config", "kit", "methods"},
+    {"steps"},
     {"cite", "costs", "round", "track"},
     {"report", "server", "state", "wire"},
     {"build", "evaluate", "ledger"},
