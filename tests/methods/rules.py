@@ -353,6 +353,22 @@ def fedmut(world, alpha, bias, fade):
     return w, alone(world, w)
 
 
+def fedcross(world, alpha, *, unlike=False):
+    """Models are crossed with one other each; the server's is their mean."""
+    size = len(world.cohorts[0])
+    models = [world.w0] * size
+    for t, cohort in enumerate(world.cohorts):
+        back = [world.descend(w, world.batches(i, t)) for w, i in zip(models, cohort, strict=True)]
+        if unlike:
+            cosines = [[float(a @ b / (a.norm() * b.norm())) if a is not b else 2.0 for b in back] for a in back]
+            partners = [row.index(min(row)) for row in cosines]
+        else:
+            partners = [(j + 1 + t % (size - 1)) % size for j in range(size)]
+        models = [alpha * v + (1 - alpha) * back[k] for v, k in zip(back, partners, strict=True)]
+    w = sum(models) / size
+    return w, alone(world, w), models
+
+
 def clusteredsampling(world, *, uniform=False):
     """FedAvg on whoever was drawn, repeats included; the state is everybody's last update and their L1 distances."""
     w, updates = world.w0, [torch.zeros_like(world.w0) for _ in range(world.m)]

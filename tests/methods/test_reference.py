@@ -107,6 +107,14 @@ def test_fedmut_equals_the_written_out_rule(cohort):
     against("fedmut(alpha=0.5, bias=0.3, fade=2)", lambda w: rules.fedmut(w, 0.5, 0.3, 2), cohort=cohort, rounds=4)
 
 
+@pytest.mark.parametrize("partner", ["order", "unlike"])
+def test_fedcross_equals_the_written_out_rule(partner):
+    found, world, models = against(
+        f"fedcross(alpha=0.8, partner={partner})", lambda w: rules.fedcross(w, 0.8, unlike=partner == "unlike"), cohort=4, rounds=4
+    )
+    assert all(distance(world, found.slots["fedcross"][f"model/{j}"], w) <= rules.ROUNDING for j, w in enumerate(models))
+
+
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("tree", ["rows", "condensed"])
 def test_clusteredsampling_equals_the_written_out_rule(tree, weighting):

@@ -147,6 +147,13 @@ METHODS = (
         pages="12528--12537",
     ),
     talk(
+        "hu2024fedcross",
+        "Hu, Ming and Zhou, Peiheng and Yue, Zhihao and Ling, Zhiwei and Huang, Yihao and Li, Anran and Liu, Yang and Lian, Xiang and Chen, Mingsong",
+        "{FedCross}: Towards Accurate Federated Learning via Multi-Model Cross-Aggregation",
+        2024,
+        "{IEEE} International Conference on Data Engineering",
+    ),
+    talk(
         "fraboni2021clustered",
         "Fraboni, Yann and Vidal, Richard and Kameni, Laetitia and Lorenzi, Marco",
         "Clustered Sampling: Low-Variance and Improved Representativity for Clients Selection in Federated Learning",

@@ -13,6 +13,7 @@ from fedstrata.methods.budgets import Budgets
 from fedstrata.methods.clusteredsampling import ClusteredSampling
 from fedstrata.methods.ditto import Ditto
 from fedstrata.methods.fedbabu import FedBABU
+from fedstrata.methods.fedcross import FedCross
 from fedstrata.methods.feddyn import FedDyn
 from fedstrata.methods.fedmut import FedMut
 from fedstrata.methods.fednova import FedNova
@@ -198,6 +199,13 @@ _ROWS: list[Row] = [
         ("fedmut(alpha=0.5)",),
         Limit("fedmut(alpha=0)", "fedavg", uniform=True),
         cite=("hu2024fedmut",),
+    ),
+    Row(
+        FedCross,
+        "one model a place, crossed after each round",
+        ("fedcross(alpha=0.8)", "fedcross(alpha=0.8, partner=unlike)"),
+        _without("each place goes on from a model of its own", "fedcross"),
+        cite=("hu2024fedcross",),
     ),
     Row(
         ClusteredSampling,
