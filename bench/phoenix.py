@@ -17,7 +17,7 @@ from fedstrata.methods.resets import seeded
 from fedstrata.models import build
 from fedstrata.params import Params
 
-COHORT, PAIRS = 10, 15
+COHORT, PAIRS = 10, 7
 
 
 def seconds(work: Callable[[], object]) -> float:

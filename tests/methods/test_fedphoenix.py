@@ -360,6 +360,18 @@ def test_9_the_shift_takes_blocks_as_often_as_their_weight_says():
     assert [n / 300 for n in taken] == pytest.approx([1, 2 / 3, 1 / 3], abs=0.09)  # three standard errors
 
 
+def test_9_the_blend_trains_a_text_transformer():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 50, (36, 6), generator=generator), torch.arange(36) % 4
+    federation = lab.listed(x, y, (12, 12, 12), vocabulary=50, test=(x[:8].numpy(), y[:8].numpy()))
+    module = build("transformer(width=16, heads=2, feedforward=32)", federation.task, None, streams.torch_stream(0, "m"))
+    run = lab.engine(lab.parts("fedphoenixblend(rho=0.25, blocks=shift, stop=3)", (federation, module), local_lr=0.01, rounds=2))
+    rows = list(run.rounds())
+    run.close()
+    assert all(row["moved"] and not row["refused"] and 1 < row["loss"] < 2 for row in rows)
+    assert all(len({lab.bits(w.sent.flat) for w in works}) == 3 for works in run.executor.works), "every client starts from a copy of its own"
+
+
 # ---- 10: what it costs ----------------------------------------------------------------------------------------------------------------------
 
 
