@@ -165,14 +165,14 @@ _ROWS: list[Row] = [
     Row(
         Budgets,
         "each client trains what its memory and time allow",
-        ("fedpart(warmup=1, repeat=1) + budgets(time=[0.7, 1.0])", "budgets(memory=[1.0, 0.8])"),
+        ("budgets(memory=[1.0, 0.8])", "fedpart(warmup=1, repeat=1) + budgets(time=[0.7, 1.0])"),
         Limit("budgets(memory=1, time=1)", "fedavg"),
         cite=("wang2024why",),
     ),
     Row(
         Returning,
         "clients keep the model and are sent what moved since",
-        ("fedpart(warmup=1, repeat=1) + returning", "returning"),
+        ("returning", "fedpart(warmup=1, repeat=1) + returning"),
         Limit("fedpart(warmup=1, repeat=1) + returning", "fedpart(warmup=1, repeat=1)"),
         cite=("wang2024why",),
     ),
