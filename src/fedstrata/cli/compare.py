@@ -167,20 +167,23 @@ def _command(ctx: typer.Context) -> str:
 
 
 def _budget(given: dict[str, str]) -> Budget | None:
-    from fedstrata.report.comparison import Budget  # noqa: PLC0415
+    from fedstrata.report.comparison import Budget, Unit  # noqa: PLC0415
 
-    names = {"bytes": "--budget-bytes", "flops": "--budget-flops", "seconds": "--budget-seconds", "accuracy": "--target-accuracy"}
+    names: dict[Unit, str] = {"bytes": "--budget-bytes", "flops": "--budget-flops", "seconds": "--budget-seconds", "accuracy": "--target-accuracy"}
     if len(given) > 1:
-        raise ConfigError(f"{' and '.join(names[kind] for kind in given)} each end a run; give one of them.")
-    for kind, text in given.items():
-        amount = _number(names[kind], text)
+        raise ConfigError(f"{' and '.join(name for kind, name in names.items() if kind in given)} each end a run; give one of them.")
+    for kind, name in names.items():
+        if kind not in given:
+            continue
+        text = given[kind]
+        amount = _number(name, text)
         if kind == "accuracy":
             from fedstrata.compare.contest import check_target  # noqa: PLC0415
 
             return check_target(amount)
         if amount <= 0:
-            raise ConfigError(f"{names[kind]} is {text}; it is an amount above 0.")
-        return Budget(kind, amount)  # type: ignore[arg-type]  # one of the keys above
+            raise ConfigError(f"{name} is {text}; it is an amount above 0.")
+        return Budget(kind, amount)
     return None
 
 

@@ -135,7 +135,8 @@ class Pool:
         worker = Worker(self.log)
         self.started += 1
         self.workers.append(worker)
-        self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]  # a pipe was asked for
+        assert worker.process.stdout is not None, "a pipe was asked for"
+        self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
         return worker
 
     def _messages(self) -> Iterator[tuple[Worker, dict[str, Any] | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -47,7 +48,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Measure:
+class Measure(ABC):
     """A look at training. Subclasses are frozen dataclasses of settings; they override :meth:`look`, and :meth:`panels` where a curve is not enough.
 
     Class attributes:
@@ -60,12 +61,12 @@ class Measure:
     text: ClassVar[str] = ""
     unit: ClassVar[str] = ""
 
+    @abstractmethod
     def look(self, look: Look) -> Mapping[str, float | None]:
         """Numbers of this round, by series: "all" for the whole model, names of layer groups, or what the measure calls them.
 
         Called after evaluated rounds. None, or a number that is not finite, stands for undefined.
         """
-        raise NotImplementedError
 
     def panels(self, name: str, runs: Runs) -> list[Panel]:
         """What a report shows. Default: the whole model's curve a method, with its spread over seeds, and a map of layer groups a method."""

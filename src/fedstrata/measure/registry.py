@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fedstrata import plugins
 from fedstrata.calls import bind, parse_calls
 from fedstrata.errors import ConfigError, nearest
-from fedstrata.measure.look import Measure, Runs
+from fedstrata.measure.look import Look, Measure, Runs
 from fedstrata.measure.panel import Panel
 from fedstrata.measure.updates import Drift, StepSize
 
@@ -90,3 +90,7 @@ class _Foreign(Measure):
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "title", name)
         object.__setattr__(self, "text", f"Numbers of the measure {name!r}, which is not installed here.")
+
+    def look(self, look: Look) -> Mapping[str, float | None]:
+        """Nothing: its numbers were kept elsewhere."""
+        return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from fedstrata.data.facts import Facts
 from fedstrata.report.result import Result
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from fedstrata.report.figures import Picture
     from fedstrata.report.records import Findings
+
+
+Unit: TypeAlias = Literal["bytes", "flops", "seconds", "accuracy"]
+"""What a budget counts."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Budget:
         amount: in that unit.
     """
 
-    kind: Literal["bytes", "flops", "seconds", "accuracy"]
+    kind: Unit
     amount: float
 
 

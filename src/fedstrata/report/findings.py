@@ -173,7 +173,8 @@ def _judged(it: statistics.Paired, p: float | None, corrected: float | None, *, 
 
 def _turned(it: Difference) -> Difference:
     """The same difference seen from the other side."""
-    verdict: Verdict = {"better": "worse", "worse": "better"}.get(it.verdict, it.verdict)  # type: ignore[assignment]
+    turned: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}
+    verdict = turned.get(it.verdict, it.verdict)
     low, high = (None if it.high is None else -it.high), (None if it.low is None else -it.low)
     return replace(it, mean=-it.mean, low=low, high=high, verdict=verdict)
 

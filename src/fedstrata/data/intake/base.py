@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -40,7 +40,10 @@ class Taken:
 class Intake:
     """How further samples are prepared. A data set overrides the forms of data that it takes; the others are refused in one line."""
 
-    takes: ClassVar[str] = "arrays (.npy, .npz) as the model reads them"
+    @property
+    def takes(self) -> str:
+        """What it takes, as the end of a sentence."""
+        return "arrays (.npy, .npz) as the model reads them"
 
     def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> Taken:
         """From the columns of a CSV or parquet file; ``unknown`` says what a word that no training row has becomes."""
@@ -85,7 +88,7 @@ class Numbers(Intake):
     vocabulary: int = 0
 
     @property
-    def takes(self) -> str:  # type: ignore[override]  # it says the shape
+    def takes(self) -> str:
         """What is taken, in words."""
         what = f"tokens below {self.vocabulary}" if self.vocabulary else "floats, as the model reads them"
         return f"arrays (.npy, or .npz with x and, for a score, y) of shape [N, {', '.join(map(str, self.shape))}], {what}"

@@ -48,7 +48,7 @@ class Pictures(Intake):
         return len(self.mean), self.height, self.width
 
     @property
-    def takes(self) -> str:  # type: ignore[override]  # it says the shape
+    def takes(self) -> str:
         """What is taken, in words."""
         shape = ", ".join(map(str, self.shape))
         return f"pictures (a file or a folder), or arrays (.npy, .npz) of shape [N, {shape}]: uint8 pixels, or floats that are normalised already"

@@ -41,7 +41,7 @@ class Rows(Intake):
     labels: tuple[str, ...]
 
     @property
-    def takes(self) -> str:  # type: ignore[override]  # it names columns
+    def takes(self) -> str:
         """What is taken, in words."""
         names = [*self.numbers, *(name for name, _ in self.words)]
         shown = ", ".join(names[:8]) + (f", ... ({len(names)} in all)" if len(names) > 8 else "")
@@ -161,7 +161,7 @@ class SeriesRows(Intake):
     scaling: Scaling
 
     @property
-    def takes(self) -> str:  # type: ignore[override]  # it says the length
+    def takes(self) -> str:
         """What is taken, in words."""
         return (
             f"a table (.csv, .tsv, .parquet) of one series whose last {self.window} rows of {self.value!r} are read, "

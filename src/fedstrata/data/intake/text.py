@@ -39,7 +39,7 @@ class Words(Intake):
     empty: bool = False
 
     @property
-    def takes(self) -> str:  # type: ignore[override]  # it names columns
+    def takes(self) -> str:
         """What is taken, in words."""
         return f"texts: a .txt file with one a line, or a table (.csv, .tsv, .parquet) with the column {' and '.join(self.columns)}"
 
@@ -108,7 +108,7 @@ class Characters(Intake):
     codes: Mapping[str, int] = field(repr=False)
 
     @property
-    def takes(self) -> str:  # type: ignore[override]  # it says the length
+    def takes(self) -> str:
         """What is taken, in words."""
         return f"texts: a .txt file with one a line, of which the last {self.window} characters are read"
 
