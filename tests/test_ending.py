@@ -1,9 +1,13 @@
 """Budgets and targets: what ends a run before its last round."""
 
 import pytest
+import torch
 
 import lab
+from fedstrata.build import assemble
+from fedstrata.data.federation import Federation
 from fedstrata.ending import Ending
+from fedstrata.errors import ConfigError
 from fedstrata.ledger import Bill
 from fedstrata.run import Stopped, resume, run
 from fedstrata.wire.frame import Size
@@ -91,3 +95,10 @@ def test_a_run_with_a_budget_that_was_interrupted_ends_where_an_uninterrupted_on
     assert {k: again.summary[k] for k in COMPARED} == {k: plain.summary[k] for k in COMPARED}
     finished = resume(stopped.value.folder, federation=data, module=module)  # nothing is left to do
     assert {k: finished.summary[k] for k in COMPARED} == {k: plain.summary[k] for k in COMPARED}
+
+
+def test_an_accuracy_to_reach_is_refused_where_there_is_none():
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    data = Federation.of(x, x.sum(1), partition="iid", clients=6)
+    with pytest.raises(ConfigError, match=r"stop\.accuracy is 0\.5, but a regression has no accuracy"):
+        assemble(lab.config(**{"stop.accuracy": 0.5}), data, torch.nn.Sequential(torch.nn.Linear(3, 1)))

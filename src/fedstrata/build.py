@@ -156,6 +156,7 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
         raise ConfigError("local.batch is 1, but a batch norm cannot look at one value; use local.batch=2 or more, or norm=group.")
     _check_steps(method, config)
     _check_unseen(config, federation, setup.layout)
+    _check_target(config, federation)
     method.check(setup)
     rehearse(method, setup, config.bn)
     settings = Local(local.draw, local.clip, local.precision)
@@ -169,6 +170,14 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
     factor = schedule(config.schedule, config.rounds)
     looks = measures(config.measures, [name for piece in method.pieces for name in piece.measures])
     return Parts(config, federation, method, setup, make, lambda t: local.lr * factor(t), looks)
+
+
+def _check_target(config: Config, federation: Federation) -> None:
+    """Refuse an accuracy to reach where there is none, so that it would never end the run."""
+    if config.stop.accuracy is not None and federation.task.kind == "regression":
+        raise ConfigError(
+            f"stop.accuracy is {config.stop.accuracy}, but a regression has no accuracy; end the run by stop.bytes, stop.flops or stop.seconds."
+        )
 
 
 def _check_unseen(config: Config, federation: Federation, layout: Layout) -> None:
