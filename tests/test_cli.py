@@ -185,6 +185,18 @@ def test_describe_prices_a_method(here, call, as_json):
     assert "9,610" in out or json.loads(out)["parameters"] == 9610
 
 
+def test_describe_tells_settings_verbs_and_sources_of_a_chain(here, call):
+    found = json.loads(call("describe", "fedprox(mu=0.1) + fedpart(warmup=1)", "model=mlp", "rounds=10", "--json")[1])
+    prox, part = found["pieces"]
+    assert prox == {"name": "fedprox", "settings": "mu=0.1, distance=squared", "verbs": "gradient", "source": "Li et al., MLSys 2020"}
+    assert part["verbs"] == "plan"
+    assert "warmup=1, first=None" in part["settings"]
+    assert found["formulas"]["fedpart: uplink over FedAvg's"] == round(3 / 5, 4), "two groups, two whole cycles"
+    shown = " ".join(call("describe", "fedprox + fedpart", "model=mlp")[1].split())
+    assert "Li et al., MLSys 2020" in shown
+    assert "training FLOPs over FedAvg's, exact" in shown
+
+
 def test_describe_refuses_an_unknown_method(here, call):
     assert "'fedprox'" in refused(call("describe", "fedpox"))
 

@@ -63,7 +63,7 @@ def refusal(*overrides: str, path=None) -> str:
 
 def test_every_documented_key_exists_with_a_default_and_a_meaning():
     assert set(DESIGN) <= set(KEYS)
-    added = {"rows", "gate.norm", "checkpoint.every", "measures"}
+    added = {"rows", "gate.norm", "checkpoint.every", "measures", "local.keep"}
     added |= {"unseen.steps", "unseen.lr", "unseen.groups", "stop.bytes", "stop.flops", "stop.seconds", "stop.accuracy"}
     assert set(KEYS) - set(DESIGN) - {"track"} == added
     for key in KEYS.values():

@@ -215,16 +215,49 @@ def test_fewer_local_steps_cost_fewer_flops():
 
 
 @dataclass(frozen=True)
-class Silent(Piece):
-    """A place that does not send what is averaged."""
+class Heads(Piece):
+    """Some clients send their head only; ``heads`` names those."""
+
+    heads: tuple[int, ...] = (1, 2, 4)
 
     def plan(self, plan, slot, answers, round, setup):  # noqa: A002
-        return replace(plan, places={0: {"up": setup.layout.select("role:head")}})
+        head = {"up": setup.layout.select("role:head")}
+        return replace(plan, places={place: head for place, client in enumerate(plan.cohort) if client in self.heads})
 
 
-def test_a_place_that_does_not_send_what_is_averaged_is_refused():
-    with pytest.raises(MethodError, match="client at place 0 does not send"):
-        lab.play(Silent())
+def heads(world):
+    w, head = world.w0, world.mask(*rules.HEAD)
+    for t, cohort in enumerate(world.cohorts):
+        ends = [world.descend(w, world.batches(i, t)) for i in cohort]
+        everyone = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
+        whole = [(world.n[i], y) for i, y in zip(cohort, ends, strict=True) if i not in Heads().heads]
+        body = sum(n * y for n, y in whole) / sum(n for n, _ in whole)
+        w = torch.where(head, everyone, body)
+    return w, alone(world, w)
+
+
+def test_a_tensor_is_averaged_over_those_who_send_it():
+    found, _, _ = against(Heads(), heads)
+    assert any(set(row["cohort"]) & set(Heads().heads) for row in found.rows)
+
+
+def test_what_is_averaged_and_sent_by_nobody_is_refused():
+    with pytest.raises(MethodError, match="which no client of the round sends"):
+        lab.play(Heads((0, 1, 2, 3, 4, 5)))
+
+
+@dataclass(frozen=True)
+class Beyond(Piece):
+    """One place sends more than the plan says."""
+
+    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
+        head = setup.layout.select("role:head")
+        return replace(plan, up=head, average=head, places={0: {"up": plan.up}})
+
+
+def test_a_place_that_sends_what_the_plan_does_not_name_is_refused():
+    with pytest.raises(MethodError, match="up names all that some client sends"):
+        lab.play(Beyond())
 
 
 @dataclass(frozen=True)

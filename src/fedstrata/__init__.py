@@ -17,6 +17,7 @@ from fedstrata.piece import Piece, Reply, ServerView, View
 from fedstrata.plan import Ask, Phase, Plan, Setup
 from fedstrata.report.comparison import Budget, Comparison, Entry
 from fedstrata.report.result import Result
+from fedstrata.studies import Outcome, Study, study
 from fedstrata.use import export, load, predict
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "load",
     "predict",
     "export",
+    "study",
     "Config",
     "Result",
     "Comparison",
@@ -50,6 +52,8 @@ __all__ = [
     "Measure",
     "Look",
     "Panel",
+    "Study",
+    "Outcome",
     "FedstrataError",
     "ConfigError",
     "DataError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,21 +13,27 @@ from torch.nn.functional import cross_entropy
 from fedstrata import streams
 from fedstrata.compose import Method, name_of
 from fedstrata.config import KEYS, Config
+from fedstrata.costs import cost
 from fedstrata.data.federation import Federation
 from fedstrata.errors import ConfigError, MethodError
-from fedstrata.kit import Kit, Local, bind_net
+from fedstrata.kit import Kit, Local, bind_net, precision
 from fedstrata.layout import Layout
 from fedstrata.measure.look import Measure
 from fedstrata.measure.registry import measures
 from fedstrata.methods import method as parse_method
 from fedstrata.methods.finetune import FineTune
 from fedstrata.models import build, check, swap_dropout
-from fedstrata.models.check import trains_on_one
+from fedstrata.models.check import made_up, trains_on_one
+from fedstrata.net import Batch, Bound
 from fedstrata.params import Params
 from fedstrata.plan import Setup
+from fedstrata.prefix import Traced, trace
 from fedstrata.schedules import schedule
 from fedstrata.sections import Unseen
 from fedstrata.server import rehearse
+
+TRIED = 7  # made-up samples that a cut through the model is tried on: no other axis is likely to be as long
+PROBE = 8  # samples of a batch that costs are measured on
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,7 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
         rounds=config.rounds,
         seed=config.seed,
         samples=Sizes(federation),
+        load=functools.cache(lambda names: cost(*scale(), names)),
         epochs=local.epochs,
         steps=local.steps,
         batch=local.batch,
@@ -151,6 +159,16 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
         eligible=eligible,
         merges=bool(bound.norms),
     )
+    settings = Local(local.draw, local.clip, local.precision, local.keep)
+    partly = bool(method.pieces) or config.unseen.groups != "all"
+    traced = traced_of(bound, federation, settings) if local.keep and partly else None
+
+    @functools.cache
+    def scale() -> tuple[Kit, Batch]:
+        """A worker and a batch to weigh local steps with."""
+        own, functions, features = bind_net(module, head, loss, method)
+        return Kit(own, functions, method, setup, federation, settings, features), probing(federation, eligible)
+
     config.needed(setup.cohort)  # an impossible quorum is refused before anything is written
     if bound.norms and local.batch == 1 and not trains_on_one(module, federation.task):
         raise ConfigError("local.batch is 1, but a batch norm cannot look at one value; use local.batch=2 or more, or norm=group.")
@@ -159,13 +177,12 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
     _check_target(config, federation)
     method.check(setup)
     rehearse(method, setup, config.bn)
-    settings = Local(local.draw, local.clip, local.precision)
 
     built = [(bound, net, memo)]  # the first worker takes what the setup was made with
 
     def make() -> Kit:
         own, functions, features = built.pop() if built else bind_net(module, head, loss, method)
-        return Kit(own, functions, method, setup, federation, settings, features)
+        return Kit(own, functions, method, setup, federation, settings, features, traced=traced)
 
     factor = schedule(config.schedule, config.rounds)
     looks = measures(config.measures, [name for piece in method.pieces for name in piece.measures])
@@ -178,6 +195,24 @@ def _check_target(config: Config, federation: Federation) -> None:
         raise ConfigError(
             f"stop.accuracy is {config.stop.accuracy}, but a regression has no accuracy; end the run by stop.bytes, stop.flops or stop.seconds."
         )
+
+
+def traced_of(bound: Bound, federation: Federation, settings: Local) -> Traced | str:
+    """The model's body as a graph, so that it can be cut in front of what is trained; or why not."""
+    return trace(bound, made_up(federation.task, TRIED), lambda: precision(settings))
+
+
+def probing(federation: Federation, eligible: Sequence[int]) -> Batch:
+    """Up to 8 samples of the first client that has two or more.
+
+    Raises:
+        ConfigError: no client has.
+    """
+    for client in eligible:
+        index = federation.training(client)[:PROBE]
+        if len(index) > 1:
+            return Batch(federation.train.take(index), federation.train.y[index])
+    raise ConfigError("no client has two samples to measure a local step on; look at the partition by `fedstrata check`.")
 
 
 def _check_unseen(config: Config, federation: Federation, layout: Layout) -> None:

@@ -84,6 +84,16 @@ def _measures() -> Rows:
     return [*scores, *looks, *plugged]
 
 
+def _studies() -> Rows:
+    from fedstrata.studies import table  # noqa: PLC0415
+
+    return [{"study": name, "runs": _several(s.least, s.most), "what it says": s.text} for name, s in table().items()]
+
+
+def _several(least: int, most: int | None) -> str:
+    return str(least) if most == least else f"{least} or more" if most is None else f"{least} to {most}"
+
+
 def _trackers() -> Rows:
     ours = [{"tracker": name, "where curves go": about, "source": "extra: track"} for name, about in TRACKERS.items()]
     return ours + [{"tracker": p.name, "where curves go": p.about, "source": _origin(p)} for p in _plugged("trackers")]
@@ -99,6 +109,7 @@ CATALOGUES: Mapping[str, Callable[[], Rows]] = {
     "models": _models,
     "partitions": _partitions,
     "measures": _measures,
+    "studies": _studies,
     "trackers": _trackers,
     "executors": _executors,
 }

@@ -72,6 +72,10 @@ class Method:
                 hint = " Norm layers come with norm=batch or norm=group." if "kind:norm" in str(error) else ""
                 raise LayoutError(f"{name_of(piece)}: {error}{hint}") from error
 
+    def notes(self, setup: Setup) -> tuple[str, ...]:
+        """What a user must be told of the pieces in this run."""
+        return tuple(note for piece in self.pieces for note in piece.notes(setup))
+
 
 PLAIN = Piece()
 
@@ -112,11 +116,22 @@ def _check_chain(pieces: tuple[Piece, ...]) -> None:
                 f"{name_of(later)} gives each client a model that it keeps itself, so what {name_of(first)} forms would be thrown away. "
                 f"Write {name_of(later)} first, or leave one of them out."
             )
+    _check_starts(pieces)
     for piece, follower in pairwise(pieces):
         if piece.wire and (follower.wire or follower.overrides("upload")):
             raise MethodError(
                 f"{name_of(piece)} must come last: {name_of(follower)} would work on what is packed already. Write it at the end, or leave one out."
             )
+
+
+def _check_starts(pieces: tuple[Piece, ...]) -> None:
+    """A client that puts its start together of what it was sent earlier must be sent the same model as everybody, in every round."""
+    starts, senders = [p for p in pieces if p.one_start], [p for p in pieces if p.overrides("send")]
+    if starts and senders:
+        raise MethodError(
+            f"{name_of(starts[0])} has clients keep what they were sent, and {name_of(senders[0])} sends what is made for one round and client. "
+            "Leave one of them out."
+        )
 
 
 def parse(text: str, table: Mapping[str, type[Piece]]) -> Method:

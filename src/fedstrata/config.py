@@ -30,6 +30,8 @@ TESTS = ("server", "client", "both", "own")
 PARTITION = "dirichlet(alpha=0.3)"  # what "auto" means for classes without clients of their own
 PLACEMENT = frozenset({"data.root", "executor", "workers", "rows", "checkpoint.every", "out", "name", "track"})  # where and how, not what
 
+LATER: Mapping[str, Any] = {"local.keep": 256}  # settings that came later, and what folders from before mean by saying nothing
+
 MODELS: Mapping[str, str] = {
     "digits": "mlp",
     "mnist": "cnn",
@@ -190,7 +192,7 @@ class Config(Section):
 
     def digest(self) -> str:
         """SHA-256 (hex) over what decides the result; where and by whom it is computed (PLACEMENT) does not count."""
-        meant = {name: value for name, value in self.flat().items() if name not in PLACEMENT}
+        meant = {n: v for n, v in self.flat().items() if n not in PLACEMENT and not (n in LATER and v == LATER[n])}
         return hashlib.sha256(json.dumps(meant, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
     def differences(self, other: Config) -> tuple[Difference, ...]:

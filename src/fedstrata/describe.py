@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
-from fedstrata.build import Parts, assemble
+from fedstrata.build import Parts, assemble, traced_of
 from fedstrata.config import Config
+from fedstrata.costs import cost, forward
 from fedstrata.errors import ConfigError
 from fedstrata.kit import FlopCounter, Kit
 from fedstrata.layout import Names
 from fedstrata.ledger import codecs_of
 from fedstrata.net import Batch
-from fedstrata.optim import Optimizer
 from fedstrata.params import Params
+from fedstrata.piece import Piece
+from fedstrata.prefix import Cut
 from fedstrata.round import Session, Work, why_not
 from fedstrata.server import Server, Turn, plan_round
 from fedstrata.states import State, flatten_state
@@ -28,6 +29,35 @@ from fedstrata.wire.frame import Size
 WIDTH = 8  # samples of the probing batch, or the client's own where it has fewer
 
 
+VERBS = (
+    *("model", "init", "init_client", "ask", "sample", "plan", "send", "receive", "objective", "gradient", "step", "upload"),
+    *("weigh", "reduce", "merge", "settle", "personalise"),
+)  # of a piece, in the order of a round
+
+
+@dataclass(frozen=True)
+class PieceFacts:
+    """One piece of the chain.
+
+    Attributes:
+        name: as registered.
+        settings: all of them, as in call syntax.
+        verbs: what it does otherwise than FedAvg, in the order of a round.
+        source: paper.
+    """
+
+    name: str
+    settings: str
+    verbs: str
+    source: str
+
+    @classmethod
+    def of(cls, name: str, piece: Piece) -> PieceFacts:
+        """What a piece says of itself."""
+        settings = ", ".join(f"{f.name}={getattr(piece, f.name)}" for f in fields(piece))
+        return cls(name, settings or "none", ", ".join(verb for verb in VERBS if piece.overrides(verb)), piece.source)
+
+
 @dataclass(frozen=True)
 class LayerCost:
     """One layer group.
@@ -35,6 +65,8 @@ class LayerCost:
     Attributes:
         name, kind, role, depth, parameters: as in the layout.
         flops: of one sample when only this layer is trained: whole forward pass, and backward to this layer.
+        front_flops: the part of them in front of it that runs once a sample and round, as its values are kept; 0 where none are.
+        kept_bytes: of these values, a sample.
         memory: bytes at the peak of a local step on one batch when only this layer is trained: what autograd keeps, gradients and optimiser state.
     """
 
@@ -45,6 +77,8 @@ class LayerCost:
     parameters: int
     flops: float
     memory: int
+    front_flops: float
+    kept_bytes: int
 
 
 @dataclass(frozen=True)
@@ -53,18 +87,22 @@ class Description:
 
     Attributes:
         method, data, model: as configured.
+        pieces: of the method, in the order of the chain.
         parameters: numbers in the model; statistics: numbers in norm statistics.
         layers: shallow to deep.
         server_state, client_state: bytes of the pieces' slots, and of one client's row.
         bytes_down, bytes_up: payload for one client in round 0; framing apart.
         flops_step: FLOPs a sample by purpose, under the whole chain.
         memory: bytes at the peak of a local step of the whole model.
+        not_kept: why values in front of trained layers are not kept, or None.
+        formulas: what publications reckon that pieces cost, by piece and label; compare with the layers' own FLOPs.
         probe: clients and batch that this was measured on.
     """
 
     method: str
     data: str
     model: str
+    pieces: tuple[PieceFacts, ...]
     parameters: int
     statistics: int
     layers: tuple[LayerCost, ...]
@@ -76,6 +114,8 @@ class Description:
     framing_up: int
     flops_step: Mapping[str, float]
     memory: int
+    not_kept: str | None
+    formulas: Mapping[str, float]
     probe: str
 
     def as_dict(self) -> dict[str, Any]:
@@ -96,11 +136,17 @@ def describe(config: Config) -> Description:
     batch = next(session.batches("describe"))
     batch = Batch(batch.x[:WIDTH], batch.y[:WIDTH])
     layout = parts.setup.layout
-    layers = tuple(LayerCost(g.name, g.kind, g.role, g.depth, g.numel, *cost(kit, batch, frozenset(g.names))) for g in layout.groups.values())
+    if config.local.keep and kit.traced is None:
+        kit.traced = traced_of(kit.bound, parts.federation, kit.local)
+    layers = tuple(
+        LayerCost(g.name, g.kind, g.role, g.depth, g.numel, *cost(kit, batch, frozenset(g.names)), *front(kit, batch, frozenset(g.names)))
+        for g in layout.groups.values()
+    )
     return Description(
         method=str(parts.method),
         data=parts.federation.name,
         model=config.model_for(parts.federation.task),
+        pieces=tuple(PieceFacts.of(name, piece) for name, piece in parts.method.named.items()),
         parameters=parts.parameters,
         statistics=layout.statistics.total,
         layers=layers,
@@ -112,8 +158,25 @@ def describe(config: Config) -> Description:
         framing_up=tried.up.framing,
         flops_step=tried.flops,
         memory=cost(kit, batch, layout.parameters)[1],
+        not_kept="; ".join(dict.fromkeys(why for why in kit.cuts.values() if isinstance(why, str))) or None,
+        formulas=_formulas(parts, forward(kit, batch)),
         probe=f"client {session.work.client}, {len(batch.y)} samples, memory scaled to local.batch={config.local.batch}",
     )
+
+
+def front(kit: Kit, batch: Batch, names: Names) -> tuple[float, int]:
+    """FLOPs, and bytes, of one sample's values in front of these parameters where they are kept."""
+    found = kit.cut(names)
+    if not isinstance(found, Cut):
+        return 0.0, 0
+    with torch.no_grad(), kit.autocast(), FlopCounter() as counter:
+        found.prefix(kit.bound.laid_out(batch.x))
+    return counter.get_total_flops() / len(batch.y), found.bytes
+
+
+def _formulas(parts: Parts, flops: Mapping[str, int]) -> dict[str, float]:
+    named = parts.method.named.items()
+    return {f"{name}: {label}": round(value, 4) for name, piece in named for label, value in piece.formulas(flops, parts.setup).items()}
 
 
 @dataclass(frozen=True)
@@ -155,7 +218,7 @@ def trial(parts: Parts) -> Trial:
     reply = session.reply(session.end(), loss, steps)
     down, up = messages.weigh_down(session.work), messages.weigh_up(reply, codecs_of(kit, session.work.plan))
     row = sum(t.numel() * t.element_size() for t in reply.row.values())
-    return Trial(kit, server, session, down, up, row, {purpose.partition(":")[0]: flops for purpose, flops in session.kit.costs.items()})
+    return Trial(kit, server, session, down, up, row, {p.partition(":")[0]: session.kit.costs[p] for p in session.passes})
 
 
 def _session(kit: Kit, turn: Turn) -> Session:
@@ -163,33 +226,6 @@ def _session(kit: Kit, turn: Turn) -> Session:
         if why_not(kit, work) is None:
             return Session(replace(kit, costs={}), work, probe=True)
     raise ConfigError("no client of round 0 has samples to train on, so nothing can be measured; look at the partition by `fedstrata check`.")
-
-
-def cost(kit: Kit, batch: Batch, names: Names) -> tuple[float, int]:
-    """FLOPs a sample and peak bytes of a batch of the configured size, when only these parameters are trained."""
-    bound = kit.bound
-    bound.mode(training=True)
-    bound.draw_from(torch.Generator().manual_seed(0))
-    bound.train_only(names)
-    kept: dict[int, int] = {}
-    parameters = bound.flat.untyped_storage().data_ptr()
-
-    def keep(t: Tensor) -> Tensor:
-        storage = t.untyped_storage()
-        if storage.data_ptr() != parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return t
-
-    kit.memo.clear()
-    with FlopCounter() as counter, saved_tensors_hooks(keep, lambda t: t):
-        loss = kit.plain_loss(bound.params, batch)
-        held = sum(kept.values())  # before the backward pass frees it
-        bound.slopes(loss, [n for n in bound.spec.names if n in names])
-    bound.train_only(kit.setup.layout.parameters)
-    numbers = sum(stop - start for start, stop in bound.spec.runs(names))
-    scale = kit.setup.batch / len(batch.y)
-    slots = Optimizer(kit.setup.optimizer, kit.setup.momentum).slots()
-    return counter.get_total_flops() / len(batch.y), int(held * scale) + 4 * numbers * (1 + slots)
 
 
 def _bytes(state: State) -> int:

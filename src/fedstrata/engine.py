@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -201,6 +201,7 @@ class Engine:
             "framing_down": bill.down.framing,
             "flops": bill.flops,
             "seconds": seconds,
+            "front": tally(r.front for r in accepted) or None,
         }
 
     def _look(self, was: Server, accepted: Sequence[Reply]) -> Row:
@@ -333,6 +334,15 @@ class Engine:
         return plan
 
 
+def tally(told: Iterable[Mapping[str, int] | None]) -> dict[str, int]:
+    """Sums of counts by what they count, in the order of the first."""
+    total: dict[str, int] = {}
+    for counts in told:
+        for said, count in (counts or {}).items():
+            total[said] = total.get(said, 0) + count
+    return total
+
+
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return sum(known) / len(known) if known else None
@@ -350,14 +360,14 @@ def sound(server: Server) -> bool:
 
 def preflight_rows(parts: Parts) -> None:
     """Refuse, before round 0, rows that cannot fit: as many as can come to exist, times what one weighs."""
-    setup, plan = parts.setup, base_plan(parts.setup.layout, parts.config.bn)
+    setup, plan = parts.setup, replace(base_plan(parts.setup.layout, parts.config.bn), cohort=(parts.setup.eligible[0],))
     slots = {n: p.init(setup) for n, p in parts.method.named.items()}
     for name, piece in parts.method.named.items():
         if not piece.overrides("ask"):  # a plan that hangs on answers is not known yet
             plan = piece.plan(plan, slots[name], None, 0, setup)
     states = {n: p.init_client(setup) for n, p in parts.method.named.items()}
     weight = sum(t.numel() * t.element_size() for t in pack(states, {}).values())
-    weight += sum(4 * setup.layout.entries[n].shape.numel() for n in plan.keep)
+    weight += sum(4 * setup.layout.entries[n].shape.numel() for n in plan.at(0).keep)
     if weight:
         most = min(len(setup.eligible), setup.cohort * setup.rounds)
         preflight(most, weight, Path(parts.config.out) if parts.config.rows == "mapped" else None)

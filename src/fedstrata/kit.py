@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedstrata.compose import Method, name_of
+from fedstrata.kept import Kept
+from fedstrata.layout import Names
 from fedstrata.net import Batch, Bound, Function, Net, gradient_at
 from fedstrata.optim import Optimizer
 from fedstrata.params import Params
 from fedstrata.piece import Gradient, Loss, View
 from fedstrata.plan import Setup
+from fedstrata.prefix import Cut, Traced, cut, doubt
 
 
 class ClientData(Protocol):
@@ -45,11 +48,15 @@ class Local:
     draw: str = "cycle"
     clip: float | None = None
     precision: str = "float32"
+    keep: int = 0
 
 
 @dataclass
 class Kit:
-    """What a worker owns: a bound module and what is fixed for a run. Never shared between threads."""
+    """What a worker owns: a bound module and what is fixed for a run. Never shared between threads.
+
+    ``traced`` is the model's body as a graph, or why there is none; it is shared by all workers.
+    """
 
     bound: Bound
     net: Net
@@ -59,6 +66,8 @@ class Kit:
     local: Local
     memo: Memo
     costs: dict[str, float] = field(default_factory=dict)  # FLOPs a sample, by purpose; filled by a probe
+    traced: Traced | str | None = None
+    cuts: dict[Names, Cut | str | None] = field(default_factory=dict)
 
     @cached_property
     def batch_dependent(self) -> bool:
@@ -72,9 +81,43 @@ class Kit:
 
     def autocast(self) -> AbstractContextManager[None]:
         """The precision that forward passes run in."""
-        if self.local.precision == "float32":
-            return nullcontext()
-        return torch.autocast("cpu", dtype=torch.bfloat16)
+        return precision(self.local)
+
+    def keep(self, names: Names, samples: int, *, again: bool) -> Kept | str | None:
+        """What is kept in front of these parameters while they alone are trained; why nothing is; or None where nothing lies in front.
+
+        Args:
+            names: of the trained parameters.
+            samples: of the client.
+            again: whether samples are read more than once.
+        """
+        if len(names) == len(self.setup.layout.parameters) or not self.local.keep or self.traced is None:
+            return None
+        found = self.cut(names)
+        if not isinstance(found, Cut):
+            return found
+        if not again:
+            return "each sample is read once"
+        if found.bytes * samples > self.local.keep * 1e6:
+            return f"a client's samples would take more than local.keep={self.local.keep} MB"
+        return Kept(found, samples, autocast=self.local.precision != "float32")
+
+    def cut(self, names: Names) -> Cut | str | None:
+        """The model's body in two parts for the training of these parameters; why not; or None where nothing lies in front."""
+        if names not in self.cuts:
+            self.cuts[names] = self._cut(names)
+        return self.cuts[names]
+
+    def _cut(self, names: Names) -> Cut | str | None:
+        traced = self.traced
+        if not isinstance(traced, Traced):
+            return traced
+        made = cut(traced, self.bound, names)
+        if not isinstance(made, Cut):
+            return made
+        if self.data.augment is not None:
+            return "samples are augmented, anew in each epoch"
+        return doubt(made, self.bound, names, self.setup.params, traced.probe, self.autocast) or made
 
     def slope(self, loss: Loss, p: Params, batch: Batch) -> tuple[Params, float]:
         """Gradient at parameters that the module is not bound to, and the loss."""
@@ -110,6 +153,11 @@ class Kit:
         with self.autocast():
             output = self.net(p, batch.x)
         return batch.mean(self.net.loss(output.float() if output.dtype == torch.bfloat16 else output, batch.y))
+
+
+def precision(local: Local) -> AbstractContextManager[None]:
+    """The precision that forward passes run in."""
+    return nullcontext() if local.precision == "float32" else torch.autocast("cpu", dtype=torch.bfloat16)
 
 
 class FlopCounter(FlopCounterMode):

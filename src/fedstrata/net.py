@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,16 @@ class Net:
         return replace(self, initial={n: t for n, t in self.initial.items() if n != name}, entries=tuple(e for e in self.entries if e.name != name))
 
 
+class Front(Protocol):
+    """What is known of the batch in hand in front of the trained layers; see ``kept.py``."""
+
+    def holds(self, x: Tensor) -> bool:
+        """Whether these are that batch's samples."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """[B, d] features of that batch at the bound parameters."""
+
+
 class Bound:
     """A module bound to one flat vector of parameters.
 
@@ -129,6 +139,7 @@ class Bound:
         self.dropouts = [m for m in self.body.modules() if isinstance(m, Dropout)]
         self.norms = [m for m in self.body.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         self._twins: dict[Stillness, tuple[nn.Module, nn.Module]] = {}
+        self.front: Front | None = None
 
     def net(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Net:
         """The functions of this module."""
@@ -204,8 +215,13 @@ class Bound:
     def features(self, p: Params, x: Tensor) -> Tensor:
         """[B, d] features at these parameters."""
         if p.flat is self.flat and not p.still:
-            return self.body(x.contiguous(memory_format=torch.channels_last) if self.channels_last else x)  # type: ignore[no-any-return]
+            known = self.front is not None and self.front.holds(x)
+            return (self.front.features if known else self.body)(self.laid_out(x))  # type: ignore[union-attr]
         return self._call(0, p, x)
+
+    def laid_out(self, x: Tensor) -> Tensor:
+        """Samples as the network wants them in memory."""
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
 
     def classify(self, p: Params, z: Tensor) -> Tensor:
         """[B, classes] output of the head at these parameters."""

@@ -6,16 +6,17 @@ ones. Only the engine writes into a vector that it owns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Stillness = Literal["", "eval", "batch"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Params(Mapping[str, Tensor]):
             dropout and without touching running statistics. See :meth:`frozen`.
     """
 
-    __slots__ = ("_views", "buffers", "flat", "spec", "still")
+    __slots__ = ("_known", "_views", "buffers", "flat", "spec", "still")
 
     def __init__(
         self, flat: Tensor, spec: Spec, *, buffers: Params | None = None, still: Stillness = "", views: dict[str, Tensor] | None = None
@@ -99,6 +100,7 @@ class Params(Mapping[str, Tensor]):
         self.buffers = buffers
         self.still: Stillness = still
         self._views = views
+        self._known: dict[Hashable, Any] = {}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Params:
@@ -130,6 +132,13 @@ class Params(Mapping[str, Tensor]):
             parts = torch.split(self.flat, list(self.spec.sizes), dim=-1) if self.spec.names else ()
             self._views = {n: part.view(*lead, *shape) for n, part, shape in zip(self.spec.names, parts, self.spec.shapes, strict=True)}
         return self._views
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """``make()``, remembered with this value: for what many readers of the same numbers derive from them (moments of layers, for each client)."""
+        if key not in self._known:
+            self._known[key] = make()
+        found: T = self._known[key]
+        return found
 
     def new(self, flat: Tensor) -> Params:
         """The same names over another vector; statistics and stillness stay."""
@@ -217,6 +226,30 @@ def dot(a: Params, b: Params) -> Tensor:
 def sqdist(a: Params, b: Params) -> Tensor:
     """Squared Euclidean distance over the last axis."""
     return (a.flat - b.flat).square().sum(-1)
+
+
+def mean_over_senders(parts: Sequence[Params], weights: Sequence[float], spec: Spec) -> Params:
+    """Weighted sum of each tensor over the parts that hold it, their weights scaled to the sum of all weights.
+
+    Args:
+        parts: one a client, each with some of the names.
+        weights: one a client.
+        spec: names and order of the result; a name that no part (of positive weight) holds is left out.
+
+    >>> a, b = Params.of({"w": torch.ones(1), "v": torch.ones(1)}), Params.of({"w": torch.zeros(1)})
+    >>> {n: t.item() for n, t in mean_over_senders([a, b], [0.25, 0.75], a.spec).items()}
+    {'w': 0.25, 'v': 1.0}
+    """
+    whole, found = sum(weights), {}
+    for name in spec.names:
+        held = [(part[name], weight) for part, weight in zip(parts, weights, strict=True) if name in part]
+        share = sum(weight for _, weight in held)
+        if share > 0:
+            total = torch.zeros_like(held[0][0])
+            for tensor, weight in held:
+                total.add_(tensor, alpha=weight * whole / share)
+            found[name] = total
+    return Params.of(found) if found else Params(torch.zeros(0), Spec((), ()))
 
 
 def _flatten(p: Params) -> tuple[list[Any], Any]:

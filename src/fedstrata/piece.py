@@ -7,7 +7,7 @@ FedAvg. State goes in and comes out: a piece's *slot* lives on the server, its *
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from fedstrata.errors import ConfigError, MethodError
 from fedstrata.layout import Layout, Names
 from fedstrata.net import Batch, Net
-from fedstrata.params import Params
+from fedstrata.params import Params, mean_over_senders
 from fedstrata.plan import Answers, Ask, Phase, Plan, Seat, Setup
 from fedstrata.states import State
 
@@ -130,8 +130,10 @@ class Reply:
         mail: further counted tensors, by piece.
         samples: training samples; steps: local steps taken.
         loss: mean training loss.
-        passes: samples that went through local steps, by purpose; the ledger turns them into FLOPs.
+        passes: samples that went through local steps, by purpose, and through layers in front of them that ran once a sample; the ledger turns
+            them into FLOPs.
         row: the client's new row, all pieces together; it stays with the client.
+        front: how often values in front of the trained layers were kept over the local steps, or why not, by phase.
     """
 
     place: int
@@ -144,6 +146,7 @@ class Reply:
     loss: float
     passes: Mapping[str, int] = field(default_factory=dict)
     row: Mapping[str, Tensor] = field(default_factory=dict)
+    front: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,7 @@ class Piece:
         head: the piece replaces the model's head.
         own_model: ``personalise`` gives a model that the piece keeps, whatever it is given; so no other may have formed one before.
         one_phase: the piece counts the local steps of one phase, so that no other may train in several.
+        one_start: clients put together what they start from of what they were sent before, so that no other piece may send them models of their own.
         measures: names of measures that show what the piece does; a run keeps their numbers unless it says ``measures=none``.
         source: paper and section.
     """
@@ -200,6 +204,7 @@ class Piece:
     head: ClassVar[bool] = False
     own_model: ClassVar[bool] = False
     one_phase: ClassVar[bool] = False
+    one_start: ClassVar[bool] = False
     measures: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[str] = ""
 
@@ -212,12 +217,23 @@ class Piece:
     def check(self, setup: Setup) -> None:
         """Refuse, with a MethodError, a run that this piece cannot mean."""
 
+    def notes(self, setup: Setup) -> tuple[str, ...]:
+        """What a user must be told of this piece in this run, such as that it changes nothing; each a sentence that says what would help."""
+        return ()
+
     def init(self, setup: Setup) -> State:
         """The server slot before round 0."""
         return {}
 
     def init_client(self, setup: Setup) -> State:
         """The row of a client that has not taken part yet (a template: it is not stored)."""
+        return {}
+
+    def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
+        """What publications reckon that this piece costs, by label, which says the unit; ``describe`` shows it beside what is measured.
+
+        ``forward``: FLOPs of one sample's forward pass, by layer group.
+        """
         return {}
 
     # ---- server, each round -----------------------------------------------------------------------------------------------------------
@@ -247,19 +263,20 @@ class Piece:
     def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerView) -> tuple[Params, State]:
         """From replies to the step of the averaged parameters. One owner. Default: the weighted mean, in cohort order.
 
-        An update is relative to what that client was sent, so the difference of what was sent from the model counts too.
+        An update is relative to what that client was sent, so the difference of what was sent from the model counts too. A tensor that only some
+        clients send (``Plan.places``) is averaged over those, their weights scaled to the sum of all.
         """
         if weights.dim() > 1:
             raise MethodError("weights [clients, models] say how to average several models; the chain needs a piece that does it in `reduce`.")
-        names = v.plan.average & v.layout.parameters
+        spec = v.layout.spec.only(v.plan.average & v.layout.parameters)
+        moves = (_move(reply, sent, v, spec.index) for reply, sent in zip(replies, v.sent, strict=True))
+        if any(not spec.index.keys() <= r.delta.spec.index.keys() for r in replies):
+            return mean_over_senders(list(moves), weights.tolist(), spec), slot
         total: Tensor | None = None
-        for reply, sent, weight in zip(replies, v.sent, weights.tolist(), strict=True):
-            move = reply.delta.pick(names).flat
-            if sent is not v.params:
-                move = move + (sent.pick(reply.delta).pick(names).flat - v.params.pick(reply.delta).pick(names).flat)
-            total = move * weight if total is None else total.add_(move, alpha=weight)
+        for move, weight in zip(moves, weights.tolist(), strict=True):
+            total = move.flat * weight if total is None else total.add_(move.flat, alpha=weight)
         assert total is not None, "a round without replies does not reduce"
-        return Params(total, v.layout.spec.only(names)), slot
+        return Params(total, spec), slot
 
     def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
         """From the reduced step to the server's move."""
@@ -305,6 +322,12 @@ class Piece:
         name = type(self).__name__.lower()
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
         return f"{name}({', '.join(shown)})" if shown else name
+
+
+def _move(reply: Reply, sent: Params, v: ServerView, names: Iterable[str]) -> Params:
+    """Where one client ended, from the server's model, over these of the parameters that it sent."""
+    move = reply.delta.pick(names)
+    return move if sent is v.params else move + (sent.pick(move) - v.params.pick(move))
 
 
 def sample_weights(replies: Sequence[Reply]) -> Tensor:

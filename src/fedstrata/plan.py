@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -73,6 +73,23 @@ class Plan:
             self, train=self.train - names, down=self.down - names, up=self.up - names, average=self.average - names, keep=self.keep - names
         )
 
+    def only(self, names: Names, layout: Layout) -> Plan:
+        """Of all parameters, only these are trained, sent up and averaged; the others stand still where they are. Statistics go as before.
+
+        Phases in which nothing of these would move are left out; where none is left, these train for the length of the last.
+        """
+        frozen = layout.parameters - names
+
+        def left(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+            return tuple(p for p in phases if p.train is None or p.train & names) or (replace(phases[-1], train=None),)
+
+        def less(own: Mapping[str, Any]) -> dict[str, Any]:
+            cut = {n: own[n] - frozen for n in ("train", "up", "average") if n in own}
+            return {**own, **cut, **({"phases": left(own["phases"])} if "phases" in own else {})}
+
+        places = {place: less(own) for place, own in self.places.items()}
+        return replace(self, **less({n: getattr(self, n) for n in ("train", "up", "average", "phases")}), places=places)
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -121,6 +138,18 @@ class Seat:
     answers: Answers | None = None
 
 
+class Load(NamedTuple):
+    """What a local step costs a client.
+
+    Attributes:
+        flops: of one sample, forward and backward.
+        memory: bytes at the peak of a step on one batch: what autograd keeps, gradients and optimiser state.
+    """
+
+    flops: float
+    memory: int
+
+
 class Samples(Protocol):
     """What a piece may know about the federation without touching data."""
 
@@ -143,6 +172,7 @@ class Setup:
         clients: registered; cohort: taking part in a round; rounds: planned.
         seed: of the run.
         samples: sizes and label counts of clients.
+        load: what a local step costs in which only these parameters are trained, measured on a batch of a client.
         epochs, steps, batch, lr, optimizer, momentum, weight_decay: local settings (one of epochs and steps is None).
         weighting: how clients count in averages.
         eligible: clients that may take part (all but those held out).
@@ -158,6 +188,7 @@ class Setup:
     rounds: int
     seed: int
     samples: Samples
+    load: Callable[[Names], Load] = field(repr=False, compare=False)
     epochs: int | None = 1
     steps: int | None = None
     batch: int = 32

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedstrata import streams
 from fedstrata.errors import FedstrataError
+from fedstrata.kept import Kept
 from fedstrata.kit import FlopCounter, Kit
 from fedstrata.layout import Names
 from fedstrata.net import Batch
@@ -19,6 +20,7 @@ from fedstrata.params import Params
 from fedstrata.piece import Gradient, Loss, Reply, View
 from fedstrata.plan import Phase, Plan
 from fedstrata.states import State, pack, unpack
+from fedstrata.steps import Eager, Fold
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,6 @@ class Failure:
     message: str
 
 
-# ---- rows ---------------------------------------------------------------------------------------------------------------------------------
-
-
-# ---- data order ---------------------------------------------------------------------------------------------------------------------------
-
-
 # ---- one client ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -78,103 +74,13 @@ def run_steps(stepper: Stepper, batches: Iterable[Batch]) -> None:
         stepper.step(batch)
 
 
-class Eager:
-    """Local steps of one client on the bound vector.
-
-    Args:
-        kit: the worker.
-        loss: with middleware.
-        gradient: middleware round the gradient, innermost first.
-        names: parameters that move.
-        lr: learning rate.
-        custom: a piece's own optimiser step, or None.
-        carry: what that step starts with.
-    """
-
-    def __init__(
-        self,
-        kit: Kit,
-        loss: Loss,
-        gradient: Callable[[Gradient], Gradient],
-        names: Names,
-        lr: float,
-        custom: Callable[..., Any] | None = None,
-        carry: Any = None,
-    ) -> None:
-        self.kit, self.loss, self.lr, self.custom, self.carry = kit, loss, lr, custom, carry
-        self.optimizer = kit.optimizer()
-        self.total = 0.0
-        self.count = 0
-        self.samples = 0
-        bound = kit.bound
-        bound.train_only(names)
-        self.names = [n for n in bound.spec.names if n in names]
-        self.runs = bound.spec.runs(names)
-        flat = bound.flat.detach()
-        self.values = [flat[a:b] for a, b in self.runs]
-        self.tensors = [bound.parts[n].detach().view(-1) for n in self.names]
-        self.gradient = gradient(self._base)
-        untouched = self.gradient == self._base and custom is None and kit.local.clip is None
-        self.direct = untouched  # no pass over the whole vector is needed
-
-    def _slopes(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        self.kit.memo.clear()
-        value = self.loss(self.kit.bound.params, batch)
-        self._note(float(value.detach()))
-        return self.kit.bound.slopes(value, self.names)
-
-    def _base(self, p: Params, batch: Batch) -> Params:
-        """The gradient as one vector of its own."""
-        bound = self.kit.bound
-        if p.flat is not bound.flat:
-            slope, found = self.kit.slope(self.loss, p, batch)
-            self._note(found)
-            return slope
-        return self._joined(*self._slopes(batch))
-
-    def _joined(self, slopes: Sequence[Tensor], whole: Tensor | None) -> Params:
-        spec = self.kit.bound.spec
-        joined = torch.cat([s.reshape(-1) for s in slopes])
-        if len(self.names) < len(spec.names):
-            everything, at = torch.zeros(spec.total, dtype=joined.dtype), 0
-            for a, b in self.runs:
-                everything[a:b] = joined[at : at + b - a]
-                at += b - a
-            joined = everything
-        return Params(joined if whole is None else joined.add_(whole), spec)
-
-    def _note(self, loss: float) -> None:
-        self.total += loss
-        self.count += 1
-
-    def step(self, batch: Batch) -> None:
-        """One batch."""
-        self.samples += len(batch.y)
-        bound = self.kit.bound
-        if self.custom is not None:
-            moved, self.carry = self.custom(bound.params, batch, self.gradient, self.carry)
-            with torch.no_grad():
-                for value, (a, b) in zip(self.values, self.runs, strict=True):
-                    value.copy_(moved.flat[a:b])
-            return
-        if self.direct:
-            slopes, whole = self._slopes(batch)
-            if whole is None:
-                self.optimizer.step(self.tensors, [s.reshape(-1) for s in slopes], self.lr)
-                return
-            self.direct = False  # the loss has terms on the whole vector, in this phase's every step
-            flat = self._joined(slopes, whole).flat
-        else:
-            flat = self.gradient(bound.params, batch).flat
-        self.optimizer.step(self.values, [flat[a:b] for a, b in self.runs], self.lr)
-
-
 class Session:
     """One client's turn: receive, train, upload. It is also the tools that pieces are given."""
 
     def __init__(self, kit: Kit, work: Work, *, probe: bool = False) -> None:
         self.kit, self.work, self.probe = kit, work, probe
         self.passes: dict[str, int] = {}
+        self.front: dict[str, int] = {}  # stretches of training, by what was kept in front of their layers
         self.index = kit.data.training(work.client)
         self._taken: tuple[Tensor, Tensor] | None = None
         setup, plan = kit.setup, work.plan
@@ -263,12 +169,17 @@ class Session:
             x = data.augment(x, torch.from_numpy(streams.uniforms(key, self.index[positions].numpy(), data.augment.draws)))
         return Batch(x, y)
 
-    def batches(self, purpose: str, *, epochs: int | None = None, steps: int | None = None, share: float = 1.0) -> Iterator[Batch]:
+    def batches(
+        self, purpose: str, *, epochs: int | None = None, steps: int | None = None, share: float = 1.0, kept: Kept | None = None
+    ) -> Iterator[Batch]:
         """Batches for one stretch of steps; an epoch or step count that is not given is the run's."""
         if epochs is None and steps is None:
             epochs, steps = self.kit.setup.epochs, self.kit.setup.steps
         for epoch, positions in self.positions(purpose, epochs=epochs, steps=steps, share=share):
-            yield self.read(purpose, epoch, positions)
+            batch = self.read(purpose, epoch, positions)
+            if kept is not None:
+                kept.at(batch.x, positions)
+            yield batch
 
     # -- the tools of a piece
 
@@ -301,25 +212,61 @@ class Session:
         bound.mode(training=True)
         bound.draw_from(streams.torch_stream(kit.setup.seed, "dropout", purpose, self.work.round, self.work.client, self.work.occurrence))
         names = kit.setup.layout.parameters if train is None else train & kit.setup.layout.parameters
+        kept = self.keep(purpose, names, epochs, steps)
         stepper = Eager(kit, loss or kit.plain_loss, gradient or (lambda g: g), names, self.work.lr if lr is None else lr)
-        self._go(stepper, purpose, self.batches(purpose, epochs=epochs, steps=steps))
+        self._go(stepper, purpose, self.batches(purpose, epochs=epochs, steps=steps, kept=kept), kept)
         return Params(bound.flat.detach().clone(), bound.spec, buffers=bound.buffers.clone())
 
     def scan(self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, *, epochs: int = 1, share: float = 1.0) -> Any:
         """Fold over batches; see :class:`fedstrata.piece.Tools`."""
-        fold = _Fold(function, carry)
+        fold = Fold(function, carry)
         if len(self.index):
             self._go(fold, purpose, self.batches(purpose, epochs=epochs, share=share))
         return fold.carry
 
-    def _go(self, stepper: Eager | _Fold, purpose: str, batches: Iterable[Batch]) -> None:
-        if self.probe:
-            with FlopCounter() as counter:
+    def keep(self, purpose: str, names: Names, epochs: int | None, steps: int | None) -> Kept | None:
+        """What is kept in front of these parameters over one stretch of steps; a reason against it is noted."""
+        n, s = len(self.index), self.kit.setup
+        again = s.local_steps(n, epochs=epochs, steps=steps) > s.local_steps(n, epochs=1)
+        found = self.kit.keep(names, n, again=again)
+        if isinstance(found, str):
+            self.note(f"{purpose}: not kept, {found}")
+            return None
+        return found
+
+    def note(self, said: str) -> None:
+        """Count a stretch of training by what was kept in front of its layers."""
+        self.front[said] = self.front.get(said, 0) + 1
+
+    def _go(self, stepper: Eager | Fold, purpose: str, batches: Iterable[Batch], kept: Kept | None = None) -> None:
+        outer, self.kit.bound.front = self.kit.bound.front, kept
+        try:
+            if self.probe:
+                self._weigh(stepper, purpose, batches, kept)
+            else:
                 run_steps(stepper, batches)
-            self.kit.costs[purpose] = counter.get_total_flops() / max(stepper.samples, 1)
-        else:
+        finally:
+            self.kit.bound.front = outer
+        counted = {purpose: stepper.samples}
+        if kept is not None:
+            short = purpose.partition(":")[0]
+            self.note(f"{short}: kept" if kept.used else f"{short}: not kept, the method looks at other points or at parts of batches")
+            counted = {f"{purpose}:kept": stepper.samples, f"prefix {purpose}": kept.count} if kept.used else counted
+        for key, samples in counted.items():
+            self.passes[key] = self.passes.get(key, 0) + samples
+
+    def _weigh(self, stepper: Eager | Fold, purpose: str, batches: Iterable[Batch], kept: Kept | None) -> None:
+        """FLOPs a sample; with what is kept in front, of both parts too."""
+        inner, costs = FlopCounter(), self.kit.costs
+        if kept is not None:
+            kept.watch = lambda: inner
+        with FlopCounter() as counter:
             run_steps(stepper, batches)
-        self.passes[purpose] = self.passes.get(purpose, 0) + stepper.samples
+        total, samples = counter.get_total_flops(), max(stepper.samples, 1)
+        costs[purpose] = total / samples
+        if kept is not None and kept.used:
+            front = inner.get_total_flops()
+            costs |= {f"{purpose}:kept": (total - front) / samples, f"prefix {purpose}": front / max(kept.count, 1)}
 
     # -- the turn
 
@@ -340,8 +287,9 @@ class Session:
         for phase in self.work.plan.phases:
             names = self.trained(phase)
             loss, wrap, custom = kit.middleware({n: self.at(n, phase=phase) for n in kit.method.named})
+            kept = self.keep(phase.name, names, phase.epochs, phase.steps)
             stepper = Eager(kit, loss, wrap, names, self.work.lr * phase.lr, custom, carry)
-            self._go(stepper, phase_key(phase, names), self.batches(phase.name, epochs=phase.epochs, steps=phase.steps))
+            self._go(stepper, phase_key(phase, names), self.batches(phase.name, epochs=phase.epochs, steps=phase.steps, kept=kept), kept)
             carry = stepper.carry
             total, count = total + stepper.total, count + stepper.count
         self.view.carry = carry
@@ -374,7 +322,7 @@ class Session:
         statistics = end.buffers.pick(plan.up & frozenset(end.buffers))
         kept = {n: end[n].detach().clone() for n in end if n in plan.keep} | {n: t.clone() for n, t in end.buffers.views.items() if n in plan.keep}
         row = pack({n: s for n, s in self.rows.items() if s}, kept)
-        return Reply(work.place, work.client, delta, statistics, mail, len(self.index), steps, loss, self.passes, row)
+        return Reply(work.place, work.client, delta, statistics, mail, len(self.index), steps, loss, self.passes, row, self.front)
 
     def personal(self) -> Params:
         """The model that this client uses itself."""
@@ -382,15 +330,6 @@ class Session:
         for name, piece in self.kit.method.named.items():
             p = piece.personalise(p, self.rows[name], self.at(name))
         return p
-
-
-class _Fold:
-    def __init__(self, function: Callable[[Any, Batch], Any], carry: Any) -> None:
-        self.function, self.carry, self.samples = function, carry, 0
-
-    def step(self, batch: Batch) -> None:
-        self.samples += len(batch.y)
-        self.carry = self.function(self.carry, batch)
 
 
 def phase_key(phase: Phase, names: Names) -> str:

@@ -139,7 +139,7 @@ class _Run:
     ) -> None:
         self.parts, self.folder, self.observers, self.stop = parts, folder, observers, stop
         self.executor, self.workers, self.asked = executor, workers, asked
-        self.notes = (*parts.federation.notes, *_unscored(parts), *notes)
+        self.notes = (*parts.federation.notes, *parts.method.notes(parts.setup), *_unscored(parts), *notes)
         self.rows: list[dict[str, Any]] = []
         self.length, self.digest = 0, hashlib.sha256()
 

@@ -43,6 +43,9 @@ class Local(Section):
     weight_decay: float = Field(default=0.0, ge=0, description="L2 term (sgd, adam) or decoupled (adamw)")
     clip: Positive | None = Field(default=None, description="largest norm of a gradient")
     precision: Literal["float32", "bfloat16"] = Field(default="float32", description="of forward and backward passes; parameters stay float32")
+    keep: Annotated[int, Field(ge=0)] = Field(
+        default=256, description="MB of one client's values in front of the layers it trains that are kept over its local steps; 0 keeps none"
+    )
     threads: Parallel = Field(default=1, description="intra-op threads of one client; changes float sums, so it belongs to the run")
 
     _steps = model_validator(mode="before")(_one_length)

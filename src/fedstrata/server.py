@@ -12,8 +12,8 @@ from torch import Tensor
 from fedstrata import streams
 from fedstrata.compose import PLAIN, Method, name_of
 from fedstrata.errors import MethodError
-from fedstrata.layout import Layout
-from fedstrata.params import Params
+from fedstrata.layout import Layout, Names
+from fedstrata.params import Params, mean_over_senders
 from fedstrata.piece import Piece, Reply, ServerView
 from fedstrata.plan import Answers, Phase, Plan, Seat, Setup
 from fedstrata.round import Failure, Work
@@ -128,8 +128,7 @@ def _plan(server: Server, method: Method, setup: Setup, bn: str, answers: Mappin
         plan = _statistics_of_trained(plan, setup.layout)
     _check_plan(plan, setup.layout)
     _check_phases(plan, method)
-    if method.owner("reduce") is PLAIN:
-        _check_places(plan)
+    _check_places(plan)
     return plan
 
 
@@ -145,10 +144,21 @@ def send_to(server: Server, method: Method, setup: Setup, seat: Seat, answers: M
 
 
 def _statistics_of_trained(plan: Plan, layout: Layout) -> Plan:
-    phases = [p.train if p.train is not None else plan.train for p in plan.phases]
-    moved = {layout.entries[n].group for names in phases for n in names & plan.train}
-    still = frozenset(n for n in layout.statistics.names if layout.entries[n].group not in moved)
-    return replace(plan, up=plan.up - still, average=plan.average - still)
+    statistics = frozenset(layout.statistics.names)
+
+    def moved(own: Plan) -> Names:
+        """Statistics of the groups that a place trains."""
+        names = frozenset[str]().union(*(own.train if p.train is None else own.train & p.train for p in own.phases))
+        groups = {layout.entries[n].group for n in names}
+        return frozenset(n for n in statistics if layout.entries[n].group in groups)
+
+    places = {}
+    for place, changes in plan.places.items():
+        own = plan.at(place)
+        places[place] = {**changes, "up": own.up - (statistics - moved(own))}
+    owns = [plan.at(place) for place in range(len(plan.cohort))] if plan.places and plan.cohort else [plan]
+    still = statistics - frozenset[str]().union(*(moved(own) for own in owns))
+    return replace(plan, up=plan.up - still, average=plan.average - still, places=places)
 
 
 def _check_plan(plan: Plan, layout: Layout) -> None:
@@ -180,13 +190,15 @@ def _check_phases(plan: Plan, method: Method) -> None:
 
 
 def _check_places(plan: Plan) -> None:
-    for place in plan.places:
-        silent = sorted(plan.average - plan.at(place).up)
-        if silent:
-            raise MethodError(
-                f"the plan averages {silent[:3]}, which the client at place {place} does not send; let it send them (what it does not train "
-                "stays as it was), or add a piece whose `reduce` averages each tensor over those who sent it."
-            )
+    if not plan.cohort or not plan.places:
+        return
+    sent = frozenset[str]().union(*(plan.at(place).up for place in range(len(plan.cohort))))
+    silent = sorted(plan.average - sent)
+    if silent:
+        raise MethodError(f"the plan averages {silent[:3]}, which no client of the round sends; let one send them, or leave them out of average.")
+    beyond = sorted(sent - plan.up)
+    if beyond:
+        raise MethodError(f"single clients send {beyond[:3]}, which the plan's up does not name; up names all that some client sends.")
 
 
 def finish_round(server: Server, method: Method, setup: Setup, turn: Turn, replies: Sequence[Reply], quorum: int) -> tuple[Server, bool]:
@@ -218,17 +230,19 @@ def finish_round(server: Server, method: Method, setup: Setup, turn: Turn, repli
 
 
 def _average_statistics(params: Params, plan: Plan, layout: Layout, replies: Sequence[Reply], weights: Tensor) -> Params:
-    """Norm statistics are averaged with the weights of the clients, scaled to sum to one."""
+    """Norm statistics are averaged with the weights of the clients that sent them, scaled to sum to one."""
     assert params.buffers is not None
-    names = plan.average & frozenset(layout.statistics.names)
-    if not names:
+    spec = params.buffers.spec.only(plan.average & frozenset(layout.statistics.names))
+    if not spec.names:
         return params.buffers
     shares = weights.sum(-1) if weights.dim() > 1 else weights
     shares = shares / shares.sum()
-    total = torch.zeros_like(params.buffers.pick(names).flat)
+    if any(not spec.index.keys() <= r.statistics.spec.index.keys() for r in replies):
+        return params.buffers | mean_over_senders([r.statistics for r in replies], shares.tolist(), spec)
+    total = torch.zeros_like(params.buffers.pick(spec.names).flat)
     for reply, share in zip(replies, shares.tolist(), strict=True):
-        total.add_(reply.statistics.pick(names).flat, alpha=share)
-    return params.buffers | Params(total, params.buffers.spec.only(names))
+        total.add_(reply.statistics.pick(spec.names).flat, alpha=share)
+    return params.buffers | Params(total, spec)
 
 
 __all__ = ["BN", "Failure", "Server", "Turn", "base_plan", "finish_round", "plan_round"]

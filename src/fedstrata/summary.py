@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedstrata.build import Parts
-from fedstrata.engine import Engine
+from fedstrata.engine import Engine, tally
 from fedstrata.params import Params
 from fedstrata.state import sha256_of
 
@@ -58,6 +58,7 @@ def summarise(parts: Parts, rows: Sequence[Mapping[str, Any]], engine: Engine) -
         "rounds_without_update": sum(not r["moved"] for r in rows),
         "norms_of": engine.norms_of,
         "private": len(engine.plan.keep),
+        "front": tally(row.get("front") for row in rows) or None,
         "bn": parts.config.bn if len(parts.setup.layout.statistics.names) else None,
         "model_sha256": fingerprint(engine.server.params),
     }

@@ -39,6 +39,7 @@ OTHER = {
     "local.clip": 1.0,
     "local.precision": "bfloat16",
     "local.threads": 2,
+    "local.keep": 0,
     "schedule": "cosine",
     "finetune.epochs": 1,
     "finetune.steps": 3,

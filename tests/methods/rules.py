@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 import lab
 from fedstrata.order import Order
+from fedstrata.streams import stream
 
 NORM, HEAD = ("norm.weight", "norm.bias"), ("head.weight", "head.bias")
 
@@ -257,6 +259,127 @@ def pfedme(world, lam, inner, lr, decay, beta):
             ends.append(y)
         w = (1 - beta) * w + beta * sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
     return w, [personal.get(i, w) for i in range(world.m)]
+
+
+LAYERS = (("first.weight", "first.bias", *NORM), ("second.weight", "second.bias"), HEAD)
+"""The toy's layer groups, shallow to deep."""
+
+
+def fedprox_plain(world, mu):
+    """L + mu sum over tensors |y_k - w_k|; its gradient at w is taken as 0."""
+
+    def slope(world, w):
+        def at(y, b):
+            g, apart = world.split(world.grad(y, b)), world.split(y - w)
+            return torch.cat([(g[n] + (mu * d / d.norm() if d.any() else 0)).reshape(-1) for n, d in apart.items()])
+
+        return at
+
+    return fedavg(world, slope)
+
+
+def fedpart(world, active, able=lambda client: None, prox=0.0):
+    """`active(t)` is the layer group of round t, None for all. `able(i)` are the groups that client i can afford, None for everything."""
+    w = world.w0
+    for t, cohort in enumerate(world.cohorts):
+        total, share = torch.zeros_like(w), torch.zeros_like(w)
+        for i in cohort:
+            group, means = active(t), able(i)
+            if means is not None and group not in means:
+                group = means[(t + i) % len(means)]
+            moves = torch.ones_like(w) if group is None else world.mask(*LAYERS[group]).double()
+            y = world.descend(w, world.batches(i, t), lambda z, b, w=w: world.grad(z, b) + prox * (z - w), moves=moves)
+            total, share = total + world.n[i] * moves * y, share + world.n[i] * moves
+        w = torch.where(share > 0, total / share.clamp(min=1), w)
+    return w, alone(world, w)
+
+
+class Pictures(World):
+    """Two convolutions, the first of them pooled, and a linear head, on 1x6x6 pictures; the weights are those that the engine starts with."""
+
+    def __init__(self, run, cohorts):
+        super().__init__(run, cohorts)
+        start = run.parts.setup.params
+        self.shapes, self.w0 = dict(zip(start.spec.names, start.spec.shapes, strict=True)), start.flat.double()
+
+    def features(self, w, x):
+        p = self.split(w)
+        h = torch.nn.functional.conv2d(x, p["conv1.weight"], p["conv1.bias"], padding=1).clamp(min=0)
+        h = torch.nn.functional.conv2d(torch.nn.functional.avg_pool2d(h, 2), p["conv2.weight"], p["conv2.bias"], padding=1).clamp(min=0)
+        return h.flatten(1)
+
+
+def fedphoenix(world, theta, stop, convs, rows=(), extra=lambda world, w: world.grad):
+    """Layer d of the L in `convs` is reset while t L < (d + 1) stop, the rows of those in `rows` while t < stop. The draws are the engine's."""
+    w = world.w0
+    for t, cohort in enumerate(world.cohorts):
+        starts, ends = [], []
+        for place, i in enumerate(cohort):
+            generator = torch.Generator().manual_seed(int(stream(world.seed, "send.fedphoenix", t, place).integers(2**63)))
+            parts = {n: v.clone() for n, v in world.split(w).items()}
+            due = [n for d, n in enumerate(convs) if t * len(convs) < (d + 1) * stop] + [n for n in rows if t < stop]
+            for name in due:
+                weight = parts[name]
+                mean = weight.sum() / weight.numel()
+                spread = (((weight - mean) ** 2).sum() / (weight.numel() - 1)).sqrt()
+                q = int(theta * len(weight) + 1e-9)
+                if q:
+                    chosen = torch.randperm(len(weight), generator=generator)[:q]
+                    values = torch.randn(q, weight[0].numel(), generator=generator).double()
+                    for row, z in zip(chosen.tolist(), values, strict=True):
+                        weight[row] = (mean + spread * z).reshape(weight[row].shape)
+            starts.append(torch.cat([v.reshape(-1) for v in parts.values()]))
+            ends.append(world.descend(starts[-1], world.batches(i, t), extra(world, starts[-1])))
+        w = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))  # of the models that came back
+    return w, alone(world, w)
+
+
+def fedmut(world, alpha, bias, fade):
+    """One model a place; after a round each is the mean, mutated along the mean's last step."""
+    size = len(world.cohorts[0])
+    models, before = [world.w0] * size, world.w0
+    for t, cohort in enumerate(world.cohorts):
+        ends = [world.descend(w, world.batches(i, t)) for w, i in zip(models, cohort, strict=True)]
+        w = sum(ends) / size
+        step, before = w - before, w
+        back = -1 + bias * (1 - min(t / fade, 1))
+        pairs = np.array([[1, back] * (size // 2)] * len(world.shapes), dtype=np.float32)
+        controls = stream(world.seed, "server.fedmut", t).permuted(pairs, axis=1).T.tolist()  # [place][tensor]
+        models = []
+        for place in range(size):
+            own = controls[place] if place < len(controls) else [0] * len(world.shapes)
+            each = torch.cat([torch.full((s.numel(),), c, dtype=torch.float64) for s, c in zip(world.shapes.values(), own, strict=True)])
+            models.append(w + alpha * each * step)
+    return w, alone(world, w)
+
+
+def fedcross(world, alpha, *, unlike=False):
+    """Models are crossed with one other each; the server's is their mean."""
+    size = len(world.cohorts[0])
+    models = [world.w0] * size
+    for t, cohort in enumerate(world.cohorts):
+        back = [world.descend(w, world.batches(i, t)) for w, i in zip(models, cohort, strict=True)]
+        if unlike:
+            cosines = [[float(a @ b / (a.norm() * b.norm())) if a is not b else 2.0 for b in back] for a in back]
+            partners = [row.index(min(row)) for row in cosines]
+        else:
+            partners = [(j + 1 + t % (size - 1)) % size for j in range(size)]
+        models = [alpha * v + (1 - alpha) * back[k] for v, k in zip(back, partners, strict=True)]
+    w = sum(models) / size
+    return w, alone(world, w), models
+
+
+def clusteredsampling(world, *, uniform=False):
+    """FedAvg on whoever was drawn, repeats included; the state is everybody's last update and their L1 distances."""
+    w, updates = world.w0, [torch.zeros_like(world.w0) for _ in range(world.m)]
+    for t, cohort in enumerate(world.cohorts):
+        ends = [world.descend(w, world.batches(i, t, occurrence=cohort[:place].count(i))) for place, i in enumerate(cohort)]
+        shares = [1 / len(cohort)] * len(cohort) if uniform else world.shares(cohort)
+        for i, y in zip(cohort, ends, strict=True):
+            updates[i] = y - w
+        w = sum(p * y for p, y in zip(shares, ends, strict=True))
+    distances = [[float((a - b).abs().sum()) for b in updates] for a in updates]
+    return w, alone(world, w), {"updates": updates, "distances": torch.tensor(distances, dtype=torch.float64)}
 
 
 def private_layers(world, private, train=None):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 
 import lab
 from fedstrata.methods import method
@@ -34,6 +35,97 @@ def test_fedavg_with_momentum_equals_the_written_out_rule():
 
 def test_fedprox_equals_the_written_out_rule():
     against("fedprox(mu=0.5)", lambda w: rules.fedprox(w, 0.5))
+
+
+def test_fedprox_with_plain_distances_equals_the_written_out_rule():
+    against("fedprox(mu=0.05, distance=plain)", lambda w: rules.fedprox_plain(w, 0.05))
+
+
+def test_fedpart_equals_the_written_out_rule():
+    """One full round, then each group once; the order reversed; two rounds a group."""
+    turns = [None, 0, 1, 2, None]
+    against("fedpart(warmup=1, repeat=1)", lambda w: rules.fedpart(w, turns.__getitem__), rounds=5)
+    against("fedpart(warmup=1, repeat=1, order=reverse)", lambda w: rules.fedpart(w, [None, 2, 1, 0, None].__getitem__), rounds=5)
+    against("fedpart(warmup=0, repeat=2)", lambda w: rules.fedpart(w, [0, 0, 1, 1, 2].__getitem__), rounds=5)
+
+
+def test_fedpart_with_a_proximal_term_equals_the_written_out_rule():
+    against("fedprox(mu=0.5) + fedpart(warmup=1, repeat=1)", lambda w: rules.fedpart(w, [None, 0, 1, 2].__getitem__, prox=0.5), rounds=4)
+
+
+def test_budgets_equal_the_written_out_rule():
+    """Odd clients may spend 0.7 of a whole step's FLOPs. A step of group g takes, forward F = 206, (F + flops from g on) / (3 F - 96) of it:
+    0.79, 0.61 and 0.45. So they train the second layer and the head."""
+
+    def able(client):
+        return [1, 2] if client % 2 else None
+
+    against("fedpart(warmup=1, repeat=1) + budgets(time=[1, 0.7])", lambda w: rules.fedpart(w, [None, 0, 1, 2].__getitem__, able), rounds=4)
+    against("budgets(time=[1, 0.7])", lambda w: rules.fedpart(w, lambda _: None, able), rounds=4)
+
+
+def test_fedphoenix_equals_the_written_out_rule():
+    """Rows of linear layers for two of three rounds."""
+    names = ("first.weight", "second.weight", "head.weight")
+    against("fedphoenix(theta=0.5, stop=2, layers=both)", lambda w: rules.fedphoenix(w, 0.5, 2, (), names))
+
+
+class TwoConvs(nn.Module):
+    """What ``rules.Pictures`` writes out."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2, self.head = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 5, 3, padding=1), nn.Linear(45, lab.CLASSES)
+
+    def forward(self, x):
+        h = torch.nn.functional.avg_pool2d(torch.relu(self.conv1(x)), 2)
+        return self.head(torch.relu(self.conv2(h)).flatten(1))
+
+
+def pictures():
+    return lab.federation(shape=(1, 6, 6)), lab.filled(TwoConvs())
+
+
+def test_fedphoenix_on_convolutions_equals_the_written_out_stair():
+    """Both layers in rounds 0 and 1, the second alone in round 2 and none in round 3."""
+    convs = ("conv1.weight", "conv2.weight")
+    against("fedphoenix(theta=0.5, stop=3)", lambda w: rules.fedphoenix(w, 0.5, 3, convs), world=rules.Pictures, toy=pictures(), rounds=4)
+
+
+def test_fedphoenix_with_a_proximal_term_pulls_towards_what_was_sent():
+    names = ("first.weight", "second.weight", "head.weight")
+
+    def pulled(world, start):
+        return lambda y, b: world.grad(y, b) + 0.5 * (y - start)
+
+    against("fedphoenix(theta=0.5, layers=fc) + fedprox(mu=0.5)", lambda w: rules.fedphoenix(w, 0.5, 1000, (), names, pulled))
+
+
+@pytest.mark.parametrize("cohort", [2, 3, 4])
+def test_fedmut_equals_the_written_out_rule(cohort):
+    """Even and odd cohorts; the bias fades over two rounds."""
+    against("fedmut(alpha=0.5, bias=0.3, fade=2)", lambda w: rules.fedmut(w, 0.5, 0.3, 2), cohort=cohort, rounds=4)
+
+
+@pytest.mark.parametrize("partner", ["order", "unlike"])
+def test_fedcross_equals_the_written_out_rule(partner):
+    found, world, models = against(
+        f"fedcross(alpha=0.8, partner={partner})", lambda w: rules.fedcross(w, 0.8, unlike=partner == "unlike"), cohort=4, rounds=4
+    )
+    assert all(distance(world, found.slots["fedcross"][f"model/{j}"], w) <= rules.ROUNDING for j, w in enumerate(models))
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("tree", ["rows", "condensed"])
+def test_clusteredsampling_equals_the_written_out_rule(tree, weighting):
+    found, world, expected = against(
+        f"clusteredsampling(tree={tree})", lambda w: rules.clusteredsampling(w, uniform=weighting == "uniform"), weighting=weighting, rounds=4, seed=3
+    )
+    slot, scale = found.slots["clusteredsampling"], world.w0.abs().max()
+    apart = [(slot[f"update/{i}"].double() - u).abs().max() / scale for i, u in enumerate(expected["updates"])]
+    assert max(apart) <= rules.ROUNDING
+    assert (slot["distances"] - expected["distances"]).abs().max() <= rules.ROUNDING * expected["distances"].max()
+    assert torch.equal(slot["distances"], slot["distances"].T)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
@@ -59,10 +59,10 @@ class Batched:
             yield from done.result()
 
     def _groups(self, works: Sequence[Work]) -> list[list[Work]]:
-        """Works of one plan, by falling size, cut into stacks."""
-        kinds: dict[tuple[int, int], list[Work]] = {}
+        """Works that train alike, by falling size, cut into stacks."""
+        kinds: dict[Hashable, list[Work]] = {}
         for work in sorted(works, key=lambda w: (-self.size(w.client), w.place)):
-            kinds.setdefault((id(work.plan), self.size(work.client) if self.equal else 0), []).append(work)
+            kinds.setdefault((work.plan.train, work.plan.phases, self.size(work.client) if self.equal else 0), []).append(work)
         parts = []
         for group in kinds.values():
             least = -(-len(group) // self.most)
@@ -129,6 +129,8 @@ def _train(kit: Kit, works: Sequence[Work]) -> list[Reply | Failure]:
         for session, samples in zip(sessions, stack.samples, strict=True):
             key = phase_key(phase, names)
             session.passes[key] = session.passes.get(key, 0) + samples
+            if session.keep(phase.name, names, phase.epochs, phase.steps) is not None:
+                session.note(f"{phase.name}: not kept, executor=batched runs all layers of a stack")
     replies: list[Reply | Failure] = []
     for i, (session, start) in enumerate(zip(sessions, starts, strict=True)):
         session.view.carry = None if stack.carry is None else _lane(stack.carry, i)

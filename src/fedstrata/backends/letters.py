@@ -118,6 +118,7 @@ def reply_out(reply: Reply) -> tuple[Plain, dict[str, Tensor]]:
         "steps": reply.steps,
         "loss": reply.loss,
         "passes": dict(reply.passes),
+        "front": dict(reply.front),
     }
     return head | {"note": note, "specs": specs}, tensors
 
@@ -128,4 +129,5 @@ def reply_in(head: Plain, tensors: Mapping[str, Tensor]) -> Reply:
     statistics = Params(tensors["statistics"].clone(), spec_in(head["specs"]["statistics"]))
     mail = states_in(tensors, "mail", head["note"], lambda t: t.clone())
     row = {n[4:]: t.clone() for n, t in tensors.items() if n.startswith("row/")}
-    return Reply(head["place"], head["client"], delta, statistics, mail, head["samples"], head["steps"], head["loss"], head["passes"], row)
+    told = {name: head[name] for name in ("place", "client", "samples", "steps", "loss", "passes", "front")}
+    return Reply(delta=delta, statistics=statistics, mail=mail, row=row, **told)

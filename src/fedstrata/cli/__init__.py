@@ -10,7 +10,7 @@ from typing import Annotated
 import click
 import typer
 
-from fedstrata.cli import compare, doctor, extend, look, train, use  # noqa: F401  # each registers its commands
+from fedstrata.cli import compare, doctor, extend, look, study, train, use  # noqa: F401  # each registers its commands
 from fedstrata.cli.common import INTERRUPTED, MACHINE, app, fail, read_settings
 from fedstrata.errors import FedstrataError
 

@@ -54,12 +54,13 @@ def facts_of(parts: Parts) -> dict[str, str]:
         "model": f"{parts.config.model_for(federation.task)}, {parts.parameters:,} parameters in {len(setup.layout.groups)} layer groups",
         "rounds": str(setup.rounds),
     }
-    return facts | {f"note {place}": note for place, note in enumerate(federation.notes, 1)}
+    notes = (*federation.notes, *parts.method.notes(setup))
+    return facts | {f"note {place}": note for place, note in enumerate(notes, 1)}
 
 
 @app.command("list", short_help="Methods, data sets, models, ...: a line each.")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|measures|trackers|executors")],
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|measures|studies|trackers|executors")],
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """What is there, a line each."""

@@ -9,16 +9,24 @@ from fedstrata import compose, plugins
 from fedstrata.calls import parse_calls
 from fedstrata.compose import Method
 from fedstrata.errors import ConfigError, nearest
+from fedstrata.methods.budgets import Budgets
+from fedstrata.methods.clusteredsampling import ClusteredSampling
 from fedstrata.methods.ditto import Ditto
 from fedstrata.methods.fedbabu import FedBABU
+from fedstrata.methods.fedcross import FedCross
 from fedstrata.methods.feddyn import FedDyn
+from fedstrata.methods.fedmut import FedMut
 from fedstrata.methods.fednova import FedNova
+from fedstrata.methods.fedpart import FedPart
+from fedstrata.methods.fedphoenix import FedPhoenix
+from fedstrata.methods.fedphoenixblend import FedPhoenixBlend
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.finetune import FineTune
 from fedstrata.methods.moon import Moon
 from fedstrata.methods.perfedavg import PerFedAvg
 from fedstrata.methods.personal import FedBN, FedPer, FedRep, LGFedAvg, Local
 from fedstrata.methods.pfedme import PFedMe
+from fedstrata.methods.returning import Returning
 from fedstrata.methods.scaffold import Scaffold
 from fedstrata.methods.serveropt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedstrata.piece import Piece
@@ -85,7 +93,13 @@ def _without(why: str, name: str) -> NoLimit:
 
 
 _ROWS: list[Row] = [
-    Row(FedProx, "proximal term towards the received weights", ("fedprox(mu=0.1)",), Limit("fedprox(mu=0)", "fedavg"), cite=("li2020federated",)),
+    Row(
+        FedProx,
+        "proximal term towards the received weights",
+        ("fedprox(mu=0.1)", "fedprox(mu=0.1, distance=plain)"),
+        Limit("fedprox(mu=0)", "fedavg"),
+        cite=("li2020federated",),
+    ),
     Row(
         Scaffold,
         "control variates against client drift",
@@ -135,6 +149,70 @@ _ROWS: list[Row] = [
         ("moon(mu=1)", "moon(references=eval)"),
         Limit("moon(mu=0)", "fedavg"),
         cite=("li2021model",),
+    ),
+    Row(
+        FedPart,
+        "one layer group a round is trained and sent",
+        (
+            "fedpart(warmup=1, repeat=1)",
+            "fedpart(warmup=0, order=random)",
+            "fedprox(mu=0.1) + fedpart(warmup=1, repeat=1, order=reverse)",
+            "moon + fedpart(warmup=0, repeat=1, order=random_round)",
+        ),
+        Limit("fedpart(warmup=0, together=1000)", "fedavg"),
+        cite=("wang2024why",),
+    ),
+    Row(
+        Budgets,
+        "each client trains what its memory and time allow",
+        ("budgets(memory=[1.0, 0.8])", "fedpart(warmup=1, repeat=1) + budgets(time=[0.7, 1.0])"),
+        Limit("budgets(memory=1, time=1)", "fedavg"),
+        cite=("wang2024why",),
+    ),
+    Row(
+        Returning,
+        "clients keep the model and are sent what moved since",
+        ("returning", "fedpart(warmup=1, repeat=1) + returning"),
+        Limit("fedpart(warmup=1, repeat=1) + returning", "fedpart(warmup=1, repeat=1)"),
+        cite=("wang2024why",),
+    ),
+    Row(
+        FedPhoenix,
+        "some kernels of each layer are drawn anew for every client",
+        (
+            "fedphoenix(theta=0.5, stop=2, layers=both)",
+            "fedphoenix(theta=0.5, layers=both, law=orthogonal, share=0.5, side=client)",
+        ),
+        Limit("fedphoenix(theta=0, layers=both)", "fedavg"),
+        cite=("fedphoenix2025",),
+    ),
+    Row(
+        FedPhoenixBlend,
+        "rows or columns of projections are blended with new values for every client",
+        ("fedphoenixblend(rho=0.5, stop=2, blocks=shift)",),
+        Limit("fedphoenixblend(alpha=0, rho=0.5)", "fedavg"),
+        cite=("fedphoenix2025",),
+    ),
+    Row(
+        FedMut,
+        "each place starts from a mutant along the last step",
+        ("fedmut(alpha=0.5)",),
+        Limit("fedmut(alpha=0)", "fedavg", uniform=True),
+        cite=("hu2024fedmut",),
+    ),
+    Row(
+        FedCross,
+        "one model a place, crossed after each round",
+        ("fedcross(alpha=0.8)", "fedcross(alpha=0.8, partner=unlike)"),
+        _without("each place goes on from a model of its own", "fedcross"),
+        cite=("hu2024fedcross",),
+    ),
+    Row(
+        ClusteredSampling,
+        "one client from each of K clusters of similar updates",
+        ("clusteredsampling", "clusteredsampling(tree=condensed)"),
+        _without("who takes part follows from clusters, whatever is set", "clusteredsampling"),
+        cite=("fraboni2021clustered",),
     ),
     Row(FedPer, "private head", ("fedper",), Limit("fedper(personal='all')", "local"), cite=("arivazhagan2019federated",)),
     Row(LGFedAvg, "private body, shared head", ("lgfedavg",), Limit("lgfedavg(personal='role:head')", "fedper"), cite=("liang2020think",)),

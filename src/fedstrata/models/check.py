@@ -32,7 +32,7 @@ def check(module: nn.Module, task: Task) -> str | None:
             torch's own generator while training, for example functional dropout.
     """
     _has_shapes(module)
-    probe = _probe(task)
+    probe = made_up(task)
     trial = copy.deepcopy(module).eval()
     with torch.no_grad(), _generator_kept():
         out = _forward(trial, probe, task)
@@ -50,7 +50,7 @@ def trains_on_one(module: nn.Module, task: Task) -> bool:
             part.train()
     try:
         with torch.no_grad():
-            trial(_probe(task)[:1])
+            trial(made_up(task)[:1])
     except ValueError:  # torch: "Expected more than 1 value per channel when training"
         return False
     return True
@@ -107,14 +107,14 @@ def _has_shapes(module: nn.Module) -> None:
             raise ConfigError(f"layer {name} has momentum=None: it counts batches, which clients do not share. Give it a number such as 0.1.")
 
 
-def _probe(task: Task) -> Tensor:
-    """[2, *shape]: standard normal numbers, or tokens with the largest one among them."""
+def made_up(task: Task, samples: int = 2) -> Tensor:
+    """[samples, *shape] made-up inputs: standard normal numbers, or tokens with the largest one among them."""
     generator = torch.Generator().manual_seed(0)
     if task.vocabulary > 0:
-        batch = torch.randint(task.vocabulary, (2, *task.shape), generator=generator)
+        batch = torch.randint(task.vocabulary, (samples, *task.shape), generator=generator)
         batch.flatten()[0] = task.vocabulary - 1
         return batch
-    return torch.randn(2, *task.shape, generator=generator)
+    return torch.randn(samples, *task.shape, generator=generator)
 
 
 def _forward(module: nn.Module, probe: Tensor, task: Task) -> Tensor:

@@ -48,7 +48,10 @@ SAYS: Mapping[str, str] = {
     "framing_up": "framing from a client",
     "flops_step": "training, a sample",
     "memory": "memory, a local step",
+    "not_kept": "not kept in front",
+    "formulas": "by formula",
     "probe": "measured on",
+    "pieces": "the method",
     "layers": "each layer group, as if it alone were trained",
 }
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -19,7 +20,6 @@ from fedstrata.report.page.grid import Cell, Grid, Head
 from fedstrata.report.page.look import DASHES, HUES, LIGHT, MARKERS, Stroke
 from fedstrata.report.page.paint import WIDTH, Picture, amounts, faint_grid, line
 from fedstrata.report.page.prices import TICK
-from fedstrata.report.page.scene import Scene
 from fedstrata.report.page.series import POINTS
 from fedstrata.report.page.words import counted, loose, names, plain, short
 
@@ -27,7 +27,29 @@ ROWS = 20  # of the table behind lines
 APART = 90  # places at which strokes of series that are no methods begin, so that the page does not take them for one
 
 
-def panel_picture(panel: Panel, place: int, scene: Scene, like: Sequence[Panel] = ()) -> Picture | None:
+class Palette(Protocol):
+    """Who gives series their strokes: a scene of methods, or PLAIN, which knows none."""
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """Series that have a stroke of their own."""
+
+    @property
+    def strokes(self) -> Sequence[Stroke]:
+        """Theirs, in the same order."""
+
+
+@dataclass(frozen=True)
+class _Plain:
+    labels: Sequence[str] = ()
+    strokes: Sequence[Stroke] = ()
+
+
+PLAIN: Palette = _Plain()
+"""For panels outside a comparison: strokes by order."""
+
+
+def panel_picture(panel: Panel, place: int, scene: Palette, like: Sequence[Panel] = (), name: str | None = None) -> Picture | None:
     """The picture of a panel; None for a table, which has none.
 
     Args:
@@ -35,12 +57,14 @@ def panel_picture(panel: Panel, place: int, scene: Scene, like: Sequence[Panel] 
         place: makes its name unique.
         scene: gives methods their strokes.
         like: panels of the same measure; maps of one measure have one scale of colours.
+        name: of its files; default measure-PLACE.
     """
     if panel.kind == "table" or not panel.x or not numbers(panel):
         return None
-    places = {name: scene.labels.index(name) if name in scene.labels else APART + k for k, name in enumerate(panel.series)}
+    labels = list(scene.labels)
+    places = {one: labels.index(one) if one in labels else APART + k for k, one in enumerate(panel.series)}
     height = {"lines": 3.4, "bars": 1.2 + 0.28 * len(panel.series) * len(panel.x) ** 0.9, "heat": 1.9 + 0.26 * len(panel.series)}[panel.kind]
-    styles = {name: stroke_of(p, scene) for name, p in places.items()}
+    styles = {one: stroke_of(p, scene) for one, p in places.items()}
     draw = (
         partial(_heat, panel=panel, like=[p for p in like if p.kind == "heat"] or [panel])
         if panel.kind == "heat"
@@ -48,7 +72,7 @@ def panel_picture(panel: Panel, place: int, scene: Scene, like: Sequence[Panel] 
     )
     key = tuple(p for p in places.values() if p < APART)
     return Picture(
-        f"measure-{place}",
+        name or f"measure-{place}",
         plain(panel.title),
         _alt(panel),
         draw,
@@ -110,7 +134,7 @@ def _alt(panel: Panel) -> str:
     return f"{plain(panel.title)}, {counted(len(panel.series), 'series', 'series')}: from {least} to {most}."
 
 
-def stroke_of(place: int, scene: Scene) -> Stroke:
+def stroke_of(place: int, scene: Palette) -> Stroke:
     """A method's own stroke; series that are no methods get strokes by their order."""
     if place < APART:
         return scene.strokes[place]

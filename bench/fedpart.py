@@ -1,0 +1,94 @@
+"""Time of FedPart's partial rounds over that of whole-model rounds, by layer group, beside the ratio of FLOPs. Run: python bench/fedpart.py [MODEL].
+
+One client of the published setting trains a batch of 32 a step, Adam, with nothing kept in front of the layers (``bench/prefix.py`` times that).
+Each pair times the whole model, every group in turn, and the whole model again; ratios are taken within the pair. FLOPs are counted by torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from fedstrata.bench.timing import hardware
+from fedstrata.build import Parts, assemble
+from fedstrata.config import Config
+from fedstrata.data.federation import Federation
+from fedstrata.kit import Kit
+from fedstrata.layout import Names
+from fedstrata.round import Session, Work
+from fedstrata.server import Server, plan_round
+
+STEPS, BATCH, PAIRS = 6, 32, 7
+Seconds: TypeAlias = "tuple[float, float]"
+
+
+def connected(model: str) -> Parts:
+    """FedAvg on one client with made-up images; what a round trains is cut out of its plan."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((STEPS * BATCH, 3, 32, 32), dtype=np.float32), np.arange(STEPS * BATCH) % 10
+    federation = Federation.of(x, y, client=np.zeros(len(y), dtype=np.int64), testing="server", test=(x[:10], y[:10]))
+    local = {"epochs": 1, "batch": BATCH, "optimizer": "adam", "lr": 1e-3, "keep": 0}
+    return assemble(Config(model=model, bn="local", executor="loop", local=local), federation)
+
+
+def works(parts: Parts) -> tuple[Work, list[tuple[str, Names, Work]]]:
+    """A round of the whole model, and one of every layer group."""
+    server, layout = Server.start(parts.method, parts.setup), parts.setup.layout
+    turn = plan_round(server, parts.method, parts.setup, parts.config.bn, parts.lr(0), lambda *_: None, lambda _: None)
+    whole = turn.works[0]
+    cut = [(name, frozenset(group.names)) for name, group in layout.groups.items()]
+    return whole, [(name, names, replace(whole, plan=whole.plan.only(names, layout))) for name, names in cut]
+
+
+def seconds(session: Session) -> Seconds:
+    """Of local training, sending and receiving apart: (on the clock, of the processor)."""
+    start = session.begin()
+    began = time.perf_counter(), time.process_time()
+    session.train(start)
+    return time.perf_counter() - began[0], time.process_time() - began[1]
+
+
+def paired(kit: Kit, whole: Work, groups: Sequence[tuple[str, Names, Work]]) -> tuple[Seconds, dict[str, Seconds]]:
+    """Of the whole model, the mean of before and after, and of each group over that; both kinds."""
+    before = seconds(Session(kit, whole))
+    found = {name: seconds(Session(kit, work)) for name, _, work in groups}
+    after = seconds(Session(kit, whole))
+    base = (before[0] + after[0]) / 2, (before[1] + after[1]) / 2
+    return base, {name: (wall / base[0], processor / base[1]) for name, (wall, processor) in found.items()}
+
+
+def main(model: str = "resnet8") -> None:
+    """Print a line a group, and a cycle's partial rounds."""
+    torch.set_num_threads(1)
+    parts = connected(model)
+    kit, (whole, groups) = parts.make(), works(parts)
+    full = parts.setup.load(parts.setup.layout.parameters).flops
+    exact = {name: parts.setup.load(names).flops / full for name, names, _ in groups}
+    seconds(Session(kit, whole))  # warms up
+    pairs = [paired(kit, whole, groups) for _ in range(PAIRS)]
+    step = [statistics.median(base[kind] for base, _ in pairs) / STEPS * 1e3 for kind in (0, 1)]
+    print(hardware())
+    print(f"{model}, 32 x 32, batch {BATCH}, Adam, one thread, {STEPS} steps a round; whole model: {step[0]:.0f} ms a step, {step[1]:.0f} of CPU")
+    print(f"over the whole model: seconds, seconds of the processor (median of {PAIRS} pairs, lowest, highest), FLOPs; both times over FLOPs")
+    for name, flops in exact.items():
+        row([[found[name][kind] for _, found in pairs] for kind in (0, 1)], name, flops)
+    means = [[statistics.fmean(r[kind] for r in found.values()) for _, found in pairs] for kind in (0, 1)]
+    row(means, "a cycle, partial", statistics.fmean(exact.values()))
+
+
+def row(ratios: Sequence[Sequence[float]], name: str, exact: float) -> None:
+    """One line."""
+    middle = [statistics.median(kind) for kind in ratios]
+    shown = "   ".join(f"{m:.2f} ({min(kind):.2f}, {max(kind):.2f})" for m, kind in zip(middle, ratios, strict=True))
+    print(f"  {name:18} {shown}   {exact:.3f}   {middle[0] / exact:.2f}   {middle[1] / exact:.2f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,121 @@
+"""Partial rounds against full rounds, layer group by layer group, without and with the kept prefix. Run: python bench/prefix.py [pairs].
+
+ResNet-8 with group norm, one client of 500 random images 3x32x32, 8 local epochs, batch 32, Adam, one thread, executor loop; a round is the client's
+whole turn. Each pair times all arms in turn, in CPU seconds of the process (a busy machine lengthens wall time, not these) and in wall seconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fedstrata.allocator import keep_freed_blocks
+from fedstrata.bench.timing import hardware
+from fedstrata.build import assemble
+from fedstrata.compose import Method
+from fedstrata.config import Config
+from fedstrata.data.federation import Federation
+from fedstrata.engine import Engine
+from fedstrata.kit import Kit
+from fedstrata.piece import Piece, Reply
+from fedstrata.plan import Answers, Plan, Setup
+from fedstrata.round import Work, train_client
+from fedstrata.server import plan_round
+from fedstrata.states import State
+
+SETTINGS = {"clients": 1, "cohort": 1, "rounds": 1, "model": "resnet8", "norm": "group", "executor": "loop", "test": "server"}
+LOCAL = {"local.epochs": 8, "local.batch": 32, "local.lr": 1e-3, "local.optimizer": "adam"}
+SAMPLES = 500
+
+
+@dataclass(frozen=True)
+class Group(Piece):
+    """Trains one layer group; "" trains all."""
+
+    name: str = ""
+
+    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+        """That group's tensors, or all."""
+        return replace(plan, train=setup.layout.group(self.name) & setup.layout.parameters) if self.name else plan
+
+
+def federation(samples: int) -> Federation:
+    """Random images of one client."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(samples, 3, 32, 32)).astype(np.float32), rng.integers(0, 10, samples)
+    return Federation.of(x, y, client=np.zeros(samples, int), test=(x[:10], y[:10]), labels=tuple("0123456789"))
+
+
+class Arm:
+    """One way to train: a group (or all), with or without what is kept."""
+
+    def __init__(self, group: str, keep: int, samples: int) -> None:
+        config = Config(**SETTINGS, **LOCAL, **{"local.keep": keep})  # type: ignore[arg-type]
+        parts = assemble(config, federation(samples), None, Method((Group(group),)))
+        engine = Engine(parts, "loop", 1)
+        plan = plan_round(engine.server, parts.method, parts.setup, "share", parts.lr(0), lambda *_: None, lambda _: None)
+        engine.close()
+        self.kit: Kit = parts.make()
+        self.work: Work = plan.works[0]
+        self.cpu: list[float] = []
+        self.wall: list[float] = []
+        self.flops = engine.ledger.flops(self.work, self.turn().passes)  # also warms up
+        self.groups = parts.setup.layout.names()
+
+    def turn(self) -> Reply:
+        """The client's local update."""
+        reply = train_client(self.kit, self.work)
+        assert isinstance(reply, Reply), reply
+        return reply
+
+    def time(self) -> Reply:
+        """One turn, timed."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        reply = self.turn()
+        self.cpu.append(time.process_time() - cpu)
+        self.wall.append(time.perf_counter() - wall)
+        return reply
+
+
+def main(pairs: int, samples: int) -> None:
+    """Print the table."""
+    torch.set_num_threads(1)
+    kept = keep_freed_blocks()
+    print(f"{hardware()}, one thread, freed memory {'kept' if kept else 'returned'} by the allocator; {samples} samples, {pairs} pairs")
+    full = Arm("", 0, samples)
+    arms = {name: (Arm(name, 0, samples), Arm(name, 256, samples)) for name in full.groups}
+    worst = dict.fromkeys(arms, 0.0)
+    for _ in range(pairs):
+        full.time()
+        for name, (without, with_it) in arms.items():
+            a, b = without.time(), with_it.time()
+            worst[name] = max(worst[name], float((a.delta.flat - b.delta.flat).abs().max() / a.delta.flat.abs().max()))
+    print("share of a full round, CPU seconds (median over pairs) / exact FLOPs; weights with and without differ by")
+    print(f"| group | without | FLOPs | time over FLOPs | kept | FLOPs | wall, without / kept | differ by |\n|{'---|' * 8}")
+    for name, (without, with_it) in arms.items():
+        a, b, c, d = (_ratio(arm, full, which) for which in ("cpu", "wall") for arm in (without, with_it))
+        flops, kept_flops = without.flops / full.flops, with_it.flops / full.flops
+        print(f"| {name} | {a:.2f} | {flops:.2f} | {a / flops:.2f} | {b:.2f} | {kept_flops:.2f} | {c:.2f} / {d:.2f} | {worst[name]:.0e} |")
+    for label, chosen in (("without", [pair[0] for pair in arms.values()]), ("kept", [pair[1] for pair in arms.values()])):
+        cpu, wall = (_cycle(chosen, full, which) for which in ("cpu", "wall"))
+        flops = sum(arm.flops for arm in chosen) / (len(chosen) * full.flops)
+        print(f"a cycle's partial rounds over full rounds, {label}: {cpu:.3f} (CPU), {wall:.3f} (wall), {flops:.3f} (FLOPs)")
+
+
+def _ratio(arm: Arm, full: Arm, which: str) -> float:
+    return statistics.median(a / b for a, b in zip(getattr(arm, which), getattr(full, which), strict=True))
+
+
+def _cycle(arms: list[Arm], full: Arm, which: str) -> float:
+    """Mean of all groups over a full round, median over pairs."""
+    sums = [sum(one) for one in zip(*(getattr(arm, which) for arm in arms), strict=True)]
+    return statistics.median(s / (len(arms) * f) for s, f in zip(sums, getattr(full, which), strict=True))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5, int(sys.argv[2]) if len(sys.argv) > 2 else SAMPLES)

@@ -1,0 +1,75 @@
+"""Budgets: a client trains what its memory and its time allow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fedstrata.errors import MethodError
+from fedstrata.layout import Names
+from fedstrata.piece import Piece, require
+from fedstrata.plan import Answers, Plan, Setup
+from fedstrata.states import State
+
+
+@dataclass(frozen=True)
+class Budgets(Piece):
+    """Who cannot afford the round's layers trains one layer group that it can; each tensor is averaged over those who sent it.
+
+    ``memory`` and ``time`` are shares, in (0, 1], of what a local step of the whole model takes at its peak, and of its FLOPs; client i has entry i
+    modulo their number. Steps are measured (``Setup.load``), not estimated. Write it behind fedpart and pieces that keep layers private.
+
+    INFERRED: a client on a budget takes the groups that it can afford in turn, by round plus client.
+
+    Source: the extension that Wang et al. 2024 (FedPart) leave open: groups chosen for each client by its means.
+    """
+
+    source: ClassVar[str] = "of our own, after Wang et al., NeurIPS 2024"
+    memory: tuple[float, ...] = ()
+    time: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "time"):
+            for share in getattr(self, name):
+                require(0 < share <= 1, f"budgets.{name}", share, "a client's share of what a step of the whole model takes, in (0, 1]")
+
+    def check(self, setup: Setup) -> None:
+        groups = [frozenset(g.names) for g in setup.layout.groups.values()]
+        for client in range(min(setup.clients, max(1, len(self.memory)) * max(1, len(self.time)))):
+            if not any(self.affords(client, group, setup) for group in groups):
+                memory, flops = (min(parts) for parts in zip(*(self.shares(group, setup) for group in groups), strict=True))
+                raise MethodError(
+                    f"client {client} can train no layer group: the cheapest takes {memory:.0%} of the whole model's memory and {flops:.0%} of its "
+                    "FLOPs. Give it larger budgets.memory or budgets.time."
+                )
+
+    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002  # the field's word
+        shared = [frozenset(g.names) for g in setup.layout.groups.values() if plan.down.issuperset(g.names)]
+        places, taken = dict(plan.places), frozenset[str]()
+        for place, client in enumerate(plan.cohort):
+            own = plan.at(place)
+            if self.affords(client, own.train, setup):
+                places[place] = {**places.get(place, {}), "up": own.up}  # nothing of what only others train
+                continue
+            able = [group for group in shared if self.affords(client, group, setup)]
+            if not able:
+                raise MethodError(f"client {client} can afford none of the layers that are shared; give it larger budgets.memory or budgets.time.")
+            group = able[(round + client) % len(able)]
+            own = replace(own, train=own.train | group, up=own.up | group).only(group, setup.layout)
+            places[place] = {**places.get(place, {}), "train": own.train, "up": own.up, "phases": own.phases}
+            taken |= group
+        if not taken:
+            return plan
+        wide = replace(plan, up=plan.up | taken, places=places)
+        sent = frozenset[str]().union(*(wide.at(place).up for place in range(len(plan.cohort))))
+        return replace(wide, average=(plan.average | taken) & sent)
+
+    def affords(self, client: int, names: Names, setup: Setup) -> bool:
+        """Whether a local step that trains these parameters fits this client's budgets."""
+        budgets = [parts[client % len(parts)] if parts else 1.0 for parts in (self.memory, self.time)]
+        return all(share <= budget for share, budget in zip(self.shares(names, setup), budgets, strict=True))
+
+    def shares(self, names: Names, setup: Setup) -> tuple[float, float]:
+        """(memory, FLOPs) of a local step that trains these parameters, over those of the whole model."""
+        part, whole = setup.load(names & setup.layout.parameters), setup.load(setup.layout.parameters)
+        return part.memory / whole.memory, part.flops / whole.flops

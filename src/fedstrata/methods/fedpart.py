@@ -1,0 +1,91 @@
+"""FedPart: one layer group a round is trained, sent and averaged; the rest stands still, equal on all clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Literal
+
+from fedstrata import streams
+from fedstrata.errors import ConfigError
+from fedstrata.layout import Names
+from fedstrata.methods import cycle
+from fedstrata.piece import Piece, require
+from fedstrata.plan import Answers, Plan, Setup
+from fedstrata.states import State
+
+
+@dataclass(frozen=True)
+class FedPart(Piece):
+    """``warmup`` rounds of the whole model, then each layer group for ``repeat`` rounds; this cycle is repeated to the end of the run.
+
+    ``order`` is shallow to deep, the reverse, a permutation drawn anew for each cycle, or a draw in each round. ``first`` is the length of the first
+    warm-up where it differs, ``together`` joins that many neighbouring groups, and ``cycles`` holds the run to that many whole cycles. Write fedpart
+    behind pieces that take layers out of training. Norm statistics go by the run's own ``bn``: ``local`` is published, ``share`` averages them.
+
+    INFERRED: the seeds of both random orders, ``together``, and ``first=0`` as the paper's "No Init.".
+
+    Source: Wang et al. 2024, "Why Go Full? Elevating Federated Learning Through Partial Network Updates"; schedule and settings of the authors' code.
+    """
+
+    source: ClassVar[str] = "Wang et al., NeurIPS 2024"
+    order: Literal["sequential", "reverse", "random", "random_round"] = "sequential"
+    repeat: int = 2
+    warmup: int = 5
+    first: int | None = None
+    cycles: int | None = None
+    together: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.repeat >= 1, "fedpart.repeat", self.repeat, "the rounds in a row that a layer group trains, at least 1 (published: 2)")
+        require(self.warmup >= 0, "fedpart.warmup", self.warmup, "the rounds of the whole model before each cycle, at least 0 (published: 5)")
+        require(self.first is None or self.first >= 0, "fedpart.first", self.first, "the rounds before the first cycle, at least 0")
+        require(self.cycles is None or self.cycles >= 1, "fedpart.cycles", self.cycles, "a number of whole cycles, at least 1")
+        require(self.together >= 1, "fedpart.together", self.together, "how many neighbouring layer groups train together, at least 1")
+
+    def check(self, setup: Setup) -> None:
+        groups = len(self.blocks(setup.layout.parameters, setup))
+        wanted = self.calendar(groups).rounds(self.cycles or 1)
+        if self.cycles is not None and setup.rounds != wanted:
+            raise ConfigError(f"fedpart(cycles={self.cycles}) with {groups} layer groups takes {wanted} rounds, and rounds is {setup.rounds}.")
+
+    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002  # the field's word
+        blocks = self.blocks(plan.train, setup)
+        active = self.active(round, len(blocks), setup.seed)
+        return plan if active is None else plan.only(blocks[active], setup.layout)
+
+    def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
+        blocks = self.blocks(setup.layout.parameters, setup)
+        groups, whole = setup.layout.groups, setup.load(setup.layout.parameters).flops
+        flops = [sum(n for name, n in forward.items() if block.issuperset(groups[name].names)) for block in blocks]
+        sizes = [sum(g.numel for g in groups.values() if block.issuperset(g.names)) for block in blocks]
+        costs = {
+            "uplink over FedAvg's": cycle.sent(sizes),
+            "training FLOPs over FedAvg's, idealised": cycle.idealised(len(blocks)),
+            "training FLOPs over FedAvg's, suffix2x": cycle.suffix2x(flops),
+            "training FLOPs over FedAvg's, exact": cycle.exact(flops),
+            "training FLOPs over FedAvg's, measured": [Fraction(setup.load(block).flops / whole) for block in blocks],
+        }
+        active = [self.active(t, len(blocks), setup.seed) for t in range(setup.rounds)]
+        return {name: float(cycle.share(active, cost)) for name, cost in costs.items()}
+
+    def blocks(self, trained: Names, setup: Setup) -> list[Names]:
+        """What trains in one round, shallow to deep: layer groups, joined as asked; those that are not trained at all are left out."""
+        groups = [frozenset(g.names) for g in setup.layout.groups.values() if trained.intersection(g.names)]
+        return [frozenset[str]().union(*groups[i : i + self.together]) for i in range(0, len(groups), self.together)]
+
+    def calendar(self, groups: int) -> cycle.Calendar:
+        """When which of so many groups trains."""
+        return cycle.Calendar(groups, self.repeat, self.warmup, self.warmup if self.first is None else self.first)
+
+    def active(self, t: int, groups: int, seed: int) -> int | None:
+        """The group of round t, or None for the whole model."""
+        found = self.calendar(groups).turn(t)
+        if found is None or self.order == "sequential":
+            return None if found is None else found[1]
+        if self.order == "random_round":
+            return int(streams.stream(seed, "fedpart.round", t).integers(groups))
+        if self.order == "random":
+            return int(streams.stream(seed, "fedpart.cycle", found[0]).permutation(groups)[found[1]])
+        return groups - 1 - found[1]

@@ -1,0 +1,78 @@
+"""What a study is: a look at finished runs that costs computation of its own, numbers, panels and pictures out of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from fedstrata.engine import Engine
+from fedstrata.errors import ConfigError
+from fedstrata.measure.panel import Panel
+from fedstrata.params import Params
+from fedstrata.report.page.paint import Picture
+from fedstrata.use.finished import Finished
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study found.
+
+    Attributes:
+        numbers: everything that it says, as JSON: settings that it chose, per-series values, counts; no NaN.
+        panels: what is read as a curve, a map, bars or a table.
+        pictures: further pictures, as sheets of images or level lines.
+        notes: what a reader must be told.
+    """
+
+    numbers: Mapping[str, Any]
+    panels: Sequence[Panel] = ()
+    pictures: Sequence[Picture] = ()
+    notes: Sequence[str] = field(default=())
+
+
+@dataclass(frozen=True)
+class Study(ABC):
+    """A study of finished runs. Subclasses are frozen dataclasses of settings; they override :meth:`study`.
+
+    Class attributes:
+        title: a few words for a heading.
+        text: what is measured, in which unit, what high and low mean, and the source.
+        least, most: how many runs it looks at together; most None is any number.
+    """
+
+    title: ClassVar[str] = ""
+    text: ClassVar[str] = ""
+    least: ClassVar[int] = 1
+    most: ClassVar[int | None] = None
+
+    @abstractmethod
+    def study(self, runs: Mapping[str, Finished]) -> Outcome:
+        """Look at runs, by label. The same runs and settings give the same outcome.
+
+        Raises:
+            ConfigError: the runs do not fit the study: another task, or models that do not match.
+        """
+
+    def check(self, runs: Sequence[str]) -> None:
+        """Refuse a number of runs that the study cannot look at.
+
+        Raises:
+            ConfigError: too few or too many.
+        """
+        if len(runs) < self.least or (self.most is not None and len(runs) > self.most):
+            wanted = str(self.least) if self.most == self.least else f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
+            raise ConfigError(f"a study of {self.title.lower()} looks at {wanted} run{'' if wanted == '1' else 's'}, and {len(runs)} were given.")
+
+
+def replay(run: Finished) -> Iterator[tuple[int, Params]]:
+    """Train a finished run again in memory, in one thread.
+
+    Yields:
+        (rounds done, the server's model after them), from (0, the first model). A model is to be read before the next one is asked for.
+    """
+    engine = Engine(run.engine.parts, "loop", 1)
+    yield 0, engine.server.params
+    for row in engine.rounds():
+        yield int(row["round"]) + 1, engine.server.params

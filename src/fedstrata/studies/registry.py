@@ -1,0 +1,28 @@
+"""Studies by name, from call syntax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedstrata.calls import bind, parse_call
+from fedstrata.errors import ConfigError, nearest
+from fedstrata.studies.base import Study
+
+_STUDIES: dict[str, type[Study]] = {}
+
+
+def table() -> Mapping[str, type[Study]]:
+    """Studies by name."""
+    return dict(_STUDIES)
+
+
+def find(text: str) -> tuple[str, Study]:
+    """The study that a text in call syntax means, with its name: "sharpness(samples=500)".
+
+    Raises:
+        ConfigError: an unknown study or setting.
+    """
+    call = parse_call(text)
+    if call.name not in _STUDIES:
+        raise ConfigError(f"there is no study {call.name!r}; `fedstrata list studies` prints them.{nearest(call.name, list(_STUDIES))}")
+    return call.name, bind(call, _STUDIES[call.name], what="study")

@@ -1,0 +1,200 @@
+"""What belongs to partial networks: batch-norm policies, budgets of clients, returning clients, other pieces beside them, settings, configs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import lab
+from fedstrata.build import assemble
+from fedstrata.cli import main
+from fedstrata.config import Config
+from fedstrata.errors import ConfigError, MethodError
+from fedstrata.methods import method
+from fedstrata.round import Session
+from fedstrata.server import Server, plan_round
+from fedstrata.wire import messages
+from methods.networks import residual
+
+# ---- norm statistics (section 3.5) ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bn", ["local", "share", "server", "trained", "batch"])
+def test_batch_norm_policies_decide_whose_statistics_move(bn):
+    """A partial round of the head, and one of the layer with the norm: all running statistics move on clients, and the policy says where they go."""
+    run = lab.engine(lab.parts("fedpart(warmup=0, repeat=1)", "batch", bn=bn))
+    for turn, trained in enumerate(("first", "second", "head")):
+        before = run.server.params.buffers.clone()
+        run.round()
+        moved = lab.bits(run.server.params.buffers) != lab.bits(before)
+        assert moved == (bn == "share" or (bn == "trained" and trained == "first"))
+        sent = {n for r in run.executor.replies[turn] for n in r.statistics}
+        assert bool(sent) == moved
+        kept = {n for r in run.executor.replies[turn] for n in r.row}
+        assert kept == ({"kept/norm.running_mean", "kept/norm.running_var"} if bn == "local" else set())
+    run.close()
+
+
+def test_local_statistics_are_those_of_one_named_client_when_the_server_tests():
+    run = residual("fedpart(warmup=0, repeat=1)")
+    run.round()
+    served, row = run.served(), run.rows.get(0)
+    run.close()
+    assert run.norms_of == 0
+    assert all(torch.equal(t, row[f"kept/{n}"]) for n, t in served.buffers.items())
+
+
+def test_trained_statistics_with_budgets_are_averaged_over_those_who_trained_the_layer():
+    """The head alone fits client budgets of 0.5; so its statistics are nobody's, and those who train the norm's layer average theirs."""
+    run = lab.engine(lab.parts("fedpart(warmup=0, repeat=1) + budgets(time=[0.5, 1])", "batch", bn="trained", cohort=6))
+    run.round()
+    replies = {r.client: r for r in run.executor.replies[0]}
+    run.close()
+    assert {i for i, r in replies.items() if len(r.statistics)} == {1, 3, 5}
+    shares = sum(replies[i].samples for i in (1, 3, 5))
+    for name in ("norm.running_mean", "norm.running_var"):
+        mean = sum(replies[i].samples / shares * replies[i].statistics[name] for i in (1, 3, 5))
+        assert torch.allclose(run.server.params.buffers[name], mean, rtol=1e-6, atol=1e-7)
+
+
+# ---- partial participation, budgets, returning clients ----------------------------------------------------------------------------------------
+
+
+def test_budgets_are_held_in_every_round_by_measured_costs():
+    text = "fedpart(warmup=1, repeat=1) + budgets(memory=[1, 0.5], time=[1, 1, 0.5])"
+    run = lab.engine(lab.parts(text, cohort=6, rounds=8))
+    budgets, setup = run.parts.method.pieces[1], run.parts.setup
+    trained = {}
+    for _ in range(8):
+        run.round()
+        for work in run.executor.works[-1]:
+            assert budgets.affords(work.client, work.plan.train, setup)
+            trained.setdefault(work.client, set()).add(frozenset(work.plan.train))
+    run.close()
+    everything = setup.layout.parameters
+    assert everything in trained[0], "no budget"
+    assert all(everything not in trained[i] for i in (1, 2, 3, 5))
+    assert len(trained[1]) == 2, "second layer and head fit half of the memory, and take turns"
+    assert len(trained[2]) == 1, "the head alone fits half of the FLOPs"
+
+
+def test_a_client_that_can_afford_nothing_is_refused_with_the_arithmetic():
+    with pytest.raises(MethodError, match=r"client 1 can train no layer group: the cheapest takes 22% of the whole model's memory and 45% of its"):
+        lab.parts("fedpart + budgets(time=[1, 0.1])")
+
+
+@pytest.mark.parametrize("toy", ["layer", "batch"])
+@pytest.mark.parametrize("cohort", [2, 6])
+def test_returning_clients_are_sent_what_moved_since_and_train_the_same_model(toy, cohort):
+    settings = {"cohort": cohort, "rounds": 9}
+    plain, run = (
+        lab.play("fedpart(warmup=1, repeat=1)", toy, **settings),
+        lab.engine(lab.parts("fedpart(warmup=1, repeat=1) + returning", toy, **settings)),
+    )
+    rows, groups = [], list(run.parts.setup.layout.groups.values())
+    last: dict[int, int] = {}
+    moved = {n: -1 for g in groups for n in g.names}
+    while not run.over:
+        t = run.server.round
+        rows.append(run.round())
+        for work in run.executor.works[-1]:
+            since = last.get(work.client)
+            wanted = {n for n, when in moved.items() if since is None or when >= since}
+            assert {n for n in work.plan.down if n in moved} == wanted
+            last[work.client] = t
+        moved |= dict.fromkeys((n for n in run.plan.average if n in moved), t)
+    run.close()
+    assert lab.bits(run.server.params) == lab.bits(plain.params)
+    assert sum(r["bytes_down"] for r in rows) < sum(r["bytes_down"] for r in plain.rows)
+    assert [r["bytes_up"] for r in rows] == [r["bytes_up"] for r in plain.rows]
+
+
+def test_downlink_mirrors_uplink_where_every_client_is_in_every_round():
+    run = residual("fedpart(warmup=1, repeat=1) + returning", rounds=12)
+    rows = [run.round() for _ in range(12)]
+    run.close()
+    assert rows[0]["bytes_down"] == rows[0]["bytes_up"]
+    assert [r["bytes_down"] for r in rows[1:]] == [r["bytes_up"] for r in rows[:-1]], "what moved in the round before"
+
+
+@pytest.mark.parametrize("other", ["fedphoenix", "scaffold", "fedmut"])
+def test_returning_is_refused_beside_models_made_for_one_client(other):
+    with pytest.raises(MethodError, match="returning has clients keep what they were sent"):
+        method(f"{other} + returning")
+
+
+def test_rows_of_returning_clients_are_counted_before_the_run(monkeypatch):
+    asked = []
+    monkeypatch.setattr("fedstrata.engine.preflight", lambda clients, size, where: asked.append((clients, size)))
+    parts = lab.parts("fedpart + returning")
+    lab.engine(parts).close()
+    assert asked == [(6, 4 * parts.parameters)], "each client keeps a model"
+
+
+def test_private_and_absent_layers_are_left_out_of_the_turns():
+    """Behind FedBABU, whose head nobody trains, two groups are left; behind FedRep each phase trains what it has of the group."""
+    run = lab.engine(lab.parts("fedbabu(epochs=1) + fedpart(warmup=0, repeat=1)"))
+    names = list(run.parts.setup.layout.groups.values())
+    for turn in (0, 1, 0):
+        run.round()
+        assert all(w.plan.train == frozenset(names[turn].names) for w in run.executor.works[-1])
+    run.close()
+    found = lab.play("fedrep(head_epochs=1) + fedpart(warmup=0, repeat=1)", rounds=4)
+    assert all(row["moved"] for row in found.rows)
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["repeat=0", "warmup=-1", "first=-1", "cycles=0", "together=0", "order=upwards"])
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(ConfigError, match=f"{wrong.partition('=')[0]}"):
+        method(f"fedpart({wrong})")
+
+
+@pytest.mark.parametrize("wrong", ["memory=[0]", "time=[1.5]", "time=[1, -0.1]"])
+def test_budgets_out_of_range_are_refused(wrong):
+    with pytest.raises(ConfigError, match="a client's share of what a step of the whole model takes"):
+        method(f"budgets({wrong})")
+
+
+# ---- configurations of published experiments ------------------------------------------------------------------------------------------------
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("fedpart_*.toml"))
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory):
+    """A folder like that of CIFAR-10's own binary files, with 1,000 made-up images."""
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    (root / "cifar-10-batches-bin").mkdir()
+    for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
+        labels = (np.arange(200) % 10).astype(np.uint8)[:, None]
+        (root / f"cifar-10-batches-bin/{name}.bin").write_bytes(np.concatenate([labels, rng.integers(0, 256, (200, 3072), np.uint8)], 1).tobytes())
+    return root
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_published_settings_are_checked_and_take_a_step_of_one_client(path, stand_in, capfd):
+    """By the command, and by one batch in a round of the whole model and in the first partial one."""
+    with pytest.raises(SystemExit) as left:
+        main(["check", str(path), f"data.root={stand_in}"])
+    assert left.value.code in (0, None), capfd.readouterr().err
+    assert "10 layer groups" in " ".join(capfd.readouterr().out.split())
+    parts = assemble(Config.read(path, [f"data.root={stand_in}"]))
+    assert parts.setup.local_steps(parts.setup.samples.size(0)) == 128, "16 batches, the last of 20, for 8 epochs"
+    start = Server.start(parts.method, parts.setup)
+    for t, sent in ((0, 1_235_274), (5, 9_536)):
+        turn = plan_round(replace(start, round=t), parts.method, parts.setup, parts.config.bn, parts.lr(t), lambda *_: None, lambda _: None)
+        session = Session(replace(parts.make(), costs={}), turn.works[0], probe=True)
+        loss, steps = session.train(session.begin())
+        reply = session.reply(session.end(), loss, steps)
+        assert 2.2 < loss < 6, "chance on ten classes is 2.3"
+        assert messages.weigh_up(reply).payload == 4 * sent
+
+
+def test_there_is_a_config_for_each_published_setting_on_cifar10():
+    assert [path.stem for path in CONFIGS] == ["fedpart_cifar10_150", "fedpart_cifar10_alpha1", "fedpart_cifar10_iid"]
