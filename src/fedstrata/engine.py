@@ -114,7 +114,7 @@ class Engine:
         if self.over:
             self.answers = self._ask_all(bill=True)  # once more after the last round
             scores = self.evaluate(t, last=True)
-        looks = self._look(was, accepted) if self.measures and scores["evaluated"] else {}
+        looks = self._look(was, turn, accepted) if self.measures and scores["evaluated"] else {}
         return self._row(turn, accepted, refused, self._spent(before), seconds, moved=moved) | scores | looks
 
     def close(self) -> None:
@@ -204,9 +204,20 @@ class Engine:
             "front": tally(r.front for r in accepted) or None,
         }
 
-    def _look(self, was: Server, accepted: Sequence[Reply]) -> Row:
+    def _look(self, was: Server, turn: Turn, accepted: Sequence[Reply]) -> Row:
         """What measures say of the round; a bug in one of a user's own ends the run, as a measure that lies would be worse."""
-        seen = Look(was.round, self.parts.setup.layout, was.params, self.server.params, accepted, self.server.slots, self.evaluator.features)
+        seen = Look(
+            was.round,
+            self.parts.setup.layout,
+            was.params,
+            self.server.params,
+            accepted,
+            [turn.works[r.place].sent for r in accepted],
+            self.served(),
+            self.server.slots,
+            self.evaluator.features,
+            self.evaluator.loss,
+        )
         found = {}
         for name, measure in self.measures.items():
             try:

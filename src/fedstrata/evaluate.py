@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class Evaluator:
 
     def _pass(self, kit: Kit, params: Params, x: Tensor) -> Tensor:
         kit.bound.load(params)
-        kit.bound.mode(training=False, batch_statistics=self.batch_statistics and len(x) > 1)
+        kit.bound.mode(training=False, batch_statistics=(self.batch_statistics or params.still == "batch") and len(x) > 1)
         kit.memo.clear()
         with torch.no_grad(), kit.autocast():
             return kit.net(kit.bound.params, x).float()
@@ -144,6 +145,18 @@ class Evaluator:
             with torch.no_grad(), kit.autocast():
                 found.append(kit.net.features(kit.bound.params, samples.take(part)).float())
         return torch.cat(found), samples.y[index]
+
+    def loss(self, client: int, params: Params, most: int) -> float:
+        """Mean plain loss of a model on up to ``most`` evenly spaced training samples of a client; NaN where it has none.
+
+        In evaluation mode. Norms look at the batch under ``bn=batch`` and for ``params.frozen("batch")``.
+        """
+        index = self.federation.training(client)
+        if not len(index):
+            return math.nan
+        index = index[torch.linspace(0, len(index) - 1, min(most, len(index))).round().long()]
+        output = self.predict(self.kits[0], params, self.federation.train, index)
+        return float(self.kits[0].net.loss(output, self.federation.train.y[index]).double().mean())
 
     def validation(self, kit: Kit, work: Work, *, personal: bool, params: Params) -> tuple[float, int]:
         """(score, samples) of one client's validation split."""

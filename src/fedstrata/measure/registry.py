@@ -7,11 +7,20 @@ from collections.abc import Mapping, Sequence
 from fedstrata import plugins
 from fedstrata.calls import bind, parse_calls
 from fedstrata.errors import ConfigError, nearest
+from fedstrata.measure.barrier import Barrier
+from fedstrata.measure.conflict import Conflict
+from fedstrata.measure.diversity import FeatureDiversity
 from fedstrata.measure.look import Look, Measure, Runs
 from fedstrata.measure.panel import Panel
 from fedstrata.measure.updates import Drift, StepSize
 
-_MEASURES: dict[str, type[Measure]] = {"drift": Drift, "step_size": StepSize}
+_MEASURES: dict[str, type[Measure]] = {
+    "drift": Drift,
+    "step_size": StepSize,
+    "conflict": Conflict,
+    "feature_diversity": FeatureDiversity,
+    "barrier": Barrier,
+}
 
 NONE, AUTO = "none", "auto"
 

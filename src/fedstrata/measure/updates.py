@@ -15,8 +15,8 @@ from fedstrata.measure.look import ALL, Look, Measure
 class Drift(Measure):
     """How far clients' updates lie from their mean, relative to it: sqrt(mean_i |d_i - d|^2) / |d|, d the plain mean of the updates d_i.
 
-    Over the parameters that every client of the round sent, in all and by layer group. 0: all clients pull alike. Undefined for a single reply
-    and where the mean is zero.
+    In all: over the parameters that every client of the round sent. By layer group: over the clients that sent it, at least two. An update is
+    relative to what its client was sent, so that FedPhoenix' resets are no part of it. Undefined for a single reply and where the mean is zero.
 
     Source: the dissimilarity B of Li et al. 2020 (FedProx), def. 3, is sqrt(E|g_i|^2) / |E g_i|; this is sqrt(B^2 - 1), taken of updates instead of
     gradients.
@@ -31,21 +31,33 @@ class Drift(Measure):
 
     def look(self, look: Look) -> Mapping[str, float | None]:
         """The ratio, by layer group and in all."""
-        if len(look.replies) < 2:
-            return {}
-        sent = frozenset.intersection(*(frozenset(r.delta) for r in look.replies))
-        spread: dict[str, float] = {}
-        shared: dict[str, float] = {}
-        for name in (n for n in look.layout.spec.names if n in sent):
-            group = look.layout.entries[name].group
-            stacked = torch.stack([r.delta[name].reshape(-1) for r in look.replies])  # [C, numel]
-            mean = stacked.mean(0)
-            apart = float((stacked - mean).square().sum(dtype=torch.float64)) / len(look.replies)
-            along = float(mean.square().sum(dtype=torch.float64))
-            for key in (ALL, group):
-                spread[key] = spread.get(key, 0.0) + apart
-                shared[key] = shared.get(key, 0.0) + along
-        return {key: (spread[key] / shared[key]) ** 0.5 if shared[key] > 0 else None for key in spread}
+        found: dict[str, float | None] = {}
+        for key, (names, clients) in senders(look).items():
+            apart = along = 0.0
+            for name in names:
+                stacked = torch.stack([look.replies[i].delta[name].reshape(-1) for i in clients])  # [C, numel]
+                mean = stacked.mean(0)
+                apart += float((stacked - mean).square().sum(dtype=torch.float64)) / len(clients)
+                along += float(mean.square().sum(dtype=torch.float64))
+            found[key] = (apart / along) ** 0.5 if along > 0 else None
+        return found
+
+
+def senders(look: Look) -> dict[str, tuple[list[str], list[int]]]:
+    """Over which names and which replies updates are compared, by series; at least two replies each.
+
+    "all": the parameters that every client sent, and all replies. A layer group: those of its parameters that anybody sent, and the replies that have
+    all of them.
+    """
+    sent = [r.delta.spec.index.keys() for r in look.replies]
+    if len(sent) < 2:
+        return {}
+    layout = look.layout
+    found = {ALL: ([n for n in layout.spec.names if all(n in s for s in sent)], list(range(len(sent))))}
+    for group in layout.groups.values():
+        names = [n for n in group.names if any(n in s for s in sent)]
+        found[group.name] = names, [i for i, s in enumerate(sent) if s >= set(names)]
+    return {key: (names, clients) for key, (names, clients) in found.items() if names and len(clients) > 1}
 
 
 @dataclass(frozen=True)
