@@ -1,0 +1,61 @@
+"""Runs on toys with measures: what each round showed them, and the numbers that they gave."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+import lab
+from fedstrata.layout import Entry, Layout
+from fedstrata.measure.look import Look, Measure
+from fedstrata.measure.registry import measures
+from fedstrata.params import Params
+from fedstrata.piece import Reply
+
+
+@dataclass(frozen=True)
+class Keeps(Measure):
+    """Keeps what it was shown."""
+
+    seen: list[Look]
+
+    def look(self, look):
+        self.seen.append(look)
+        return {}
+
+
+def looked(text, method="fedavg", toy="layer", **settings):
+    """(look, numbers of the measures by name) of every round of a toy run, and its engine."""
+    keeps = Keeps([])
+    parts = lab.parts(method, toy, **{"eval.every": 1} | settings)
+    run = lab.engine(replace(parts, measures=measures(text) | {"keeps": keeps}))
+    try:
+        rows = list(run.rounds())
+    finally:
+        run.close()
+    return list(zip(keeps.seen, (row["measures"] for row in rows), strict=True)), run
+
+
+def layout(**groups):
+    """A layout of linear weights: group name -> {name: shape}."""
+    entries = [
+        Entry(name, torch.Size(shape), "linear", "body", group, "linear") for group, members in groups.items() for name, shape in members.items()
+    ]
+    return Layout(entries)
+
+
+def hand_made(
+    places,
+    before,
+    deltas,
+    *,
+    sent=None,
+    sizes=None,
+    loss=None,
+    features=None,
+):
+    """A look without a run: float64 tensors by name in, everything that nobody asked for left empty."""
+    statistics = Params.of({})
+    start = Params(Params.of(before).flat, places.spec, buffers=statistics)
+    given = [start] * len(deltas) if sent is None else [Params(Params.of(one).flat, places.spec, buffers=statistics) for one in sent]
+    replies = [Reply(i, i, Params.of(delta), statistics, {}, (sizes or [1] * len(deltas))[i], 1, 0.0) for i, delta in enumerate(deltas)]
+    return Look(0, places, start, start, replies, given, start, {}, features, loss)
