@@ -24,7 +24,7 @@ FLOORS = [
     {"build", "evaluate", "ledger"},
     {"backends", "ending"},
     {"engine"},
-    {"bench", "describe", "folder", "summary", "testing", "walk"},
+    {"bench", "describe", "folder", "summary", "testing"},
     {"doctor", "recall"},
     {"run"},
     {"compare", "use"},

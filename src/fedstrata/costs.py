@@ -57,7 +57,7 @@ def forward(kit: Kit, batch: Batch) -> Mapping[str, int]:
 
         before = [(m, dict(m._forward_pre_hooks), dict(m._forward_hooks)) for root in (bound.body, bound.head) for m in root.modules()]
         try:
-            for module, group in _layers(kit):
+            for module, group in layers(kit):
                 watch(module, group)
             kit.memo.clear()
             kit.plain_loss(bound.params, batch)
@@ -69,7 +69,7 @@ def forward(kit: Kit, batch: Batch) -> Mapping[str, int]:
     return {group: flops // len(batch.y) for group, flops in found.items()}
 
 
-def _layers(kit: Kit) -> list[tuple[nn.Module, str]]:
+def layers(kit: Kit) -> list[tuple[nn.Module, str]]:
     """The outermost modules whose parameters all lie in one layer group, with that group."""
     bound, layout = kit.bound, kit.setup.layout
     owner = {id(part): layout.entries[name].group for name, part in bound.parts.items()}

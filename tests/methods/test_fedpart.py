@@ -21,7 +21,7 @@ from fedstrata.models import build
 from fedstrata.net import Batch
 from fedstrata.optim import Optimizer
 from fedstrata.round import Session
-from fedstrata.walk import Walk, restricted, walk
+from fedstrata.studies.walk import Walk, restricted, walk
 from fedstrata.wire import messages
 from methods.networks import pictures, residual
 
@@ -416,8 +416,8 @@ def test_10_step_sizes_are_those_of_the_weights():
 
 
 def test_10_spikes_compare_the_same_coordinates_on_both_sides_of_an_average():
-    squares = (torch.tensor([[1.0, 4.0], [1.0, 4.0]]), torch.tensor([[9.0, 0.0], [9.0, 0.0]]))
-    found = Walk(("a", "b"), (0, 1), squares, (frozenset("ab"), frozenset("a")))
+    squares = (torch.tensor([[[1.0, 4.0], [1.0, 4.0]]]), torch.tensor([[[9.0, 0.0], [9.0, 0.0]]]))
+    found = Walk(("a", "b"), (0, 1), squares, squares, (frozenset("ab"), frozenset("a")))
     assert found.spikes(window=1) == pytest.approx([3 / 5**0.5])
     assert found.spikes(window=2, groups=found.trained) == pytest.approx([3.0])
 

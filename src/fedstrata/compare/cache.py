@@ -43,7 +43,7 @@ DECIDES = frozenset(
 APART = frozenset(
     (
         *("__init__", "__main__", "api", "bench", "bibliography", "catalogue", "cite", "cli", "compare", "costs", "describe", "doctor", "interrupt"),
-        *("new", "plugins", "report", "studies", "templates", "testing", "track", "use", "walk"),
+        *("new", "plugins", "report", "studies", "templates", "testing", "track", "use"),
     )
 )
 """Rooms that start runs, look at them or write about them. Every room stands in one of the two sets; a test holds that."""

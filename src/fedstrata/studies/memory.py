@@ -1,0 +1,195 @@
+"""Peak memory of a local step that trains one layer group: predicted from sizes, as budgets count it, and measured."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fedstrata.build import Parts
+from fedstrata.kit import Kit
+from fedstrata.layout import Names
+from fedstrata.measure.panel import Panel
+from fedstrata.net import Batch
+from fedstrata.optim import Optimizer
+from fedstrata.steps import Eager
+from fedstrata.studies.base import Outcome, Study
+from fedstrata.use.finished import Finished
+
+WHOLE = "whole model"
+KINDS = ("predicted", "counted", "measured")
+NUMBER = 4  # bytes of a float32
+
+
+@dataclass(frozen=True)
+class Memory(Study):
+    """Peak bytes of a local step by the layer group that it trains, on one batch of the run's size, with the run's optimiser and the plain loss.
+
+    Predicted: parameters of the model; gradients and optimiser state of the group; and, once each, the inputs of all layers from the group's
+    first to the loss, in the order in which they are called. Counted: the same, but with the values that autograd keeps on a small batch, scaled
+    up; budgets go by it. Measured: the most bytes of tensors that are alive at one time in two steps; the second has the optimiser's state.
+
+    INFERRED: the formula of the prediction.
+    """
+
+    title: ClassVar[str] = "Memory of layer groups"
+    text: ClassVar[str] = (
+        "Peak memory of a local step that trains one layer group, in MB of 10^6 bytes. Predicted from sizes: parameters, gradients and optimiser "
+        "state of the group, inputs of the layers from the group to the loss. Counted: with what autograd keeps, which is what budgets go by. "
+        "Measured: bytes of tensors that are alive together at the peak, parameters and batch included; what a kernel uses inside itself is not seen."
+    )
+
+    def study(self, runs: Mapping[str, Finished]) -> Outcome:
+        """See :class:`Study`."""
+        numbers: dict[str, Any] = {}
+        panels: list[Panel] = []
+        for label, run in runs.items():
+            found = peaks(run.engine.parts)
+            numbers[label] = found
+            panels += _panels(label, found)
+        return Outcome(numbers, panels)
+
+
+def peaks(parts: Parts) -> dict[str, Any]:
+    """Bytes by kind (KINDS) and layer group, that of the whole model last, and the samples of the batch."""
+    kit, setup = parts.make(), parts.setup
+    batch = batch_of(parts)
+    groups: dict[str, Names] = {name: frozenset(g.names) for name, g in setup.layout.groups.items()} | {WHOLE: setup.layout.parameters}
+    whole = NUMBER * setup.layout.spec.total
+    return {
+        "batch": len(batch.y),
+        "predicted": {name: predicted(kit, batch, names) for name, names in groups.items()},
+        "counted": {name: whole + setup.load(names).memory for name, names in groups.items()},
+        "measured": {name: measured(kit, batch, names) for name, names in groups.items()},
+    }
+
+
+def batch_of(parts: Parts) -> Batch:
+    """A batch of the run's size of the first clients' samples; less where all together have less."""
+    data, found, left = parts.federation, [], parts.setup.batch
+    for client in parts.setup.eligible:
+        index = data.training(client)[:left]
+        found.append(index)
+        left -= len(index)
+        if not left:
+            break
+    index = torch.cat(found)
+    return Batch(data.train.take(index), data.train.y[index])
+
+
+def trained_bytes(kit: Kit, names: Names) -> int:
+    """Gradients and optimiser state of these parameters."""
+    numbers = sum(b - a for a, b in kit.bound.spec.runs(names))
+    return NUMBER * numbers * (1 + Optimizer(kit.setup.optimizer, kit.setup.momentum).slots())
+
+
+def predicted(kit: Kit, batch: Batch, names: Names) -> int:
+    """Peak bytes by sizes alone: nothing is differentiated.
+
+    Args:
+        kit: a worker.
+        batch: that a step would read.
+        names: of the parameters that would be trained.
+    """
+    bound = kit.bound
+    owned = {id(part) for name, part in bound.parts.items() if name in names}
+    calls: list[tuple[bool, list[Tensor]]] = []  # in order: whether the layer is trained, and what it read
+
+    def note(module: nn.Module, given: tuple[Any, ...]) -> None:
+        mine = any(id(p) in owned for p in module.parameters())
+        calls.append((mine, [t for t in pytree.tree_leaves(given) if isinstance(t, Tensor)]))
+
+    leaves = [m for root in (bound.body, bound.head) for m in root.modules() if not any(True for _ in m.children())]
+    handles = [leaf.register_forward_pre_hook(note) for leaf in leaves]
+    try:
+        bound.mode(training=True)
+        bound.draw_from(torch.Generator().manual_seed(0))
+        kit.memo.clear()
+        with torch.no_grad():
+            kit.plain_loss(bound.params, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    first = next((place for place, (mine, _) in enumerate(calls) if mine), 0)
+    kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for _, given in calls[first:] for t in given}
+    return NUMBER * bound.spec.total + trained_bytes(kit, names) + sum(kept.values())
+
+
+def measured(kit: Kit, batch: Batch, names: Names) -> int:
+    """Peak bytes of two steps that train these parameters: parameters, batch, and tensors that were made since. The model is left as it was."""
+    bound = kit.bound
+    flat, buffers = bound.flat.detach().clone(), bound.buffers.flat.clone()
+    bound.mode(training=True)
+    bound.draw_from(torch.Generator().manual_seed(0))
+    with Alive([bound.flat, bound.buffers.flat]) as alive:
+        own = Batch(batch.x.clone(), batch.y.clone())
+        stepper = Eager(kit, kit.plain_loss, lambda g: g, names, kit.setup.lr)
+        stepper.step(own)
+        stepper.step(own)
+    kit.memo.clear()
+    with torch.no_grad():
+        bound.flat.copy_(flat)
+        bound.buffers.flat.copy_(buffers)
+    bound.train_only(kit.setup.layout.parameters)
+    return NUMBER * bound.spec.total + int(alive.peak)
+
+
+class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
+    """Counts the bytes of storages that operations made inside of it and that somebody still holds.
+
+    Args:
+        known: tensors whose storages were there before; they are not counted.
+
+    Attributes:
+        now, peak: bytes.
+    """
+
+    def __init__(self, known: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self.seen = WeakIdKeyDictionary()
+        self.before = [t.untyped_storage() for t in known]
+        for storage in self.before:
+            self.seen[storage] = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and look at what it made."""
+        made = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(made):
+            if isinstance(leaf, Tensor):
+                self._note(leaf)
+        return made
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage not in self.seen:
+            size = storage.nbytes()
+            self.seen[storage] = size
+            weakref.finalize(storage, self._freed, size)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+
+    def _freed(self, size: int) -> None:
+        self.now -= size
+
+
+def _panels(label: str, found: Mapping[str, Mapping[str, int]]) -> list[Panel]:
+    groups = list(found["measured"])
+    series = {kind: [found[kind][g] / 1e6 for g in groups] for kind in KINDS}
+    whole = found["measured"][WHOLE]
+    ratios = {
+        "measured over predicted": [found["measured"][g] / found["predicted"][g] for g in groups],
+        "measured over counted": [found["measured"][g] / found["counted"][g] for g in groups],
+        "measured over whole model": [found["measured"][g] / whole for g in groups],
+    }
+    return [
+        Panel(f"Peak memory of a step: {label}", Memory.text, "bars", groups, series, x_name="trained", y_name="MB"),
+        Panel(f"Peak memory, ratios: {label}", Memory.text, "table", groups, ratios, x_name="trained"),
+    ]
