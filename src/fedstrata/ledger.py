@@ -40,7 +40,8 @@ class Ledger:
     Attributes:
         kit: a worker of the ledger's own, for probes.
         mails: what mail a client sends, by plan.
-        costs: FLOPs a sample, by purpose of the local steps: one batch of each purpose is run under torch's FLOP counter and thrown away.
+        costs: FLOPs a sample, by purpose of the local steps and the extras that go with them: one batch of each purpose is run under torch's FLOP
+            counter and thrown away.
     """
 
     kit: Kit
@@ -72,16 +73,26 @@ class Ledger:
         plan = work.plan
         key = (plan.train, plan.up, plan.keep, plan.phases)
         if key not in self.mails:
-            costs, reply = probe(self.kit, work)
-            self.costs |= costs
+            reply = self._probe(work)
             self.mails[key] = {n: (tuple(t.shape), t.dtype) for n, t in messages.contents(reply).items() if n.startswith("mail/")}
         return self.mails[key]
 
     def flops(self, work: Work, passes: Mapping[str, int]) -> float:
         """FLOPs of a client's passes."""
-        if any(purpose not in self.costs for purpose in passes):
-            self.costs |= probe(self.kit, work)[0]
-        return sum(self.costs[purpose] * samples for purpose, samples in passes.items())
+        if any(_given(purpose, work) not in self.costs for purpose in passes):
+            self._probe(work)
+        return sum(self.costs[_given(purpose, work)] * samples for purpose, samples in passes.items())
+
+    def _probe(self, work: Work) -> Reply:
+        costs, reply = probe(self.kit, work)
+        self.costs |= {_given(purpose, work): flops for purpose, flops in costs.items()}
+        return reply
+
+
+def _given(purpose: str, work: Work) -> str:
+    """Local steps for a purpose may do more in rounds in which a piece was sent something."""
+    names = sorted(f"{piece}/{name}" for piece, extras in work.extras.items() for name in extras)
+    return " ".join([purpose, *names])
 
 
 def probe(kit: Kit, work: Work) -> tuple[dict[str, float], Reply]:

@@ -72,7 +72,10 @@ class View:
     train_loss: float = float("nan")
 
     def noise(self, name: str, shape: Sequence[int], kind: Literal["uniform", "normal"] = "uniform") -> Tensor:
-        """Numbers of this client, round, piece and name: U[0, 1) or N(0, 1). The same call gives the same numbers."""
+        """Numbers of this client, round, piece and name, and inside a local step of that step: U[0, 1) or N(0, 1).
+
+        The same call gives the same numbers. Uniform numbers with a shorter first axis are the first of those with a longer one.
+        """
         return self.tools.noise(f"{self.piece}.{name}", shape, kind)
 
     def fit(self, start: Params, purpose: str, **options: Any) -> Params:

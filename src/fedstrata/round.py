@@ -83,6 +83,7 @@ class Session:
         self.front: dict[str, int] = {}  # stretches of training, by what was kept in front of their layers
         self.index = kit.data.training(work.client)
         self._taken: tuple[Tensor, Tensor] | None = None
+        self.now: tuple[str | int, ...] = ()  # inside a stretch of steps: its purpose, and the step
         setup, plan = kit.setup, work.plan
         start = self._compose()
         phase = plan.phases[0]
@@ -175,17 +176,24 @@ class Session:
         """Batches for one stretch of steps; an epoch or step count that is not given is the run's."""
         if epochs is None and steps is None:
             epochs, steps = self.kit.setup.epochs, self.kit.setup.steps
-        for epoch, positions in self.positions(purpose, epochs=epochs, steps=steps, share=share):
+        outer = self.now
+        for number, (epoch, positions) in enumerate(self.positions(purpose, epochs=epochs, steps=steps, share=share)):
             batch = self.read(purpose, epoch, positions)
             if kept is not None:
                 kept.at(batch.x, positions)
+            self.now = purpose, number
             yield batch
+        self.now = outer
 
     # -- the tools of a piece
 
     def noise(self, name: str, shape: Sequence[int], kind: str) -> Tensor:
         """Derived random numbers; see :meth:`View.noise`."""
-        generator = streams.torch_stream(self.kit.setup.seed, "noise", name, self.work.round, self.work.client, self.work.occurrence)
+        return self.draw(name, shape, kind, self.now)
+
+    def draw(self, name: str, shape: Sequence[int], kind: str, now: tuple[str | int, ...] = ()) -> Tensor:
+        """Noise of a local step, (purpose, number), or of the whole round."""
+        generator = streams.torch_stream(self.kit.setup.seed, "noise", name, self.work.round, self.work.client, self.work.occurrence, *now)
         return torch.rand(tuple(shape), generator=generator) if kind == "uniform" else torch.randn(tuple(shape), generator=generator)
 
     def _slope(self, p: Params, batch: Batch) -> Params:

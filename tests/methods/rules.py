@@ -13,7 +13,7 @@ import torch
 
 import lab
 from fedstrata.order import Order
-from fedstrata.streams import stream
+from fedstrata.streams import key, stream
 
 NORM, HEAD = ("norm.weight", "norm.bias"), ("head.weight", "head.bias")
 
@@ -358,7 +358,8 @@ def fedcross(world, alpha, *, unlike=False):
     size = len(world.cohorts[0])
     models = [world.w0] * size
     for t, cohort in enumerate(world.cohorts):
-        back = [world.descend(w, world.batches(i, t)) for w, i in zip(models, cohort, strict=True)]
+        dealt = stream(world.seed, "fedcross.deal", t).permutation(size).tolist()  # model of each place
+        back = [world.descend(models[j], world.batches(cohort[dealt.index(j)], t)) for j in range(size)]
         if unlike:
             cosines = [[float(a @ b / (a.norm() * b.norm())) if a is not b else 2.0 for b in back] for a in back]
             partners = [row.index(min(row)) for row in cosines]
@@ -367,6 +368,88 @@ def fedcross(world, alpha, *, unlike=False):
         models = [alpha * v + (1 - alpha) * back[k] for v, k in zip(back, partners, strict=True)]
     w = sum(models) / size
     return w, alone(world, w), models
+
+
+class Features:
+    """FedGen's generator, trained by Adam written out. Draws are the engine's, by its names."""
+
+    def __init__(self, world, latent, hidden):
+        self.world, self.latent, self.classes = world, latent, lab.CLASSES
+        g = torch.Generator().manual_seed(key(world.seed, "fedgen.start") >> 1)
+        width, inputs = world.shapes["head.weight"][1], latent + self.classes
+        shapes = [((hidden, inputs), inputs), ((width, hidden), hidden), ((width,), hidden)]
+        self.first, self.last, self.bias = (((2 * torch.rand(s, generator=g).double() - 1) / n**0.5) for s, n in shapes)
+        self.scale, self.shift = torch.ones(hidden).double(), torch.zeros(hidden).double()
+        self.mean, self.var = torch.zeros(hidden).double(), torch.ones(hidden).double()
+
+    def noise(self, name, shape, t, client, step):
+        g = torch.Generator().manual_seed(key(self.world.seed, "noise", f"fedgen.{name}", t, client, 0, "local", step) >> 1)
+        return torch.rand(shape, generator=g).double()
+
+    def __call__(self, noise, y, weights=None):
+        first, last, bias, scale, shift = weights or (self.first, self.last, self.bias, self.scale, self.shift)
+        h = torch.cat([noise, torch.eye(self.classes).double()[y]], 1) @ first.T
+        mean, var = self.mean, self.var
+        if weights:
+            mean, var = h.mean(0), h.var(0, unbiased=False)
+            self.mean = 0.9 * self.mean + 0.1 * mean.detach()
+            self.var = 0.9 * self.var + 0.1 * h.var(0, unbiased=True).detach()
+        return (((h - mean) / torch.sqrt(var + 1e-5)) * scale + shift).clamp(min=0) @ last.T + bias
+
+    def learn(self, t, ends, counts, batch, steps, lr, decay, diversity, product):
+        """``steps`` of Adam with the heads of ``ends``."""
+        g = torch.Generator().manual_seed(int(stream(self.world.seed, "server.fedgen", t).integers(2**63)))
+        able = [c for c in range(self.classes) if any(n[c] >= 2 for n in counts)]
+        weights = [w.clone().requires_grad_() for w in (self.first, self.last, self.bias, self.scale, self.shift)]
+        moments = [(torch.zeros_like(w), torch.zeros_like(w)) for w in weights]
+        for step in range(1, steps + 1):
+            y = torch.tensor([able[k] for k in torch.randint(len(able), (batch,), generator=g).tolist()])
+            noise = torch.rand(batch, self.latent, generator=g).double()
+            z = self(noise, y, weights)
+            loss = diversity * torch.exp(-self.spread(noise, z))
+            for end, own in zip(ends, counts, strict=True):
+                logits = self.world.head(self.world.split(end), z)
+                ce = torch.logsumexp(logits, 1) - logits[torch.arange(batch), y]
+                share = torch.tensor([float(own[c]) / sum(float(n[c]) for n in counts) for c in y.tolist()]).double()
+                loss = loss + (ce.mean() * share.mean() if product else (ce * share).mean())
+            slopes = torch.autograd.grad(loss, weights)
+            with torch.no_grad():
+                for w, slope, (m, v) in zip(weights, slopes, moments, strict=True):
+                    whole = slope + decay * w
+                    m.add_(0.1 * (whole - m))
+                    v.add_(0.001 * (whole**2 - v))
+                    w.sub_(lr * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8))
+        self.first, self.last, self.bias, self.scale, self.shift = (w.detach() for w in weights)
+
+    def spread(self, noise, z):
+        """Mean over all ordered pairs, one by one."""
+        pairs = [((noise[a] - noise[b]) ** 2).mean() * (z[a] - z[b]).abs().mean() for a in range(len(z)) for b in range(len(z))]
+        return sum(pairs) / len(pairs)
+
+
+def fedgen(world, alpha, beta, latent, hidden, batch, steps, lr, *, decay=0.0, diversity=1.0, product=False):
+    w, made = world.w0, Features(world, latent, hidden)
+    for t, cohort in enumerate(world.cohorts):
+        ends, counts = [], []
+        for i in cohort:
+            seen = iter(range(1000))
+
+            def objective(z, b, i=i, t=t, seen=seen):
+                if not t:
+                    return world.loss(z, b)
+                step, head = next(seen), world.split(z)
+                y = (made.noise("labels", (batch,), t, i, step) * made.classes).long()
+                logits = world.head(head, made(made.noise("any", (batch, latent), t, i, step), y))
+                ce = (torch.logsumexp(logits, 1) - logits[torch.arange(batch), y]).mean()
+                like = made(made.noise("like", (len(b[1]), latent), t, i, step), b[1])
+                p, q = (torch.softmax(x, 1) for x in (world.head(head, like).detach(), world.head(head, world.features(z, b[0]))))
+                return world.loss(z, b) + alpha * ce + beta * (p * torch.log(p / q)).sum(1).mean()
+
+            ends.append(world.descend(w, world.batches(i, t), lambda z, b, f=objective: world.grad(z, b, f)))
+            counts.append([int((world.federation.train.y[world.index[i]] == c).sum()) for c in range(made.classes)])
+        made.learn(t, ends, counts, batch, steps, lr, decay, diversity, product)
+        w = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
+    return w, alone(world, w), made
 
 
 def clusteredsampling(world, *, uniform=False):

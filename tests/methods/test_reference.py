@@ -8,6 +8,7 @@ from torch import nn
 
 import lab
 from fedstrata.methods import method
+from fedstrata.methods.fedcross import FedCross
 from fedstrata.params import Params
 from fedstrata.piece import Piece
 from methods import rules
@@ -113,6 +114,34 @@ def test_fedcross_equals_the_written_out_rule(partner):
         f"fedcross(alpha=0.8, partner={partner})", lambda w: rules.fedcross(w, 0.8, unlike=partner == "unlike"), cohort=4, rounds=4
     )
     assert all(distance(world, found.slots["fedcross"][f"model/{j}"], w) <= rules.ROUNDING for j, w in enumerate(models))
+
+
+def test_fedcross_models_move_between_clients_and_each_meets_all_others():
+    """All six clients in each round: alpha=1 never crosses, so where a model has been shows in what it was sent as."""
+    run = lab.engine(lab.parts("fedcross(alpha=1)", cohort=6))
+    for _ in range(3):
+        run.round()
+    run.close()
+    ends = [{r.client: w.sent.flat + r.delta.flat for w, r in zip(*both, strict=True)} for both in zip(run.executor.works, run.executor.replies)]
+    carried = [[next(i for i, end in ends[t].items() if torch.equal(end, w.sent.flat)) for w in run.executor.works[t + 1]] for t in (0, 1)]
+    clients = [[w.client for w in works] for works in run.executor.works[1:]]
+    assert all(sorted(before) == sorted(now) and before != now for before, now in zip(carried, clients, strict=True))
+    models = {j: Params(torch.tensor([float(j)]), Params.of({"w": torch.zeros(1)}).spec) for j in range(5)}
+    assert all({FedCross()._partner(j, models, t) for t in range(4)} == set(range(5)) - {j} for j in range(5))
+
+
+@pytest.mark.parametrize("shares", ["sample", "mean"])
+def test_fedgen_equals_the_written_out_rule(shares):
+    """Three rounds: the generator is taught in all of them, and teaches in rounds 1 and 2."""
+    settings = {"latent": 4, "hidden": 6, "batch": 7, "steps": 4, "lr": 0.01}
+    text = ", ".join(f"{n}={v}" for n, v in settings.items())
+    found, _, made = against(
+        f"fedgen(alpha=0.7, beta=0.9, {text}, decay=0.01, diversity=0.5, shares={shares})",
+        lambda w: rules.fedgen(w, 0.7, 0.9, *settings.values(), decay=0.01, diversity=0.5, product=shares == "mean"),
+    )
+    own = found.slots["fedgen"]["generator"]
+    names = {"first.weight": made.first, "last.weight": made.last, "last.bias": made.bias, "norm.mean": made.mean, "norm.var": made.var}
+    assert all((own[n].double() - t).abs().max() <= 1e-5 for n, t in names.items())
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from fedstrata.params import Params
 from fedstrata.piece import Gradient, View
 from fedstrata.plan import Phase
 from fedstrata.round import Session
+
+Ask: TypeAlias = Callable[[Session], Tensor]
+"""What is asked of each client's own streams inside a stacked step."""
 
 
 class Stack:
@@ -70,6 +73,8 @@ class Stack:
         weights = (torch.arange(index.shape[-1]) < sizes.unsqueeze(-1)).to(self.flat.dtype)  # [T, C, B]
         for step in range(lengths[0]):
             active = sum(1 for n in lengths if n > step)
+            for session in self.sessions[:active]:
+                session.now = phase.name, step
             least, width = (int(n) for n in torch.aminmax(sizes[step, :active]))
             weight = None if least == width else weights[step, :active, :width]
             if self.lazy:
@@ -79,6 +84,8 @@ class Stack:
             chosen = (index[step, :active, :width] + self.offsets[:active]).view(-1)
             x, y = self.x.index_select(0, chosen), self.y.index_select(0, chosen)
             yield Batch(x.view(active, width, *x.shape[1:]), y.view(active, width), weight)
+        for session in self.sessions:
+            session.now = ()
 
 
 def _pad(t: Tensor, width: int) -> Tensor:
@@ -112,7 +119,8 @@ class StackedSteps:
         self.fused = self.chain is not None and not self.middle and o.name == "sgd" and not (o.momentum or o.weight_decay or o.clip)
         self._chains: dict[int, Gradient] = {}
         self._leaves: dict[int, tuple[Params, list[Tensor]]] = {}
-        self._asked: dict[torch.Size, list[torch.Size]] = {}
+        self._asked: dict[torch.Size, list[Ask]] = {}
+        self._tools = _Tools()
         self._data: tuple[Any, Any] | None = None
 
     def step(self, batch: Batch) -> None:
@@ -146,7 +154,7 @@ class StackedSteps:
     def _view(self, name: str, active: int) -> View:
         """A view whose tensors are stacked over the first ``active`` clients, or shared."""
         tree, dims = self._stacked()
-        return _with(self.stack.sessions[0].at(name, phase=self.phase), _cut(tree, dims, active), name)
+        return _with(self.stack.sessions[0].at(name, phase=self.phase), _cut(tree, dims, active), name, self._tools)
 
     def _backward(self, p: Params, batch: Batch) -> Params:
         assert p.flat.data_ptr() == self.stack.flat.data_ptr(), "element-wise middleware asks for the gradient where the client stands"
@@ -207,7 +215,8 @@ class StackedSteps:
         carry = None if self.stack.carry is None else _each(lambda t: t[:active], self.stack.carry)
 
         def one(flat: Tensor, x: Tensor, y: Tensor, w: Tensor | None, data: Any, carried: Any) -> Any:
-            loss, wrap, custom = self.kit.middleware({n: _with(session.at(n, phase=self.phase), data, n) for n in self.kit.method.named})
+            self._tools.stepping = False
+            loss, wrap, custom = self.kit.middleware({n: _with(session.at(n, phase=self.phase), data, n, self._tools) for n in self.kit.method.named})
             found: list[Tensor] = []
 
             def base(p: Params, b: Batch) -> Params:
@@ -221,6 +230,7 @@ class StackedSteps:
                 return Params(slope, spec)
 
             gradient = wrap(base)
+            self._tools.stepping = True
             p, b = Params(flat, spec), Batch(x, y, w)
             out, after = custom(p, b, gradient, carried) if custom is not None else (gradient(p, b), None)
             return out.flat, torch.stack(found).mean(), *([] if after is None else [_bare(after)])
@@ -239,29 +249,39 @@ class StackedSteps:
             _each(lambda old, new: old[:active].copy_(new), self.stack.carry, after[0])
         return None
 
-    # -- vmap, and dropout's masks
+    # -- vmap, dropout's masks and pieces' noise
 
     def _over_clients(self, one: Callable[..., Any], in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-        """``vmap(one)``; dropout layers get the masks that each client would have drawn alone, from its own stream, in the order of asking."""
-        layers = self.kit.bound.dropouts
-        if not layers:
-            return vmap(one, in_dims=in_dims)(*args)
+        """``vmap(one)``; each client gets the masks and the noise that it would have drawn alone, from its own streams, in the order of asking."""
         x = args[1] if isinstance(args[0], Tensor) else args[2]
-        if x.shape[1:] not in self._asked:
-            self._asked[x.shape[1:]] = asked = []
-            for layer in layers:
-                layer.draw = lambda shape: asked.append(shape) or torch.ones(shape)  # type: ignore[func-returns-value]
-            vmap(one, in_dims=in_dims)(*args)  # to learn which shapes are asked for; its result is thrown away
-        drawn = [[torch.rand(s, generator=session.dropout) for s in self._asked[x.shape[1:]]] for session in self.stack.sessions[: self.active]]
-        masks = [torch.stack(column) for column in zip(*drawn, strict=True)]
+        shape = x.shape[1:]
+        if shape not in self._asked:
+            self._asked[shape] = asked = []
+            self._answer(lambda ask, size: asked.append(ask) or torch.full(tuple(size), 0.5))  # type: ignore[func-returns-value]
+            found = vmap(one, in_dims=in_dims)(*args)
+            self._tools.answer = None
+            if not asked:
+                return found
+            # otherwise it was run to learn what is asked for, and is thrown away
+        if not self._asked[shape]:
+            return vmap(one, in_dims=in_dims)(*args)
+        drawn = [[ask(session) for ask in self._asked[shape]] for session in self.stack.sessions[: self.active]]
+        numbers = [torch.stack(column) for column in zip(*drawn, strict=True)]
 
-        def masked(given: list[Tensor], *rest: Any) -> Any:
+        def fed(given: list[Tensor], *rest: Any) -> Any:
             feed = iter(given)
-            for layer in layers:
-                layer.draw = lambda _: next(feed)
+            self._answer(lambda *_: next(feed))
             return one(*rest)
 
-        return vmap(masked, in_dims=(0, *in_dims))(masks, *args)
+        found = vmap(fed, in_dims=(0, *in_dims))(numbers, *args)
+        self._tools.answer = None
+        return found
+
+    def _answer(self, answer: Callable[[Ask, Sequence[int]], Tensor]) -> None:
+        """How dropout layers and pieces get their numbers from now on."""
+        for layer in self.kit.bound.dropouts:
+            layer.draw = lambda shape: answer(lambda session: torch.rand(shape, generator=session.dropout), shape)
+        self._tools.answer = answer
 
 
 def _each(function: Callable[..., Tensor], first: Any, *rest: Any) -> Any:
@@ -289,16 +309,22 @@ def _tensors(session: Session) -> dict[str, Any]:
     return {"anchor": v.anchor, "counts": v.counts, "own": session.rows, "extras": extras}
 
 
-def _with(view: View, data: Any, name: str) -> View:
-    return replace(view, anchor=data["anchor"], counts=data["counts"], own=data["own"][name], extras=data["extras"].get(name, {}), tools=_NoTools())
+def _with(view: View, data: Any, name: str, tools: _Tools) -> View:
+    return replace(view, anchor=data["anchor"], counts=data["counts"], own=data["own"][name], extras=data["extras"].get(name, {}), tools=tools)
 
 
-class _NoTools:
-    """Inside a stacked local step there is no single client whose loop could run or whose numbers could be drawn."""
+class _Tools:
+    """Inside a stacked local step: noise is that of each client; there is no single one whose loop could run."""
+
+    answer: Callable[[Ask, Sequence[int]], Tensor] | None = None
+    stepping = False  # whether the step itself runs, and not what wraps it, which a client alone does once
 
     def noise(self, name: str, shape: Sequence[int], kind: str) -> Tensor:
-        """Refused."""
-        raise ConfigError(f"executor=batched cannot draw {name} inside a local step; use executor=loop, threads or processes.")
+        """What each client draws alone under this name; see :meth:`View.noise`."""
+        if self.answer is None:
+            raise ConfigError(f"executor=batched cannot draw {name} in an element-wise gradient; use executor=loop, threads or processes.")
+        stepping = self.stepping
+        return self.answer(lambda session: session.draw(name, shape, kind, session.now if stepping else ()), shape)
 
     def fit(self, start: Params, purpose: str, **options: Any) -> Params:
         """Refused."""

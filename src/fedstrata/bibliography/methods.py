@@ -154,6 +154,13 @@ METHODS = (
         "{IEEE} International Conference on Data Engineering",
     ),
     talk(
+        "zhu2021datafree",
+        "Zhu, Zhuangdi and Hong, Junyuan and Zhou, Jiayu",
+        "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
+        2021,
+        **icml(38, 139, "12878--12889"),
+    ),
+    talk(
         "fraboni2021clustered",
         "Fraboni, Yann and Vidal, Richard and Kameni, Laetitia and Lorenzi, Marco",
         "Clustered Sampling: Low-Variance and Improved Representativity for Clients Selection in Federated Learning",

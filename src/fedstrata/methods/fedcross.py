@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedstrata import streams
 from fedstrata.params import Params
 from fedstrata.piece import Piece, Reply, ServerView, require, uniform_weights
 from fedstrata.plan import Seat, Setup
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedCross(Piece):
-    """Place j trains model j on its client; then w_j <- alpha v_j + (1 - alpha) v_co(j), v what came back. The server's model is the mean of all w_j.
+    """Each model trains on one client; then w_j <- alpha v_j + (1 - alpha) v_co(j), v what came back. The server's model is the mean of all w_j.
 
-    ``partner`` order takes the other models in turn, co(j) = j + 1 + (t mod (K - 1)), counted round; ``partner`` unlike takes the one with the lowest
-    cosine. A place whose reply is missing keeps its model and is nobody's partner. Norm statistics are averaged over places and shared.
+    Which place gets which model is drawn anew for each round, so that models move between clients where all take part, too. ``partner`` order, the
+    publication's in-order choice, takes the other models in turn: co(j) = j + 1 + (t mod (K - 1)), counted round, so that in K - 1 rounds each model
+    meets all others. ``partner`` unlike takes the one with the lowest cosine. A model whose reply is missing stays, and is nobody's partner. Norm
+    statistics are averaged over places and shared.
 
-    Source: Hu et al. 2024, "FedCross: Towards Accurate Federated Learning via Multi-Model Cross-Aggregation"; alpha 0.99.
-    ``partner`` is INFERRED in how it takes turns.
+    Source: Hu et al. 2024, "FedCross: Towards Accurate Federated Learning via Multi-Model Cross-Aggregation"; alpha 0.99. The turns of order are
+    those of public implementations.
     """
 
     source: ClassVar[str] = "Hu et al., ICDE 2024"
@@ -38,43 +41,50 @@ class FedCross(Piece):
         require(0 <= self.alpha <= 1, "fedcross.alpha", self.alpha, "a model's own part when it is crossed, in [0, 1] (published: 0.99)")
 
     def init(self, setup: Setup) -> State:
-        return {f"model/{place}": _bare(setup.params) for place in range(setup.cohort)}
+        return {f"model/{j}": _bare(setup.params) for j in range(setup.cohort)}
 
     def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
-        model = slot.get(f"model/{seat.place}")
-        return (params.new(model.flat) if isinstance(model, Params) else params), {}
+        if seat.place < 0:
+            return params, {}
+        return params.new(_params(slot, _dealt(setup, len(seat.cohort), seat.round)[seat.place]).flat), {}
 
     def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
         return uniform_weights(replies)
 
     def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerView) -> tuple[Params, State]:
         names = v.plan.average & v.layout.parameters
-        back = {r.place: sent.pick(r.delta).pick(names) + r.delta.pick(names) for r, sent in zip(replies, v.sent, strict=True)}
+        dealt = _dealt(v.setup, len(slot), v.round)
+        back = {dealt[r.place]: sent.pick(r.delta).pick(names) + r.delta.pick(names) for r, sent in zip(replies, v.sent, strict=True)}
         models: State = dict(slot)
-        for place, own in back.items():
-            other = back[self._partner(place, back, v.round)]
+        for j, own in back.items():
+            other = back[self._partner(j, back, v.round)]
             crossed = own.new(self.alpha * own.flat + (1 - self.alpha) * other.flat)
-            models[f"model/{place}"] = _params(slot, place) | Params(crossed.flat, crossed.spec)
-        total = torch.stack([_params(models, place).pick(names).flat for place in range(len(slot))])  # [K, P]
+            models[f"model/{j}"] = _params(slot, j) | Params(crossed.flat, crossed.spec)
+        total = torch.stack([_params(models, j).pick(names).flat for j in range(len(slot))])  # [K, P]
         mean = total.mean(0)
         return Params(mean - v.params.pick(names).flat, v.layout.spec.only(names)), models
 
-    def _partner(self, place: int, back: dict[int, Params], t: int) -> int:
-        others = [p for p in back if p != place]
+    def _partner(self, j: int, back: dict[int, Params], t: int) -> int:
+        others = sorted(k for k in back if k != j)
         if not others:
-            return place
+            return j
         if self.partner == "order":
-            later = [p for p in others if p > place] + [p for p in others if p < place]
+            later = [k for k in others if k > j] + [k for k in others if k < j]
             return later[t % len(later)]
-        own = back[place].flat
-        return min(others, key=lambda p: float(torch.nn.functional.cosine_similarity(own, back[p].flat, dim=0)))
+        own = back[j].flat
+        return min(others, key=lambda k: float(torch.nn.functional.cosine_similarity(own, back[k].flat, dim=0)))
+
+
+def _dealt(setup: Setup, cohort: int, t: int) -> list[int]:
+    """The model of each place."""
+    return [int(j) for j in streams.stream(setup.seed, "fedcross.deal", t).permutation(cohort)]
 
 
 def _bare(p: Params) -> Params:
     return Params(p.flat, p.spec)
 
 
-def _params(state: State, place: int) -> Params:
-    model = state[f"model/{place}"]
+def _params(state: State, j: int) -> Params:
+    model = state[f"model/{j}"]
     assert isinstance(model, Params)
     return model

@@ -15,6 +15,7 @@ from fedstrata.methods.ditto import Ditto
 from fedstrata.methods.fedbabu import FedBABU
 from fedstrata.methods.fedcross import FedCross
 from fedstrata.methods.feddyn import FedDyn
+from fedstrata.methods.fedgen import FedGen
 from fedstrata.methods.fedmut import FedMut
 from fedstrata.methods.fednova import FedNova
 from fedstrata.methods.fedpart import FedPart
@@ -206,6 +207,16 @@ _ROWS: list[Row] = [
         ("fedcross(alpha=0.8)", "fedcross(alpha=0.8, partner=unlike)"),
         _without("each place goes on from a model of its own", "fedcross"),
         cite=("hu2024fedcross",),
+    ),
+    Row(
+        FedGen,
+        "a generator of features, taught by the clients' heads, teaches the clients",
+        (
+            "fedgen(latent=4, hidden=8, batch=8, steps=3, lr=0.01)",
+            "fedgen(alpha=0.5, beta=1, latent=4, hidden=8, batch=8, steps=3, lr=0.01, shares=mean)",
+        ),
+        Limit("fedgen(alpha=0, beta=0, latent=4, hidden=8, batch=8, steps=3)", "fedavg"),
+        cite=("zhu2021datafree",),
     ),
     Row(
         ClusteredSampling,

@@ -1,0 +1,124 @@
+"""FedGen: a generator of features, taught by the clients' heads, teaches the clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedstrata import streams
+from fedstrata.errors import MethodError
+from fedstrata.methods.generator import Head, Lessons, features, fresh, taught, width
+from fedstrata.net import Batch
+from fedstrata.params import Params
+from fedstrata.piece import Loss, Piece, Reply, ServerView, View, require
+from fedstrata.plan import Answers, Plan, Seat, Setup
+from fedstrata.states import State
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+@dataclass(frozen=True)
+class FedGen(Piece):
+    """Loss plus ``alpha`` CE(head(G(e', y')), y') plus ``beta`` KL(head(G(e, y)) || model(x)), from round 1 on; G is the server's.
+
+    e and e' are uniform noise, y the batch's labels, y' ``batch`` labels of any class; both in each local step anew. Head and model are the
+    client's own current ones, the target of the KL term has no gradient. Before it averages, the server teaches G with the heads that came back
+    (``steps`` of a fresh Adam; see :func:`fedstrata.methods.generator.taught`), each label of a client weighed by its share of all clients' samples
+    of that label, which clients mail. ``shares`` mean is the released codes' product of two means, in which the label is lost.
+
+    Source: Zhu et al. 2021, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning"; numbers of FedPhoenix's released code, whose 10
+    times 5 steps are ``steps``. Initial weights of G are INFERRED (torch's).
+    """
+
+    source: ClassVar[str] = "Zhu et al., ICML 2021"
+    needs: ClassVar[Literal["sum", "individuals"]] = "individuals"
+    alpha: float = 0.2
+    beta: float = 0.2
+    latent: int = 100
+    hidden: int = 512
+    batch: int = 256
+    steps: int = 50
+    lr: float = 3e-4
+    decay: float = 0.0
+    diversity: float = 1.0
+    shares: Literal["sample", "mean"] = "sample"
+
+    def __post_init__(self) -> None:
+        require(self.alpha >= 0, "fedgen.alpha", self.alpha, "the weight of generated features, at least 0 (0 with beta=0 is FedAvg; released: 0.2)")
+        require(self.beta >= 0, "fedgen.beta", self.beta, "the weight of the KL term, at least 0 (released: 0.2)")
+        for name, least in (("latent", 1), ("hidden", 1), ("batch", 2), ("steps", 0)):
+            require(getattr(self, name) >= least, f"fedgen.{name}", getattr(self, name), f"a whole number, at least {least}")
+        require(self.lr > 0, "fedgen.lr", self.lr, "the generator's step size, above 0 (released: 0.0003)")
+        require(self.decay >= 0, "fedgen.decay", self.decay, "the generator's weight decay, at least 0 (released: 0 and 0.01)")
+        require(self.diversity >= 0, "fedgen.diversity", self.diversity, "the weight of the term against equal features, at least 0 (released: 1)")
+
+    def check(self, setup: Setup) -> None:
+        if setup.classes < 2 or width(setup.layout, setup.classes) is None:
+            raise MethodError(
+                "fedgen generates what enters a linear head with an output for each class, and this model's head is none "
+                f"(outputs: {setup.classes}). Use a classification task and a model whose head is one linear layer."
+            )
+
+    def init(self, setup: Setup) -> State:
+        features = width(setup.layout, setup.classes)
+        assert features is not None
+        return {"generator": fresh(self.latent, setup.classes, self.hidden, features, streams.torch_stream(setup.seed, "fedgen.start"))}
+
+    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+        _refuse_private(plan, setup)
+        return plan
+
+    def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
+        return params, {"generator": slot["generator"]} if seat.round and seat.place >= 0 else {}
+
+    def objective(self, loss: Loss, v: View) -> Loss:
+        generator, net, classes = v.extras.get("generator"), v.net, v.setup.classes
+        if not isinstance(generator, Params):
+            return loss
+
+        def made(p: Params, name: str, y: Tensor) -> Tensor:
+            """The client's output for generated features of these labels."""
+            return net.head(p, features(generator, v.noise(name, (len(y), self.latent)), y, classes))
+
+        def terms(p: Params, b: Batch) -> Tensor:
+            y = (v.noise("labels", (self.batch,)) * classes).long()
+            target = made(p, "like", b.y).detach().log_softmax(-1)
+            output = net.head(p, net.features(p, b.x).to(target.dtype)).log_softmax(-1)
+            return self.alpha * net.loss(made(p, "any", y), y).mean() + self.beta * b.mean((target.exp() * (target - output)).sum(-1))
+
+        return lambda p, b: loss(p, b) + terms(p, b)
+
+    def upload(self, delta: Params, own: State, v: View) -> tuple[Params, State, State]:
+        return delta, {"counts": v.counts}, own
+
+    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+        _refuse_private(v.plan, v.setup)
+        generator, counts = slot["generator"], torch.stack([_tensor(r.mail["fedgen"]["counts"]) for r in v.replies])
+        assert isinstance(generator, Params)
+        heads = [_head(r, sent, v) for r, sent in zip(v.replies, v.sent, strict=True)]
+        how = Lessons(self.steps, self.lr, self.decay, self.batch, self.diversity, self.shares)
+        draws = torch.Generator().manual_seed(int(v.rng.integers(2**63)))
+        return step, {"generator": taught(generator, heads, counts, v.setup.net.loss, how, draws)}
+
+
+def _head(reply: Reply, sent: Params, v: ServerView) -> Head:
+    """The head of the model that came back."""
+    before = sent.pick(v.layout.select("role:head"))
+    moved = reply.delta.pick(before)
+    own = (before | (before.pick(moved) + moved)).frozen("eval")
+    return lambda z: v.setup.net.head(own, z)
+
+
+def _refuse_private(plan: Plan, setup: Setup) -> None:
+    hidden = sorted(setup.layout.select("role:head") & plan.keep - plan.up)
+    if hidden:
+        raise MethodError(f"fedgen's server learns from the clients' heads, and {hidden[0]} stays with each client. Leave fedgen or that piece out.")
+
+
+def _tensor(value: Params | Tensor) -> Tensor:
+    assert isinstance(value, Tensor)
+    return value
