@@ -7,8 +7,23 @@ from collections.abc import Mapping
 from fedstrata.calls import bind, parse_call
 from fedstrata.errors import ConfigError, nearest
 from fedstrata.studies.base import Study
+from fedstrata.studies.landscape import Landscape
+from fedstrata.studies.masks import Masks
+from fedstrata.studies.memory import Memory
+from fedstrata.studies.path import Path
+from fedstrata.studies.settling import Settling
+from fedstrata.studies.sharpness import Sharpness
+from fedstrata.studies.steps import Steps
 
-_STUDIES: dict[str, type[Study]] = {}
+_STUDIES: dict[str, type[Study]] = {
+    "landscape": Landscape,
+    "masks": Masks,
+    "memory": Memory,
+    "path": Path,
+    "settling": Settling,
+    "sharpness": Sharpness,
+    "steps": Steps,
+}
 
 
 def table() -> Mapping[str, type[Study]]:

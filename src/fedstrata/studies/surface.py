@@ -1,0 +1,232 @@
+"""The loss of a finished run's model over a fixed sample, as a function of the flat vector of its parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedstrata.data.samples import Samples
+from fedstrata.errors import ConfigError
+from fedstrata.params import Params
+from fedstrata.piece import draw_without_replacement, require
+from fedstrata.streams import stream
+from fedstrata.use.finished import Finished
+
+Split: TypeAlias = Literal["train", "test"]
+CLIENTS = 1000
+"""Whose training samples are drawn from where there are more; they are drawn first, so that a million of them need not be listed."""
+
+
+class Surface:
+    """The mean loss of a run's model over fixed samples, at any values of its parameters: norms and dropout stand still, as in evaluation.
+
+    Everything is computed in the precision of ``dtype``, whatever the run trained in; sums over batches are in float64.
+
+    Args:
+        run: whose network.
+        x: [N, *shape] samples.
+        y: [N] their targets.
+        batch: samples of one pass; a part of the result only where norms look at the batch.
+        dtype: float32 or float64.
+    Attributes:
+        centre: [P] the served values.
+        statistics: those of the served model's norms.
+        still: how the network stands: "eval", or "batch" for a run with ``bn=batch``.
+    """
+
+    def __init__(self, run: Finished, x: Tensor, y: Tensor, batch: int, dtype: torch.dtype = torch.float32) -> None:
+        self.kit, self.layout, self.dtype = run.engine.kit, run.engine.parts.setup.layout, dtype
+        self.still: Literal["eval", "batch"] = "batch" if run.engine.evaluator.batch_statistics else "eval"
+        self.centre = run.served.flat.to(dtype)
+        self.statistics = self._cast(run.served.buffers)
+        if not bool(self.centre.isfinite().all()):
+            raise ConfigError(f"{run.folder}: the model is not finite: its training diverged, and nothing can be said of the loss around it.")
+        self.samples = len(y)
+        whole = x.to(dtype) if x.is_floating_point() else x
+        target = y.to(dtype) if y.is_floating_point() else y
+        self.batches = [(whole[part], target[part]) for part in cut(torch.arange(len(y)), batch)]
+
+    def _cast(self, buffers: Params | None) -> Params | None:
+        return None if buffers is None else Params(buffers.flat.to(self.dtype), buffers.spec)
+
+    def loss(self, flat: Tensor, statistics: Params | None = None) -> float:
+        """Mean loss at these values, [P]; infinite or NaN where it is."""
+        return self.scored(flat, statistics)[0]
+
+    def scored(self, flat: Tensor, statistics: Params | None = None) -> tuple[float, float]:
+        """(mean loss, accuracy) at these values; of a regression (mean squared error, its root).
+
+        Args:
+            flat: [P] values.
+            statistics: of norms; default: the served ones.
+        """
+        total, right = 0.0, 0
+        p = Params(flat, self.layout.spec, buffers=statistics or self.statistics, still=self.still)
+        for x, y in self.batches:
+            with torch.no_grad():
+                output = self._output(p, x)
+                total += float(self.kit.net.loss(output, y).sum(dtype=torch.float64))
+                right += 0 if y.is_floating_point() else int(((output.argmax(-1) == y) & output.isfinite().all(-1)).sum())
+        self.kit.memo.clear()
+        mean = total / self.samples
+        return mean, math.sqrt(mean) if self.batches[0][1].is_floating_point() else right / self.samples
+
+    def slope(self) -> Tensor:
+        """[P] gradient of the mean loss at the centre."""
+        names = self.layout.spec.names
+        found = torch.zeros(self.layout.spec.total, dtype=torch.float64)
+        for x, y in self.batches:
+            with torch.enable_grad():
+                leaves, p = self._leaves(names)
+                value = self.kit.net.loss(self._output(p, x), y).sum() / self.samples
+                parts = torch.autograd.grad(value, leaves, materialize_grads=True)
+            found += flattened(parts)
+        self.kit.memo.clear()
+        return found.to(self.dtype)
+
+    def bend(self, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
+        """The map v -> H v, both [Q]: the Hessian of the mean loss at the centre, over the parameters with these names alone.
+
+        By differentiating the gradient's product with v once more; layers in front of the first of these parameters cost no backward work.
+
+        Args:
+            names: of parameters, in the order of the layout; Q numbers in all.
+        """
+        sizes = [self.layout.entries[name].shape for name in names]
+
+        def product(v: Tensor) -> Tensor:
+            parts = [part.view(shape) for part, shape in zip(torch.split(v, [s.numel() for s in sizes]), sizes, strict=True)]
+            found = torch.zeros(len(v), dtype=torch.float64)
+            for x, y in self.batches:
+                with torch.enable_grad(), self._twice():
+                    leaves, p = self._leaves(names)
+                    value = self.kit.net.loss(self._output(p, x), y).sum() / self.samples
+                    slopes = torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
+                    along = torch.stack([(g * part).sum() for g, part in zip(slopes, parts, strict=True)]).sum()
+                    if along.requires_grad:  # a loss that is linear in these parameters has no second derivative
+                        found += flattened(torch.autograd.grad(along, leaves, materialize_grads=True))
+            self.kit.memo.clear()
+            return found.to(self.dtype)
+
+        return product
+
+    def _leaves(self, names: Sequence[str]) -> tuple[list[Tensor], Params]:
+        views = dict(Params(self.centre, self.layout.spec).views)
+        leaves = [views[name].detach().requires_grad_() for name in names]
+        views |= dict(zip(names, leaves, strict=True))
+        return leaves, Params(self.centre, self.layout.spec, buffers=self.statistics, still=self.still, views=views)
+
+    def _output(self, p: Params, x: Tensor) -> Tensor:
+        self.kit.memo.clear()  # it knows parameters by their vector, and here only their views change
+        return self.kit.net(p, x)
+
+    def _twice(self) -> ExitStack:
+        """Torch's kernels that can be differentiated twice: the fused ones of attention and recurrent layers cannot."""
+        stack = ExitStack()
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if any(entry.kind == "recurrent" for entry in self.layout.entries.values()):
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        return stack
+
+
+def surfaces(
+    runs: Mapping[str, Finished], split: Split, samples: int, batch: int, seed: int, dtype: torch.dtype = torch.float32
+) -> dict[str, Surface]:
+    """The surface of each run, all over the same samples.
+
+    Args:
+        runs: by label.
+        split: "train": of what clients of the first run train on; "test": of the server's test set.
+        samples: how many, at most.
+        batch: of one pass.
+        seed: of the draw.
+        dtype: precision.
+    Raises:
+        ConfigError: runs on different data, no such samples, or a model that has diverged.
+    """
+    first = next(iter(runs.values()))
+    for label, run in runs.items():
+        same_data(next(iter(runs)), first, label, run)
+    index = positions(first, split, samples, seed)
+    found = {}
+    for label, run in runs.items():
+        pool = pool_of(run, split)
+        found[label] = Surface(run, pool.take(index), pool.y[index], batch, dtype)
+    return found
+
+
+def positions(run: Finished, split: Split, samples: int, seed: int) -> Tensor:
+    """[n] int64 positions, ascending, of up to ``samples`` samples: drawn uniformly, without replacement, whoever holds them.
+
+    Of training data: from all that clients train on (held-out clients, validation and own tests left out), so that their mean loss is the objective
+    of clients weighted by their samples; of more than 1000 clients, 1000 are drawn first.
+
+    Raises:
+        ConfigError: there are fewer than two.
+    """
+    rng = stream(seed, "study/samples", split)
+    if split == "test":
+        pool = torch.arange(len(pool_of(run, split)))
+    else:
+        eligible = run.engine.parts.setup.eligible
+        chosen = list(eligible) if len(eligible) <= CLIENTS else [eligible[i] for i in sorted(draw_without_replacement(rng, len(eligible), CLIENTS))]
+        pool = torch.cat([run.federation.training(client) for client in chosen])
+    if len(pool) < 2:
+        raise ConfigError(f"{run.folder}: there are {len(pool)} {split} samples; at least 2 are needed to look at.")
+    return pool[torch.tensor(draw_without_replacement(rng, len(pool), min(samples, len(pool))))].sort().values
+
+
+def pool_of(run: Finished, split: Split) -> Samples:
+    """The samples that positions point into.
+
+    Raises:
+        ConfigError: no test set.
+    """
+    if split == "train":
+        return run.federation.train
+    if run.federation.test is None:
+        raise ConfigError(f"{run.folder}: the run has no test set on the server; look at training samples: split=train.")
+    return run.federation.test
+
+
+def same_data(one: str, first: Finished, other: str, run: Finished) -> None:
+    """Refuse runs whose losses are not of the same samples.
+
+    Raises:
+        ConfigError: another data set, task or targets.
+    """
+    a, b = first.federation, run.federation
+    if a.name != b.name or a.task != b.task or not torch.equal(a.train.y, b.train.y):
+        raise ConfigError(
+            f"{one} is of the data {a.name} and {other} of {b.name}; losses are compared on the same samples. Study runs on the same data."
+        )
+
+
+def cut(index: Tensor, batch: int) -> list[Tensor]:
+    """Positions in batches; a single one left over joins the batch before, as a norm cannot look at one sample."""
+    parts = list(torch.split(index, batch))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+def flattened(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors as one vector."""
+    return torch.cat([part.detach().reshape(-1) for part in parts])
+
+
+def known(value: float) -> float | None:
+    """The number, or None where it is not finite, as JSON wants it."""
+    return value if math.isfinite(value) else None
+
+
+def sampled(name: str, samples: int, batch: int) -> None:
+    """Refuse counts of samples that cannot be meant."""
+    require(samples >= 2, f"{name}.samples", samples, "a number of samples, at least 2")
+    require(batch >= 2, f"{name}.batch", batch, "a number of samples in one pass, at least 2")
