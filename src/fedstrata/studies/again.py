@@ -23,6 +23,8 @@ from fedstrata.round import Failure, Work
 from fedstrata.schedules import schedule
 from fedstrata.states import State
 
+MOST = 10_000  # clients whose samples are derived, one by one, to be taken together
+
 
 def trained(parts: Parts, rounds: int, executor: Executor | None = None) -> Iterator[Engine]:
     """Train in one thread.
@@ -120,7 +122,7 @@ def pooled(parts: Parts, read: Sequence[int]) -> Parts:
         parts: of the run.
         read: samples that participants read, by round.
     Raises:
-        ConfigError: clients are derived when asked for, so that their union cannot be listed.
+        ConfigError: as in :func:`union`.
     """
     federation = union(parts.federation)
     total = len(federation.training(0))
@@ -140,11 +142,11 @@ def union(federation: Federation) -> Federation:
     """One client with the training samples of all that may train, in the order of clients; what they keep for tests and validation is left out.
 
     Raises:
-        ConfigError: clients are derived when asked for.
+        ConfigError: more than 10,000 clients that are derived when asked for.
     """
-    if federation.partition.lazy:
+    if federation.partition.lazy and federation.clients > MOST:
         raise ConfigError(
-            "clients of this federation are derived when asked for, so their samples cannot be taken together (settling: against=none)."
+            f"{federation.clients:,} clients that are derived when asked for are too many to take their samples together (settling: against=none)."
         )
     held = [federation.training(i) for i in Eligible(federation.clients, federation.heldout)]
     partition = Listed.of("pooled", [torch.cat(held).numpy()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,10 @@ NUMBER = 4  # bytes of a float32
 class Memory(Study):
     """Peak bytes of a local step by the layer group that it trains, on one batch of the run's size, with the run's optimiser and the plain loss.
 
-    Predicted: parameters of the model; gradients and optimiser state of the group; and, once each, the inputs of all layers from the group's
-    first to the loss, in the order in which they are called. Counted: the same, but with the values that autograd keeps on a small batch, scaled
-    up; budgets go by it. Measured: the most bytes of tensors that are alive at one time in two steps; the second has the optimiser's state.
+    Predicted: parameters of the model; gradients and optimiser state of the group; and the largest of three: the inputs of all layers from the
+    group's first to the loss, once each, in the order in which they are called; what a single layer in front of it reads and makes; one number a
+    parameter that Adam works with. Counted: parameters, gradients, state, and what autograd keeps on a small batch, scaled up; budgets go by it.
+    Measured: the most bytes of tensors that are alive at one time in two steps; the second has the optimiser's state.
 
     INFERRED: the formula of the prediction.
     """
@@ -42,8 +43,9 @@ class Memory(Study):
     title: ClassVar[str] = "Memory of layer groups"
     text: ClassVar[str] = (
         "Peak memory of a local step that trains one layer group, in MB of 10^6 bytes. Predicted from sizes: parameters, gradients and optimiser "
-        "state of the group, inputs of the layers from the group to the loss. Counted: with what autograd keeps, which is what budgets go by. "
-        "Measured: bytes of tensors that are alive together at the peak, parameters and batch included; what a kernel uses inside itself is not seen."
+        "state of the group, inputs of the layers from the group to the loss, or more where a layer in front of it takes more. Counted: with what "
+        "autograd keeps, which is what budgets go by. Measured: bytes of tensors that are alive together at the peak, parameters and batch "
+        "included; what a kernel uses inside itself is not seen."
     )
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
@@ -84,30 +86,50 @@ def batch_of(parts: Parts) -> Batch:
     return Batch(data.train.take(index), data.train.y[index])
 
 
-def trained_bytes(kit: Kit, names: Names) -> int:
-    """Gradients and optimiser state of these parameters."""
-    numbers = sum(b - a for a, b in kit.bound.spec.runs(names))
-    return NUMBER * numbers * (1 + Optimizer(kit.setup.optimizer, kit.setup.momentum).slots())
-
-
 def predicted(kit: Kit, batch: Batch, names: Names) -> int:
-    """Peak bytes by sizes alone: nothing is differentiated.
+    """Peak bytes by sizes alone: nothing is differentiated. See :class:`Memory` for the formula.
 
     Args:
         kit: a worker.
         batch: that a step would read.
         names: of the parameters that would be trained.
     """
+    calls = called(kit, batch, names)
+    first = next((place for place, call in enumerate(calls) if call.trained), 0)
+    kept = sum(dict(size for call in calls[first:] for size in call.read).values())
+    passing = max((sum(dict([*call.read, *call.made]).values()) for call in calls[:first]), default=0)
+    numbers = NUMBER * sum(b - a for a, b in kit.bound.spec.runs(names))
+    optimizer = Optimizer(kit.setup.optimizer, kit.setup.momentum)
+    working = numbers if optimizer.slots() == 2 else 0  # Adam's scale, while it moves
+    return NUMBER * kit.bound.spec.total + numbers * (1 + optimizer.slots()) + max(kept, passing, working)
+
+
+class Call(NamedTuple):
+    """A layer that was called.
+
+    Attributes:
+        trained: whether it is one of those whose parameters are trained.
+        read, made: (address, bytes) of the storages of what it was given and what it gave.
+    """
+
+    trained: bool
+    read: list[tuple[int, int]]
+    made: list[tuple[int, int]]
+
+
+def called(kit: Kit, batch: Batch, names: Names) -> list[Call]:
+    """Every call of a layer without layers of its own, in a forward pass in training mode."""
     bound = kit.bound
     owned = {id(part) for name, part in bound.parts.items() if name in names}
-    calls: list[tuple[bool, list[Tensor]]] = []  # in order: whether the layer is trained, and what it read
+    calls: list[Call] = []
+    held: list[Any] = []  # so that no address is used twice
 
-    def note(module: nn.Module, given: tuple[Any, ...]) -> None:
-        mine = any(id(p) in owned for p in module.parameters())
-        calls.append((mine, [t for t in pytree.tree_leaves(given) if isinstance(t, Tensor)]))
+    def note(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        held.append((given, output))
+        calls.append(Call(any(id(p) in owned for p in module.parameters()), _storages(given), _storages(output)))
 
     leaves = [m for root in (bound.body, bound.head) for m in root.modules() if not any(True for _ in m.children())]
-    handles = [leaf.register_forward_pre_hook(note) for leaf in leaves]
+    handles = [leaf.register_forward_hook(note) for leaf in leaves]
     try:
         bound.mode(training=True)
         bound.draw_from(torch.Generator().manual_seed(0))
@@ -117,9 +139,12 @@ def predicted(kit: Kit, batch: Batch, names: Names) -> int:
     finally:
         for handle in handles:
             handle.remove()
-    first = next((place for place, (mine, _) in enumerate(calls) if mine), 0)
-    kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for _, given in calls[first:] for t in given}
-    return NUMBER * bound.spec.total + trained_bytes(kit, names) + sum(kept.values())
+    return calls
+
+
+def _storages(values: Any) -> list[tuple[int, int]]:
+    found = [t.untyped_storage() for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
+    return [(storage.data_ptr(), storage.nbytes()) for storage in found]
 
 
 def measured(kit: Kit, batch: Batch, names: Names) -> int:
