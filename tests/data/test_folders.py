@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,6 +66,35 @@ def test_a_folder_of_clients_or_domains_is_natural(kind, tmp_path):
     fed = load(folder(tmp_path, layout=f"{kind}/class/file"))
     assert fed.partition.law == f"natural(by={kind})"
     assert [fed.partition.size(i) for i in range(2)] == [6, 10]
+
+
+def office(root, inner):
+    """Office-31 in small: three domains of differing sizes with the same two classes, in its archive's form where ``inner`` is "images"."""
+    for domain, n in (("amazon", 10), ("dslr", 2), ("webcam", 5)):
+        for label in ("back_pack", "mug"):
+            for k in range(n):
+                picture(root / domain / inner / label / f"frame_{k:04}.jpg")
+
+
+@pytest.mark.parametrize(("inner", "layout"), [("images", "domain/images/class/file"), ("", "domain/class/file")])
+def test_office_31_is_one_client_a_domain_with_a_fifth_of_each_class_for_testing(tmp_path, inner, layout):
+    office(tmp_path, inner)
+    fed = load(replace(folder(tmp_path, layout=layout), clients=3, test="client"))
+    assert [fed.client_name(i) for i in range(3)] == ["amazon", "dslr", "webcam"]
+    assert fed.partition.law == "natural(by=domain)"
+    assert fed.task.labels == ("back_pack", "mug")
+    assert [len(fed.training(i)) for i in range(3)] == [16, 4, 8]
+    assert [fed.counts(i).tolist() for i in range(3)] == [[8, 8], [2, 2], [4, 4]]
+    assert [len(fed.testing(i)[1]) for i in range(3)] == [4, 0, 2]
+
+
+def test_a_layout_that_is_not_the_folders_own_names_the_one_that_is(tmp_path):
+    office(tmp_path / "archive", "images")
+    with pytest.raises(DataError, match=r"amazon/images holds folders of pictures.*say layout='domain/images/class/file'"):
+        load(folder(tmp_path / "archive", layout="domain/class/file"))
+    office(tmp_path / "flat", "")
+    with pytest.raises(DataError, match=r"amazon holds no folder images.*say layout='domain/class/file'"):
+        load(folder(tmp_path / "flat", layout="domain/images/class/file"))
 
 
 def test_grey_and_random_resized_crop(tree):

@@ -1,11 +1,14 @@
 """FedGen: the generator by itself, what it is taught, what travels, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import lab
 from fedstrata.errors import MethodError
+from fedstrata.methods.fedgen import FedGen
 from fedstrata.methods.generator import Lessons, features, fresh, likeness, taught
 
 SMALL = "latent=4, hidden=8, batch=8, steps=2"
@@ -97,23 +100,13 @@ def test_private_heads_are_refused(text):
         lab.play(text, rounds=1)
 
 
-class Bilinear(nn.Module):
-    """A head of two layers."""
-
-    head_name = "head"
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(lab.FEATURES, 4)
-        self.head = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, lab.CLASSES))
-
-    def forward(self, x):
-        return self.head(torch.relu(self.body(x)))
-
-
-def test_a_head_that_is_not_one_linear_layer_is_refused():
-    with pytest.raises(MethodError, match="one linear layer"):
-        lab.play("fedgen", (lab.federation(), Bilinear()))
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_a_head_without_an_output_for_each_class_is_refused(outputs):
+    """One output is a number, not a class; a head of three outputs is none for four classes."""
+    setup = lab.parts().setup
+    FedGen().check(setup)
+    with pytest.raises(MethodError, match=r"linear head with an output for each class.*Use a classification task"):
+        FedGen().check(replace(setup, classes=outputs))
 
 
 @pytest.mark.parametrize("partner", ["fedpart(warmup=1, repeat=1)", "fedprox(mu=0.1)", "fedcross(alpha=0.8)", "fedphoenix(theta=0.5, layers=fc)"])

@@ -57,9 +57,10 @@ def root(tmp_path_factory):
         )
     for domain in ("amazon", "dslr", "webcam"):
         for label in range(31):
-            (folder / f"office31/{domain}/class{label:02}").mkdir(parents=True)
+            place = folder / f"office31/{domain}/images/class{label:02}"
+            place.mkdir(parents=True)
             for k in range(3):
-                (folder / f"office31/{domain}/class{label:02}/{k}.jpg").write_bytes(picture(rng, 64))
+                (place / f"{k}.jpg").write_bytes(picture(rng, 64))
     return folder
 
 

@@ -122,10 +122,12 @@ def test_fedcross_models_move_between_clients_and_each_meets_all_others():
     for _ in range(3):
         run.round()
     run.close()
-    ends = [{r.client: w.sent.flat + r.delta.flat for w, r in zip(*both, strict=True)} for both in zip(run.executor.works, run.executor.replies)]
-    carried = [[next(i for i, end in ends[t].items() if torch.equal(end, w.sent.flat)) for w in run.executor.works[t + 1]] for t in (0, 1)]
-    clients = [[w.client for w in works] for works in run.executor.works[1:]]
-    assert all(sorted(before) == sorted(now) and before != now for before, now in zip(carried, clients, strict=True))
+    works, replies = run.executor.works, run.executor.replies
+    for t in (0, 1):
+        ends = {r.client: w.sent.flat + r.delta.flat for w, r in zip(works[t], replies[t], strict=True)}
+        came_from = {w.client: next(i for i, end in ends.items() if torch.equal(end, w.sent.flat)) for w in works[t + 1]}
+        assert sorted(came_from.values()) == sorted(came_from)
+        assert any(before != now for now, before in came_from.items())
     models = {j: Params(torch.tensor([float(j)]), Params.of({"w": torch.zeros(1)}).spec) for j in range(5)}
     assert all({FedCross()._partner(j, models, t) for t in range(4)} == set(range(5)) - {j} for j in range(5))
 

@@ -37,6 +37,7 @@ COUNTS = [
     ("small_cnn", CIFAR, None, 62_006),
     ("lenet", CIFAR, None, 797_962),
     ("lenet", CIFAR100, None, 815_332),
+    ("dlg_lenet", CIFAR, None, 15_826),
     ("resnet8", CIFAR, None, 1_235_274),
     ("resnet8", CIFAR100, None, 1_258_404),
     ("resnet8", Task((3, 64, 64), 200), None, 1_284_104),
@@ -71,6 +72,8 @@ SMALL = [
     ("small_cnn(dropout=0.3)", CIFAR),
     ("small_cnn", MNIST),
     ("lenet", MNIST),
+    ("dlg_lenet", MNIST),
+    ("dlg_lenet(activation=elu, spread=0)", CIFAR),
     ("cnn20(dropout=0.1)", CIFAR),
     ("resnet8", CIFAR),
     ("resnet8(stem=3, dropout=0.5)", DIGITS),
@@ -363,6 +366,73 @@ def test_dropout_controls_have_our_layer_at_the_published_places(spec, task, lay
     module = build(spec, task)
     assert sum(isinstance(m, Dropout) for m in module.modules()) == layers
     assert not any(isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules())
+
+
+def ways_through_dropout(spec, task):
+    """(module that runs before, p, whole channels, shape of a sample) of every dropout, in the order of the forward pass."""
+    module, found, last = build(spec, task).train(), [], [""]
+    give_streams(module)
+    inner = {id(m.mask) for m in module.modules() if isinstance(m, ChannelDropout)}
+    for name, layer in module.named_modules():
+        if id(layer) in inner:
+            continue
+        if isinstance(layer, (Dropout, ChannelDropout)):
+            drop = layer.mask if isinstance(layer, ChannelDropout) else layer
+            told = drop.p, isinstance(layer, ChannelDropout)
+            layer.register_forward_pre_hook(lambda _, x, told=told: found.append((last[0], *told, tuple(x[0].shape[1:]))))
+        elif not isinstance(layer, nn.Identity) and not any(True for _ in layer.children()):
+            layer.register_forward_hook(lambda *_, name=name: last.__setitem__(0, name))
+    module(batch(task))
+    return found
+
+
+TINY = Task((3, 64, 64), 200)
+
+
+def resnet18(p, side):
+    """After each stage and in front of the head."""
+    stages = [(f"layer{k + 1}.1.norm2", p, False, (64 * 2**k, side // 2**k, side // 2**k)) for k in range(4)]
+    return [*stages, ("layer4.1.norm2", p, False, (512,))]
+
+
+CONTROLS = [
+    ("resnet18(stem=3, dropout=0.5)", CIFAR, resnet18(0.5, 32)),
+    ("resnet18(stem=3, dropout=0.25)", TINY, resnet18(0.25, 64)),
+    (
+        "vgg16(conv_dropout=0.5)",
+        CIFAR,
+        [
+            *((f"convs.{n}.norm", 0.5, False, (w, s, s)) for n, w, s in ((1, 64, 16), (3, 128, 8), (6, 256, 4), (9, 512, 2))),
+            ("hidden.0", 0.5, False, (4096,)),
+            ("hidden.1", 0.5, False, (4096,)),
+        ],
+    ),
+    (
+        "mobilenet(dropout=0.5)",
+        CIFAR,
+        [
+            *((f"blocks.{n - 1}.norm2", 0.5, False, (w, s, s)) for n, w, s in ((4, 256, 8), (6, 512, 4), (9, 512, 4), (12, 1024, 2))),
+            ("blocks.12.norm2", 0.5, False, (1024,)),
+        ],
+    ),
+    (
+        "small_cnn(dropout=0.3)",
+        CIFAR,
+        [
+            ("convs.0.conv", 0.3, True, (6, 14, 14)),
+            ("convs.1.conv", 0.3, True, (16, 5, 5)),
+            ("hidden.0", 0.3, False, (120,)),
+            ("hidden.1", 0.3, False, (84,)),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("spec", "task", "places"), CONTROLS, ids=[c[0] for c in CONTROLS])
+def test_fedphoenix_dropout_controls_drop_where_they_are_said_to(spec, task, places):
+    """After each stage and in front of the head; after pools 1 to 4 and both hidden layers; after blocks 4, 6, 9, 12 and in front of the head; of
+    channels after both convolutions and of numbers after both hidden layers. Shapes show the pool in front."""
+    assert ways_through_dropout(spec, task) == places
 
 
 @pytest.mark.parametrize("spec", ["small_cnn(dropout=0.3)", "cnn(dropout=0.5)"])

@@ -1,4 +1,4 @@
-"""Folders of pictures, read a batch at a time: ``class/file``, ``client/class/file``, ``domain/class/file``; and official Tiny ImageNet."""
+"""Folders of pictures, read a batch at a time: ``class/file``, below clients or domains where there are such; and official Tiny ImageNet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedstrata.errors import ConfigError, DataError
 from fedstrata.streams import stream
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-Layout = Literal["class/file", "client/class/file", "domain/class/file"]
+Layout = Literal["class/file", "client/class/file", "domain/class/file", "domain/images/class/file"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +97,12 @@ def scan(root: Path, layout: Layout) -> tuple[list[_Found], int]:
     """
     root = root.resolve()
     groups = [Path()] if layout == "class/file" else [Path(folder.name) for folder in children(root, root) if folder.is_dir()]
+    inner = "images" if layout == "domain/images/class/file" else ""
     found, empty, other = [], [], 0
     for group in groups:
-        for folder in (entry for entry in children(root / group, root) if entry.is_dir()):
+        if not (root / group / inner).is_dir():
+            raise DataError(f"{root / group} holds no folder {inner}, which layout {layout} has in every domain; say layout='domain/class/file'.")
+        for folder in (entry for entry in children(root / group / inner, root) if entry.is_dir()):
             files = children(folder, root)
             pictures = [file for file in files if file.is_file() and file.suffix.lower() in PICTURES]
             other += len(files) - len(pictures)
@@ -111,16 +114,17 @@ def scan(root: Path, layout: Layout) -> tuple[list[_Found], int]:
         if folder.name not in known and not _nested(folder):
             raise DataError(f"{folder} holds no picture ({', '.join(PICTURES[:4])}, ...); remove the folder, or put the class's pictures there.")
         if folder.name not in known:
-            deeper = (
-                "say layout='client/class/file' (or 'domain/class/file')"
-                if layout == "class/file"
-                else f"by layout {layout} they lie a level too deep"
-            )
-            raise DataError(f"{folder} holds folders of pictures, and no picture itself; {deeper}.")
+            raise DataError(f"{folder} holds folders of pictures, and no picture itself; {_deeper(layout, folder)}.")
     if not found:
         flatter = "; say layout='class/file'" if layout != "class/file" and _nested(root) else "; check path and layout"
         raise DataError(f"{root} holds no pictures by layout {layout}{flatter}.")
     return found, other
+
+
+def _deeper(layout: Layout, folder: Path) -> str:
+    if layout == "class/file":
+        return "say layout='client/class/file' (or 'domain/class/file')"
+    return "say layout='domain/images/class/file'" if folder.name == "images" else f"by layout {layout} they lie a level too deep"
 
 
 def _nested(folder: Path) -> bool:
@@ -135,7 +139,8 @@ class Folder:
     Args:
         path: the folder; if it holds ``train`` and ``test`` (or ``val``), these are the two sets, else a fixed share of every (group, class) is
             the test set.
-        layout: "class/file", "client/class/file" or "domain/class/file".
+        layout: "class/file", "client/class/file", "domain/class/file", or "domain/images/class/file", where each domain holds its classes in a
+            folder that is called images, as in Office-31's archive.
         size: side in pixels after resizing the shorter side and cutting out the middle.
         resize: the shorter side before the cut; None is ``size``. ImageNet's usual 224 of 256 is size=224, resize=256.
         channels: 3, or 1 for grey.

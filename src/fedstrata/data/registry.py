@@ -166,7 +166,7 @@ for _name, _factory, _about, _source, _offline, _cite in (
         True,
         ("li2020federated",),
     ),
-    ("folder", folders.Folder, "pictures in folders: class/file, client/class/file, domain/class/file", "your own", False, "your own pictures"),
+    ("folder", folders.Folder, "pictures in folders: class/file, below clients or domains where there are such", "your own", False, "your own pictures"),
     ("table", tables.Table, "CSV or parquet with a label column, and a client column where there is one", "your own", False, "your own table"),
     ("breast_cancer", toys.BreastCancer, "30 measurements, 2 classes", "scikit-learn, from UCI", True, ("street1993nuclear", "pedregosa2011scikit")),
     ("wine", toys.Wine, "13 measurements, 3 classes", "scikit-learn, from UCI", True, ("aeberhard1992wine", "pedregosa2011scikit")),

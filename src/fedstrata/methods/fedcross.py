@@ -46,14 +46,14 @@ class FedCross(Piece):
     def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
         if seat.place < 0:
             return params, {}
-        return params.new(_params(slot, _dealt(setup, len(seat.cohort), seat.round)[seat.place]).flat), {}
+        return params.new(_params(slot, _dealt(setup, seat.round)[seat.place]).flat), {}
 
     def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
         return uniform_weights(replies)
 
     def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerView) -> tuple[Params, State]:
         names = v.plan.average & v.layout.parameters
-        dealt = _dealt(v.setup, len(slot), v.round)
+        dealt = _dealt(v.setup, v.round)
         back = {dealt[r.place]: sent.pick(r.delta).pick(names) + r.delta.pick(names) for r, sent in zip(replies, v.sent, strict=True)}
         models: State = dict(slot)
         for j, own in back.items():
@@ -75,9 +75,9 @@ class FedCross(Piece):
         return min(others, key=lambda k: float(torch.nn.functional.cosine_similarity(own, back[k].flat, dim=0)))
 
 
-def _dealt(setup: Setup, cohort: int, t: int) -> list[int]:
+def _dealt(setup: Setup, t: int) -> list[int]:
     """The model of each place."""
-    return [int(j) for j in streams.stream(setup.seed, "fedcross.deal", t).permutation(cohort)]
+    return [int(j) for j in streams.stream(setup.seed, "fedcross.deal", t).permutation(setup.cohort)]
 
 
 def _bare(p: Params) -> Params:
