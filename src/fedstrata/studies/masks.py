@@ -146,16 +146,16 @@ def estimate(kit: Kit, params: Params, drawn: Iterator[Batch]) -> Variances:
     """Variances of the gradients of the plain local loss at a model, in training mode.
 
     Args:
-        kit: a worker; its vector holds ``params`` afterwards.
-        params: the model, with statistics.
+        kit: a worker; its vector holds ``params`` afterwards, and its statistics have moved.
+        params: the model; norms look at the batch, as in training.
         drawn: mini-batches.
     """
     layout, bound = kit.setup.layout, kit.bound
     bound.train_only(layout.parameters)
+    bound.load(params)
+    bound.mode(training=True)
     seen = Welford(layout)
     for place, batch in enumerate(drawn):
-        bound.load(params)  # batch norms move their statistics
-        bound.mode(training=True)
         bound.draw_from(streams.torch_stream(kit.setup.seed, "masks dropout", place))
         kit.memo.clear()
         slopes, whole = bound.slopes(kit.plain_loss(bound.params, batch), bound.spec.names)
