@@ -22,6 +22,13 @@ MODELS = (
         2025,
         **icml(42, 267, "40903--40929"),
     ),
+    talk(
+        "zhu2019deep",
+        "Zhu, Ligeng and Liu, Zhijian and Han, Song",
+        "Deep Leakage from Gradients",
+        2019,
+        NEURIPS,
+    ),
     preprint(
         "nguyen2024towards",
         "Nguyen, Minh Duong and Le, Khanh and Do, Khoi and Tran, Nguyen H. and Nguyen, Duc and Trinh, Chien and Yang, Zhaohui",

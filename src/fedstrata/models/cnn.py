@@ -1,15 +1,16 @@
-"""Convolution networks without shortcuts: FedAvg's CNN, the small CNN, FedSMU's LeNet, FedLAG's cnn20, VGG-11 and VGG-16."""
+"""Convolution networks without shortcuts: FedAvg's CNN, the small CNN, FedSMU's and DLG's LeNet, FedLAG's cnn20, VGG-11 and VGG-16."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedstrata.errors import ConfigError
-from fedstrata.models.blocks import Conv, ConvInit, Model, Norm, Norms, drop_layer, fill
+from fedstrata.models.blocks import Conv, ConvInit, Layer, Model, Norm, Norms, drop_layer, fill
 from fedstrata.models.task import Task, at_least, image, outputs
 
 
@@ -86,6 +87,47 @@ def small_cnn(task: Task, norm: Norm = "none", padding: int = 0, dropout: float 
 def lenet(task: Task, norm: Norm = "none", padding: int = 0, dropout: float = 0.0, groups: int = 8) -> Model:
     """FedSMU's LeNet: 5x5 conv 64, pool, 5x5 conv 64, pool, 384, 192, classes."""
     return _two_convs(task, Norms("lenet", norm, groups), (64, 64), (384, 192), padding=padding, drop=dropout)
+
+
+class SmoothNet(Model):
+    """5x5 convolutions with strides instead of pools and an activation without kinks, then the head: a network that can be differentiated twice."""
+
+    def __init__(self, channels: int, strides: tuple[int, ...], width: int, flat: int, classes: int, *, activation: str, spread: float) -> None:
+        super().__init__()
+        self.bend, self.spread = activation, spread
+        widths = (channels, *(width for _ in strides))
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 5, stride=s, padding=2) for (a, b), s in zip(pairwise(widths), strides, strict=True))
+        self.head = nn.Linear(flat, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, classes]."""
+        bends: dict[str, Layer] = {"sigmoid": torch.sigmoid, "tanh": torch.tanh, "elu": functional.elu}
+        bend = bends[self.bend]
+        for conv in self.convs:
+            x = bend(conv(x))
+        return self.head(x.flatten(1))
+
+    def start(self, generator: torch.Generator) -> None:
+        """U(-spread, spread) for every parameter, or PyTorch's default where spread is 0."""
+        fill(self, generator)
+        if self.spread:
+            for parameter in self.parameters():
+                nn.init.uniform_(parameter, -self.spread, self.spread, generator=generator)
+
+
+def dlg_lenet(task: Task, activation: Literal["sigmoid", "tanh", "elu"] = "sigmoid", spread: float = 0.5) -> Model:
+    """DLG's LeNet: 5x5 convs 12, 12, 12 with strides 2, 2, 1 and sigmoids, classes; small, smooth and without pools.
+
+    Args:
+        task: images.
+        activation: after each convolution.
+        spread: all parameters start from U(-spread, spread); 0 is PyTorch's default.
+    """
+    channels, *size = image(task, "dlg_lenet")
+    if spread < 0:
+        raise ConfigError(f"dlg_lenet(spread={spread}): parameters start from U(-spread, spread), with spread at least 0; 0 is PyTorch's default.")
+    cells = -(-size[0] // 4) * -(-size[1] // 4)
+    return SmoothNet(channels, (2, 2, 1), 12, 12 * cells, outputs(task, "dlg_lenet"), activation=activation, spread=spread)
 
 
 def cnn20(task: Task, norm: Norm = "none", dropout: float = 0.0, groups: int = 8) -> Model:

@@ -214,6 +214,7 @@ _OURS: tuple[tuple[str, Factory, str, tuple[str, ...]], ...] = (
     ("cnn", cnn.cnn, "McMahan et al. 2017", ("mcmahan2017communication",)),
     ("small_cnn", cnn.small_cnn, "FedPhoenix", ("lecun1998gradient",)),
     ("lenet", cnn.lenet, "FedSMU", ("lecun1998gradient", "lu2025fedsmu")),
+    ("dlg_lenet", cnn.dlg_lenet, "Zhu et al. 2019 (DLG)", ("lecun1998gradient", "zhu2019deep")),
     ("cnn20", cnn.cnn20, "FedLAG", ("nguyen2024towards",)),
     ("resnet8", resnet.resnet8, "FedPart", ("he2016deep", "wang2024why")),
     ("resnet18", resnet.resnet18, "He et al. 2016; FedPart, FedPhoenix, FedSMU, FedFN", ("he2016deep",)),

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from fedstrata.calls import bind, parse_call
 from fedstrata.errors import ConfigError, nearest
 from fedstrata.studies.base import Study
+from fedstrata.studies.inversion import Inversion
 from fedstrata.studies.landscape import Landscape
 from fedstrata.studies.masks import Masks
+from fedstrata.studies.maximise import Maximise
 from fedstrata.studies.memory import Memory
 from fedstrata.studies.path import Path
 from fedstrata.studies.settling import Settling
@@ -16,8 +18,10 @@ from fedstrata.studies.sharpness import Sharpness
 from fedstrata.studies.steps import Steps
 
 _STUDIES: dict[str, type[Study]] = {
+    "inversion": Inversion,
     "landscape": Landscape,
     "masks": Masks,
+    "maximise": Maximise,
     "memory": Memory,
     "path": Path,
     "settling": Settling,

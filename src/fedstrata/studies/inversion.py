@@ -1,0 +1,297 @@
+"""What an update gives away: images that an attacker finds again from the whole of it, from single layers, and from its signs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any, ClassVar, Literal
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from fedstrata import streams
+from fedstrata.errors import ConfigError
+from fedstrata.layout import Layout
+from fedstrata.measure.panel import Panel
+from fedstrata.methods import method
+from fedstrata.params import Params
+from fedstrata.piece import require
+from fedstrata.report.page.paint import Picture
+from fedstrata.round import Session
+from fedstrata.studies.attacks import Guess, Target, dlg, inverting, label_of
+from fedstrata.studies.base import Outcome, Study
+from fedstrata.studies.pixels import Pixels, pixels_of, psnr, ssim
+from fedstrata.studies.sheets import sheet
+from fedstrata.use.finished import Finished
+from fedstrata.use.plain import plain
+
+PUBLISHED = {"dlg": 300, "ig": 8000}
+COLUMNS = ("PSNR (dB)", "its deviation", "highest PSNR (dB)", "SSIM", "labels found", "numbers seen")
+SHOWN = 8  # images on a sheet
+GREY = "nothing (grey)"
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What an attacker sees of an update.
+
+    Attributes:
+        gradient: of the visible parameters, as it arrives.
+        direction: whether its sizes are lost.
+    """
+
+    gradient: Mapping[str, Tensor]
+    direction: bool = False
+
+
+@dataclass
+class Score:
+    """How near one image came: final and best PSNR in dB, final SSIM, whether its label was found, and the image in [0, 1]."""
+
+    final: float
+    best: float
+    ssim: float
+    label: bool
+    image: Tensor = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Inversion(Study):
+    """Gradient inversion of single steps: which images of a client an attacker finds again.
+
+    The attacker knows the model and sees the gradient of one batch (a client's update of one plain step, over its rate), or a part of it. ``visible``
+    lists the parts: full, groups (each layer group alone, as FedPart sends them), the name of a group, and sign (the signs of the full update).
+    ``codec`` is a chain of methods in call syntax whose uploads are attacked besides; of those, as of signs, only the direction is matched.
+
+    ``attack``: dlg (L-BFGS, 300 steps of 20) or ig (inverting gradients, 8000 steps; ``tv`` weighs its total variation), ``steps`` instead of
+    those. ``label=unknown``: dlg finds soft labels beside the image; ig takes the label of a single image from the head's gradient where that is
+    visible (iDLG) and finds soft labels otherwise. ``restarts`` keeps the attempt with the least loss. ``at``: the served model or the run's start.
+
+    INFERRED: evaluation mode and batches of one image, as in the demonstration of FedPart's repository; DLG's distance relative to the length of
+    what is seen; the distance of directions for signs and codecs; soft labels for ig where the head is not visible; ``images``, ``works`` (the mean
+    PSNR from which on the attack on the full update counts as successful), and images that are a client's first ones, without augmentation.
+
+    Source: Zhu et al. 2019 (DLG); Geiping et al. 2020 (inverting gradients); Zhao et al. 2020 (iDLG); Wang et al. 2024 (FedPart), Fig. 8 and Table 9.
+    """
+
+    title: ClassVar[str] = "Gradient inversion"
+    text: ClassVar[str] = (
+        "Images found again from what a client sends of one step: PSNR in dB (-10 log10 of the mean squared error of images in [0, 1]) of the last "
+        "iterate and the highest over iterates, which an attacker cannot pick, and SSIM; means over images. High means that more leaks. Grey is what "
+        "an attacker has who saw nothing. Source: Zhu et al. 2019, Geiping et al. 2020, Wang et al. 2004."
+    )
+    attack: Literal["dlg", "ig"] = "dlg"
+    label: Literal["known", "unknown"] = "known"
+    visible: tuple[str, ...] = ("full", "groups", "sign")
+    codec: str | None = None
+    images: int = 8
+    batch: int = 1
+    client: int = 0
+    steps: int | None = None
+    restarts: int = 1
+    tv: float = 1e-6
+    at: Literal["end", "start"] = "end"
+    works: float = 20.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(bool(self.visible), "inversion.visible", list(self.visible), "what an attacker sees: full, groups, names of layer groups, sign")
+        require(self.images >= 1, "inversion.images", self.images, "images to be found again, at least 1")
+        require(self.batch >= 1 and self.images % self.batch == 0, "inversion.batch", self.batch, f"a divisor of images={self.images}, at least 1")
+        require(self.steps is None or self.steps >= 1, "inversion.steps", self.steps, "steps of the attack, at least 1 (dlg: 300, ig: 8000)")
+        require(self.restarts >= 1, "inversion.restarts", self.restarts, "attempts of which the best is kept, at least 1")
+        require(self.tv >= 0, "inversion.tv", self.tv, "the weight of total variation, at least 0")
+        require(self.works > 0, "inversion.works", self.works, "a PSNR in dB above 0")
+
+    def study(self, runs: Mapping[str, Finished]) -> Outcome:
+        """See :class:`Study`."""
+        numbers: dict[str, Any] = {}
+        series: dict[str, Sequence[float | None]] = {}
+        pictures: list[Picture] = []
+        notes: list[str] = []
+        for label, run in runs.items():
+            views, truth = self._attacked(run, label)
+            rows = {name: summary(scores, count) for name, (scores, count) in views.items()}
+            numbers[label] = {
+                name: row | {"by_image": [{"psnr": s.final, "best": s.best, "ssim": s.ssim, "label": s.label} for s in views[name][0]]}
+                for name, row in rows.items()
+            }
+            tag = f"{label}: " if len(runs) > 1 else ""
+            series |= {f"{tag}{name}": list(row.values()) for name, row in rows.items()}
+            pictures.append(pictured(f"Images found by {self.attack}" + (f", {label}" if len(runs) > 1 else ""), views, truth))
+            notes += [f"{tag}{note}" for note in self._told(rows)]
+        panel = Panel("Gradient inversion", self.text, "table", COLUMNS, series, x_name="", y_name="")
+        return Outcome(numbers, [panel], pictures, notes)
+
+    def _told(self, rows: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+        """What follows at all."""
+        if "full" not in rows:
+            return ["the full update was not attacked, so it is not known whether the attack works here at all; add full to visible."]
+        reached = rows["full"]["psnr"] or 0.0
+        if reached < self.works:
+            failed = f"the attack on the full update did not succeed ({reached:.1f} dB, below works={self.works:g}), so nothing follows from what it "
+            return [f"{failed}found elsewhere; give it more steps or restarts, or a model that it works on."]
+        return [f"the attack succeeds on the full update ({reached:.1f} dB); a stronger one may find more where this one does not."]
+
+    def _attacked(self, run: Finished, label: str) -> tuple[dict[str, tuple[list[Score], int]], Tensor]:
+        """(scores of each view with the count of numbers seen, pictures [N, C, H, W])."""
+        pixels, federation = pixels_of(run, "gradient inversion"), run.federation
+        if federation.task.kind != "classification":
+            raise ConfigError(f"gradient inversion looks at classifications, and {label} is a regression.")
+        if not 0 <= self.client < federation.clients:
+            raise ConfigError(f"inversion.client is {self.client}; clients of {label} are 0 to {federation.clients - 1}.")
+        held = federation.training(self.client)[: self.images]
+        if len(held) < self.images:
+            raise ConfigError(
+                f"inversion.images is {self.images}, and client {self.client} of {label} has {len(held)} training images; ask for fewer."
+            )
+        x, y = federation.train.take(held), federation.train.y[held]
+        model = model_of(run, self.at)
+        truth = pixels.restore(x)
+        found: dict[str, tuple[list[Score], int]] = {}
+        for place in range(0, self.images, self.batch):
+            chosen = slice(place, place + self.batch)
+            for name, seen in self._views(run, model, x[chosen], y[chosen]).items():
+                scores, _ = found.setdefault(name, ([], sum(t.numel() for t in seen.gradient.values())))
+                labels = self._labels(seen, y[chosen], run.engine.kit.bound.head_name)
+                parameters = [attrgetter(n)(model) for n in seen.gradient]
+                given = list(seen.gradient.values())
+                shape, classes = truth[chosen].shape, federation.task.classes
+                target = Target(model, parameters, given, seen.direction, pixels, shape, classes, labels)
+                scores += self._invert(target, truth[chosen], y[chosen], place)
+        grey = torch.full_like(truth[0], 0.5)
+        return found | {GREY: ([Score(psnr(grey, t), psnr(grey, t), ssim(grey, t), False, grey) for t in truth], 0)}, truth
+
+    def _views(self, run: Finished, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Seen]:
+        """What an attacker sees of this batch, by name."""
+        layout = run.engine.parts.setup.layout
+        gradient = slopes(model, layout, x, y)
+        found: dict[str, Seen] = {}
+        for name in self.visible:
+            if name == "full":
+                found[name] = Seen(gradient)
+            elif name == "sign":
+                found[name] = Seen({n: g.sign() for n, g in gradient.items()}, direction=True)
+            else:
+                for group in layout.names() if name == "groups" else [name]:
+                    inside = layout.group(group)
+                    found[f"only {group}"] = Seen({n: g for n, g in gradient.items() if n in inside})
+        if self.codec is not None:
+            found[f"codec {self.codec}"] = encoded(run, self.codec, gradient, self.client)
+        return found
+
+    def _invert(self, target: Target, truth: Tensor, y: Tensor, place: int) -> list[Score]:
+        """Attack one batch; images are matched to the true ones by the least total error."""
+        pixels = target.pixels
+        kept: tuple[Guess, list[float]] | None = None
+        for attempt in range(self.restarts):
+            generator = streams.torch_stream(self.seed, "inversion", place, attempt)  # every view starts from the same image
+            best = [0.0] * len(truth)
+
+            def watch(x: Tensor, best: list[float] = best) -> None:
+                image = pixels.restore(x)
+                for k, at in enumerate(matched(image, truth)):
+                    best[k] = max(best[k], psnr(image[at], truth[k]))
+
+            guess = Guess(watch)
+            if self.attack == "dlg":
+                dlg(target, generator, self.steps or PUBLISHED["dlg"], guess)
+            else:
+                inverting(target, generator, self.steps or PUBLISHED["ig"], guess, self.tv)
+            if len(guess.x) and (kept is None or guess.loss < kept[0].loss):
+                kept = guess, best
+        return scored(kept, pixels, truth, y, known=self.label == "known")
+
+    def _labels(self, seen: Seen, y: Tensor, head: str) -> Tensor | None:
+        """Labels that the attack starts with: given, or taken from the head's gradient; None where it has to find them."""
+        if self.label == "known":
+            return y
+        weight = seen.gradient.get(f"{head}.weight")
+        if self.attack == "dlg" or len(y) > 1 or weight is None:
+            return None
+        return label_of(weight, seen.gradient.get(f"{head}.bias"))
+
+
+def model_of(run: Finished, at: str) -> nn.Module:
+    """The served model, or that of the start, as a plain module in evaluation mode."""
+    if at == "end":
+        return run.module()
+    engine = run.engine
+    return plain(engine.kit, engine.parts.setup.params, run.federation.task, batch_statistics=engine.evaluator.batch_statistics)
+
+
+def slopes(model: nn.Module, layout: Layout, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """The gradient of the mean cross-entropy at a batch, by parameter."""
+    names = layout.spec.names
+    found = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), [attrgetter(n)(model) for n in names])
+    return dict(zip(names, found, strict=True))
+
+
+def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: int) -> Seen:
+    """An update of one plain step after the uploads of a chain, as a gradient.
+
+    Raises:
+        ConfigError: no method of the chain changes uploads.
+    """
+    chain = method(text)
+    if not any(piece.overrides("upload") for piece in chain.pieces):
+        raise ConfigError(f"inversion.codec is {text!r}, and no method in it changes what is sent; name one that does, or leave codec out.")
+    engine = run.engine
+    work = replace(engine.work_of(client, run.served), row=None, extras={})
+    session = Session(replace(engine.kit, method=chain), work)
+    delta = Params.of({n: -work.lr * g for n, g in gradient.items()})
+    end = session.view.anchor.new(session.view.anchor.flat + delta.flat)
+    for name, piece in chain.named.items():
+        delta, _, session.rows[name] = piece.upload(delta, session.rows[name], session.at(name, end=end, train_loss=0.0))
+    return Seen({n: -t for n, t in delta.items()}, direction=True)
+
+
+def matched(images: Tensor, truth: Tensor) -> list[int]:
+    """Which of the images is meant for each true one, by the least total squared error; both [B, C, H, W]."""
+    if len(truth) == 1:
+        return [0]
+    costs = (truth[:, None] - images[None]).square().flatten(2).mean(2)  # [B, B]
+    return [int(k) for k in linear_sum_assignment(costs.numpy())[1]]
+
+
+def scored(kept: tuple[Guess, list[float]] | None, pixels: Pixels, truth: Tensor, y: Tensor, *, known: bool) -> list[Score]:
+    """The scores of one batch; an attack that never reached a finite image found grey."""
+    if kept is None:
+        grey = torch.full_like(truth, 0.5)
+        return [Score(psnr(g, t), psnr(g, t), ssim(g, t), known, g) for g, t in zip(grey, truth, strict=True)]
+    guess, best = kept
+    images = pixels.restore(guess.x).clamp(0, 1)
+    order = matched(images, truth)
+    return [
+        Score(psnr(images[at], truth[k]), best[k], ssim(images[at], truth[k]), bool(guess.labels[at] == y[k]), images[at])
+        for k, at in enumerate(order)
+    ]
+
+
+def summary(scores: Sequence[Score], count: int) -> dict[str, float | None]:
+    """Means over images, the standard deviation of the final PSNR, and how many numbers were seen."""
+    final = [s.final for s in scores]
+    spread = statistics.stdev(final) if len(final) > 1 else None
+    return {
+        "psnr": round(math.fsum(final) / len(final), 4),
+        "psnr_deviation": None if spread is None else round(spread, 4),
+        "best_psnr": round(statistics.fmean(s.best for s in scores), 4),
+        "ssim": round(statistics.fmean(s.ssim for s in scores), 6),
+        "labels": statistics.fmean(float(s.label) for s in scores),
+        "numbers": count,
+    }
+
+
+def pictured(title: str, views: Mapping[str, tuple[list[Score], int]], truth: Tensor) -> Picture:
+    """True images above what was found of them, a row a view, with the PSNR below each."""
+    shown = min(SHOWN, len(truth))
+    rows: list[list[Tensor | None]] = [list(truth[:shown])]
+    values: list[list[float | None]] = [[None] * shown]
+    found = {name: scores for name, (scores, _) in views.items() if name != GREY}
+    rows += [[s.image for s in scores[:shown]] for scores in found.values()]
+    values += [[s.final for s in scores[:shown]] for scores in found.values()]
+    return sheet(title, rows, ["original", *found], [f"image {k + 1}" for k in range(shown)], values, "PSNR (dB)")

@@ -1,0 +1,189 @@
+"""Activation maximisation: images that excite channels of trained models, and the kernels of their first layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedstrata import streams
+from fedstrata.data.samples import Samples
+from fedstrata.errors import ConfigError
+from fedstrata.layout import Layout
+from fedstrata.measure.panel import Panel
+from fedstrata.piece import require
+from fedstrata.report.page.paint import Picture
+from fedstrata.studies.ascent import Climb, Crop, Looks, Probe, Ways, in_phase, in_pixels
+from fedstrata.studies.base import Outcome, Study
+from fedstrata.studies.fourier import magnitude
+from fedstrata.studies.pixels import Pixels, pixels_of
+from fedstrata.studies.sheets import sheet
+from fedstrata.use.finished import Finished
+
+STEPS = {"pixels": 1000, "maco": 256}
+RATE = {"pixels": 0.1, "maco": 1.0}
+READ = 500  # images at once
+PLANES = {3: ("red", "green", "blue"), 1: ("grey",)}
+
+
+@dataclass(frozen=True)
+class Maximise(Study):
+    """For chosen channels of chosen layers, the image that excites them most: a sheet of images a layer, a row a run.
+
+    ``form=pixels``: Adam from N(0, 1) on the mean activation of a channel (raw output of the layer, before any norm) less ``tv`` times the
+    total variation; every ``every`` steps ``blur`` (sigma in pixels) and ``crop`` (sets the least ``share`` of numbers, by value, or of pixels, by
+    norm, to 0); ``decay`` is weight decay. ``form=maco``: the Fourier magnitude is the mean over ``spectrum`` training images, and only the phase
+    moves (Nadam), looked at through ``crops`` noisy crops a step. None stands for 1000 ``steps`` and an ``lr`` of 0.1, with maco for 256 and 1.
+    Pictures are cut to [0, 1].
+
+    ``layers``: names of layer groups; none is the first and the last convolution and the head. ``channels``: of each; those that a layer lacks are
+    left out. ``kernels``: filters of the first convolution that are shown, a plane a colour; 0 shows none.
+
+    INFERRED: crop to 0 and the same interval for crop and blur; MACO in plain pixels without its decorrelation of colours and its last squashing, on
+    the magnitude of the run's own training images, signs of self-mirrored frequencies kept positive, and ``boxes`` from 1 to 0.5 of the image where
+    published ones fall from 0.5 to 0.05 of pictures of 512 pixels; which layers and channels are the default.
+
+    Source: Wang et al. 2024 (FedPart), Figs. 6 and 7, settings of the authors' code; Fel et al. 2023 (MACO), settings of the authors' code.
+    """
+
+    title: ClassVar[str] = "Activation maximisation"
+    text: ClassVar[str] = (
+        "Mean activation of a channel, in the layer's own units, at the random start, at the image that was found, and at its picture, which is cut "
+        "to [0, 1]; means over channels. Layers' activations are not compared with each other. Source: Wang et al. 2024, Fel et al. 2023."
+    )
+    form: Literal["pixels", "maco"] = "pixels"
+    layers: tuple[str, ...] = ()
+    channels: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)
+    steps: int | None = None
+    lr: float | None = None
+    tv: float = 1.0
+    blur: float = 0.0
+    crop: Crop = "none"
+    share: float = 0.1
+    every: int = 4
+    decay: float = 0.0
+    spectrum: int = 2000
+    crops: int = 32
+    boxes: tuple[float, ...] = (1.0, 0.5)
+    noise: float = 0.08
+    kernels: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(bool(self.channels) and min(self.channels) >= 0, "maximise.channels", list(self.channels), "numbers of channels, from 0")
+        require(self.steps is None or self.steps >= 1, "maximise.steps", self.steps, "steps of the ascent, at least 1 (pixels: 1000, maco: 256)")
+        require(self.lr is None or self.lr > 0, "maximise.lr", self.lr, "a step above 0 (pixels: 0.1, maco: 1)")
+        require(self.every >= 1, "maximise.every", self.every, "steps between two blurs or crops, at least 1")
+        require(0 < self.share < 1, "maximise.share", self.share, "a share in (0, 1) (published: 0.1)")
+        require(self.spectrum >= 1, "maximise.spectrum", self.spectrum, "training images of the mean magnitude, at least 1")
+        require(self.crops >= 1, "maximise.crops", self.crops, "crops a step, at least 1 (published: 32)")
+        fits = len(self.boxes) == 2 and all(0 < b <= 1 for b in self.boxes)
+        require(fits, "maximise.boxes", list(self.boxes), "the first and the last mean side of a crop, shares in (0, 1]")
+        for name in ("tv", "blur", "decay", "noise", "kernels"):
+            require(getattr(self, name) >= 0, f"maximise.{name}", getattr(self, name), "at least 0")
+
+    def study(self, runs: Mapping[str, Finished]) -> Outcome:
+        """See :class:`Study`."""
+        found = {label: self._climbed(label, run) for label, run in runs.items()}
+        names = list(dict.fromkeys(name for layers in found.values() for name in layers))
+        numbers = {label: {name: {"channels": list(used)} | _told(one) for name, (used, one) in layers.items()} for label, layers in found.items()}
+        series: dict[str, Sequence[float | None]] = {}
+        for label, layers in found.items():
+            for name, (_, one) in layers.items():
+                series[f"{label}: {name}" if len(runs) > 1 else name] = [float(t.mean()) for t in (one.first, one.last, one.shown)]
+        panel = Panel("Activation maximisation", self.text, "table", ("start", "found", "picture"), series, x_name="", y_name="mean activation")
+        pictures = [self._sheet(name, {label: layers[name] for label, layers in found.items() if name in layers}) for name in names]
+        return Outcome(numbers, [panel], pictures + self._kernels(runs))
+
+    def _sheet(self, layer: str, found: Mapping[str, tuple[Sequence[int], Climb]]) -> Picture:
+        columns = list(dict.fromkeys(c for used, _ in found.values() for c in used))
+        rows, values = [], []
+        for used, one in found.values():
+            at = {c: k for k, c in enumerate(used)}
+            rows.append([one.pictures[at[c]] if c in at else None for c in columns])
+            values.append([float(one.last[at[c]]) if c in at else None for c in columns])
+        return sheet(f"Images for {layer}, {self.form}", rows, list(found), [f"channel {c}" for c in columns], values, "mean activation")
+
+    def _climbed(self, label: str, run: Finished) -> dict[str, tuple[Sequence[int], Climb]]:
+        """(channels, ascent) by layer."""
+        pixels = pixels_of(run, "activation maximisation")
+        if run.looks_at_batches:
+            raise ConfigError(f"norms of {label} look at the batch in hand, so that images would excite each other; study a run without bn=batch.")
+        layout, model = run.engine.parts.setup.layout, run.module()
+        spectrum = magnitude(_images(run.federation.train, self.spectrum, pixels)) if self.form == "maco" else None
+        found: dict[str, tuple[Sequence[int], Climb]] = {}
+        for name in self.layers or default_layers(layout):
+            layer = model.get_submodule(layer_of(layout, name))
+            used = [c for c in self.channels if c < len(attrgetter("weight")(layer))]
+            if not used:
+                raise ConfigError(f"maximise.channels are {list(self.channels)}; layer {name} of {label} has {len(attrgetter('weight')(layer))}.")
+            found[name] = used, self._climb(Probe(model, layer, used), pixels, spectrum, run.federation.task.shape)
+        return found
+
+    def _climb(self, probe: Probe, pixels: Pixels, spectrum: Tensor | None, shape: tuple[int, ...]) -> Climb:
+        steps, lr = self.steps or STEPS[self.form], self.lr or RATE[self.form]
+        if spectrum is None:
+            drawn = [torch.randn(shape, generator=streams.torch_stream(self.seed, "maximise", c)) for c in probe.channels]  # the same for every run
+            return in_pixels(probe, torch.stack(drawn), pixels, steps, lr, Ways(self.tv, self.blur, self.crop, self.share, self.every, self.decay))
+        looks = Looks(self.crops, self.boxes[0], self.boxes[1], self.noise)
+        return in_phase(probe, spectrum, pixels, steps, lr, looks, streams.torch_stream(self.seed, "maco"))
+
+    def _kernels(self, runs: Mapping[str, Finished]) -> list[Picture]:
+        """Planes of the first convolution's filters, each filter over its own largest absolute value: 0.5 is 0."""
+        rows: list[list[Tensor | None]] = []
+        labels: list[str] = []
+        for label, run in runs.items():
+            weight = first_kernels(run, self.kernels)
+            planes = 0 if weight is None else weight.shape[1]
+            for plane, colour in enumerate(PLANES.get(planes, ())):
+                assert weight is not None, "there are planes"
+                kept: list[Tensor | None] = list(weight[:, plane : plane + 1])
+                rows.append(kept + [None] * (self.kernels - len(kept)))
+                labels.append(f"{label}: {colour}" if len(runs) > 1 else colour)
+        return [sheet("Kernels of the first convolution", rows, labels, [f"filter {k}" for k in range(self.kernels)])] if rows else []
+
+
+def first_kernels(run: Finished, count: int) -> Tensor | None:
+    """[n, C, h, w] in [0, 1]: the first filters of the first convolution; None where there is none, or none is asked for."""
+    names = [n for n, e in run.engine.parts.setup.layout.entries.items() if e.kind == "conv" and len(e.shape) == 4 and not e.statistic]
+    if not names or not count:
+        return None
+    weight = run.served[names[0]][:count].detach()
+    return 0.5 + weight / (2 * weight.abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-12))
+
+
+def default_layers(layout: Layout) -> list[str]:
+    """The first and the last convolution, and the head."""
+    convs = [g.name for g in layout.groups.values() if g.kind == "conv"]
+    heads = [g.name for g in layout.groups.values() if g.role == "head"]
+    return list(dict.fromkeys([*convs[:1], *convs[-1:], *heads]))
+
+
+def layer_of(layout: Layout, group: str) -> str:
+    """The name of a layer group's own module: its convolution or linear map.
+
+    Raises:
+        ConfigError: a group without one.
+        LayoutError: no such group.
+    """
+    inside = layout.group(group)
+    found = [n for n, e in layout.entries.items() if n in inside and e.kind in ("conv", "linear") and n.endswith(".weight") and len(e.shape) > 1]
+    if not found:
+        raise ConfigError(
+            f"layer group {group} has no convolution or linear map whose channels could be excited; take one of {default_layers(layout)}."
+        )
+    return found[0].removesuffix(".weight")
+
+
+def _images(samples: Samples, most: int, pixels: Pixels) -> Iterator[Tensor]:
+    count = min(most, len(samples))
+    for start in range(0, count, READ):
+        yield pixels.restore(samples.take(torch.arange(start, min(start + READ, count))))
+
+
+def _told(one: Climb) -> dict[str, Any]:
+    return {name: [round(float(v), 6) for v in getattr(one, name)] for name in ("first", "last", "shown")}
