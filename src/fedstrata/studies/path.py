@@ -158,10 +158,20 @@ def _alike(one: str, a: Surface, other: str, b: Surface) -> None:
     """
     if a.layout != b.layout:
         raise ConfigError(f"{one} and {other} have models of different layouts; a straight line joins two models with the same tensors.")
+    if _functions(a) != _functions(b):
+        raise ConfigError(f"{one} and {other} have networks that compute differently with the same tensors; no model lies on the line between them.")
     if a.still != b.still:
         raise ConfigError(f"the norms of one of {one} and {other} look at the batch (bn=batch), those of the other do not; they are two functions.")
     if any(not torch.equal(x, z) for (x, _), (z, _) in zip(a.batches, b.batches, strict=True)):
         raise ConfigError(f"{one} and {other} scale their samples differently; no model on the line between them could read both.")
+
+
+def _functions(surface: Surface) -> list[str]:
+    """What a network computes with, beside its tensors: its layers but for dropout, which stands still, and pieces that change it."""
+    bound, method = surface.kit.bound, surface.kit.method
+    modules = (*bound.body.named_modules(), *bound.head.named_modules())
+    layers = [f"{name}: {leaf}" for name, leaf in modules if not any(leaf.children()) and "Dropout" not in type(leaf).__name__]
+    return layers + [str(piece) for piece in method.named.values() if type(piece).overrides("model")]
 
 
 def _barrier(places: Sequence[float], losses: Sequence[float | None]) -> tuple[float | None, float | None]:

@@ -38,7 +38,7 @@ class Sharpness(Study):
         split: "train", from what clients train on, or "test".
         iterations: most Hessian-vector products of one power iteration.
         tolerance: relative change of the Rayleigh quotient at which it has settled, with a residual below the root of it.
-        groups: "each" layer group has a value of its own; "none" looks at the whole model alone.
+        groups: "each" layer group has a value of its own; "whole" looks at the whole model alone.
         radii: lengths of the steps, as shares of each filter's length.
         directions: random ones.
         rho: length of SAM's ascent step.
@@ -54,7 +54,7 @@ class Sharpness(Study):
     split: Split = "train"
     iterations: int = 20
     tolerance: float = 1e-3
-    groups: Literal["each", "none"] = "each"
+    groups: Literal["each", "whole"] = "each"
     radii: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
     directions: int = 5
     rho: float = 0.05

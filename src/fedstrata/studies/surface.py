@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Literal, TypeAlias
 
 import torch
@@ -104,7 +103,7 @@ class Surface:
             parts = [part.view(shape) for part, shape in zip(torch.split(v, [s.numel() for s in sizes]), sizes, strict=True)]
             found = torch.zeros(len(v), dtype=torch.float64)
             for x, y in self.batches:
-                with torch.enable_grad(), self._twice():
+                with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be differentiated twice
                     leaves, p = self._leaves(names)
                     value = self.kit.net.loss(self._output(p, x), y).sum() / self.samples
                     slopes = torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
@@ -125,14 +124,6 @@ class Surface:
     def _output(self, p: Params, x: Tensor) -> Tensor:
         self.kit.memo.clear()  # it knows parameters by their vector, and here only their views change
         return self.kit.net(p, x)
-
-    def _twice(self) -> ExitStack:
-        """Torch's kernels that can be differentiated twice: the fused ones of attention and recurrent layers cannot."""
-        stack = ExitStack()
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if any(entry.kind == "recurrent" for entry in self.layout.entries.values()):
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        return stack
 
 
 def surfaces(
