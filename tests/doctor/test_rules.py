@@ -44,6 +44,8 @@ CASES = [
     replace(PLAIN, own_tests=False, test="server"),
     replace(PLAIN, eligible=1_000_000),
     replace(PLAIN, images=True),
+    replace(PLAIN, images=True, rounds=400),
+    replace(PLAIN, cohort=20),
     replace(PLAIN, tokens=True),
     replace(PLAIN, low_steps=2, high_steps=60),
     replace(PLAIN, low_steps=5, high_steps=5, equal_steps=True),

@@ -147,7 +147,7 @@ def test_t16_no_method_ever_sees_a_single_sample_and_none_loses_one(monkeypatch,
 
     def spy(self, purpose, epoch, positions):
         if not self.probe:
-            seen.setdefault((purpose, self.work.round, self.work.client, epoch), []).append(positions)
+            seen.setdefault((purpose, self.work.round, (self.work.client, self.work.place), epoch), []).append(positions)
         return read(self, purpose, epoch, positions)
 
     monkeypatch.setattr(Session, "read", spy)
@@ -156,7 +156,7 @@ def test_t16_no_method_ever_sees_a_single_sample_and_none_loses_one(monkeypatch,
     found = lab.play(example, (data, lab.small("batch")), cohort=3, rounds=2)
     assert all(row["refused"] == [] for row in found.rows)
     assert {purpose for purpose, *_ in seen}
-    for (purpose, _, client, _), batches in seen.items():
+    for (purpose, _, (client, _), _), batches in seen.items():
         n = (9, 5, 17)[client]
         sizes = [len(b) for b in batches]
         assert 1 not in sizes

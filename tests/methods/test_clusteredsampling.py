@@ -35,6 +35,19 @@ def test_distributions_sum_to_1_and_clients_to_their_share_of_the_cohort(seed, c
     assert all(share > 0 for one in found for share in one.values())
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(0, 9), st.sampled_from(["rows", "condensed"]))
+def test_heavy_clients_have_distributions_to_themselves_and_all_sums_stay(seed, cohort, more, tree):
+    rng = np.random.default_rng(seed)
+    sizes = [int(rng.integers(100, 1000)), *rng.integers(1, 60, size=cohort + more).tolist()]
+    found = distributions(distances(len(sizes), seed), sizes, cohort, tree, rng)
+    share = Fraction(cohort * sizes[0], sum(sizes))
+    assert sum(one == {0: 1} for one in found) >= int(share)
+    assert len(found) == cohort
+    assert [sum(one.values()) for one in found] == [1] * cohort
+    assert [sum(one.get(i, 0) for one in found) for i in range(len(sizes))] == [Fraction(cohort * n, sum(sizes)) for n in sizes]
+
+
 def test_the_heaviest_clusters_become_distributions_from_light_to_heavy():
     """Three tight groups of 2, 3 and 4 clients, and a loner; K = 2 of 20 equal samples: no group may weigh above 5 clients."""
     place = np.array([0, 0.1, 10, 10.1, 10.2, 20, 20.1, 20.2, 20.3, 50.0])
@@ -112,7 +125,7 @@ def test_a_client_that_is_drawn_twice_trains_twice_and_counts_twice():
 
 
 def test_a_client_heavier_than_one_part_in_the_cohort_is_refused_with_the_way_out():
-    with pytest.raises(MethodError, match=r"client 0 holds 17 of 54 samples, more than one part in 4.*Set cohort to 3 or less"):
+    with pytest.raises(MethodError, match=r"client 0 holds 17 of 54 samples, more than one part in 4.*Set heavy=own, .*or cohort to 3 or less"):
         lab.parts("clusteredsampling", cohort=4)
 
 

@@ -15,6 +15,7 @@ Speaks = Literal["baseline", "for", "control", "later", "against"]
 RARE = 20  # a client takes part less than once in so many rounds
 FEW = 5  # or less often than this in the whole run: what it stored is old, or never used
 UNEQUAL = 3.0  # busy clients take so many times the local steps of idle ones
+LONG = 200  # rounds from which resets may pay
 PRIVATE = 2  # batches of samples below which private layers have little to learn from
 
 
@@ -186,6 +187,7 @@ NO_SKEW = "no skew above low was measured, so there is little for it to correct"
 UNSEEN = "its personal models would not be seen: test={s.test}; with test=both (or own(share=0.2)) they are"
 THIN = "the median client has {s.median:.0f} training samples, under two batches of {s.batch}, to learn private layers from"
 RELATIVE = "a relative of {}: worth a run if {} does well"
+RESET = "kernels drawn anew for each client keep what many can use"
 BARELY = "a client takes part {s.visits:.2g} times in all, so most of what it keeps stays as it began"
 KEPT = ("fedbn", "fedper", "fedrep", "lgfedavg", "ditto", "pfedme", "local", "moon")
 PERSONAL = ("fedbn", "fedper", "ditto", "fedrep", "fedbabu", "lgfedavg", "pfedme", "perfedavg", "finetune(epochs=1)", "local")
@@ -269,6 +271,55 @@ RULES: tuple[Rule, ...] = (
         "every client takes {s.low_steps} local steps, and then it is FedAvg",
         "our law: fednova is fedavg under equal steps, bit for bit",
     ),
+    # -- one model for all: resets, mutations, cohorts, layers in turn
+    Rule(
+        "fedphoenix", "later", lambda s: s.images and moderate(s.label) and s.rounds >= LONG, LABELS + " on images, and {s.rounds} rounds: " + RESET
+    ),
+    Rule(
+        "fedphoenix", "against", lambda s: s.images and s.rounds < LONG, "its resets cost accuracy first and pay later, and {s.rounds} rounds are few"
+    ),
+    Rule("fedphoenixblend", "later", lambda s: s.tokens and moderate(s.label), LABELS + ": resets for transformers, proposed but not evaluated"),
+    Rule(
+        "fedmut",
+        "later",
+        lambda s: s.images and moderate(s.label),
+        LABELS + ": clients start from mutations of the model, so that it ends in a flat place",
+    ),
+    Rule("fedcross", "later", lambda s: s.images and moderate(s.label), LABELS + ": models of several clients are kept apart and crossed slowly"),
+    Rule(
+        "fedgen",
+        "later",
+        lambda s: s.kind == "classification" and moderate(s.label) and s.body,
+        LABELS + ": a generator of features tells every client of classes that it does not hold",
+    ),
+    Rule(
+        "clusteredsampling",
+        "later",
+        lambda s: skewed(s) and s.cohort < s.eligible,
+        "a round sees {s.cohort} of {s.eligible} clients that differ (" + SKEW + "): cohorts are drawn so that their clients are unlike each other",
+    ),
+    Rule(
+        "clusteredsampling",
+        "against",
+        lambda s: s.cohort >= s.eligible,
+        "all {s.eligible} clients take part in every round, so there is no cohort to choose",
+    ),
+    Rule(
+        "fedpart",
+        "later",
+        lambda s: s.body and mild(s),
+        "no skew above low was measured: one layer group a round, with fewer bytes and less to compute, is claimed to gain there",
+    ),
+    Rule(
+        "fedpart", "against", lambda s: not s.body, "{s.model} is 1 layer group, and then it is FedAvg", "our law: one group is fedavg, bit for bit"
+    ),
+    Rule(
+        "fedpart + returning",
+        "later",
+        lambda s: s.body and mild(s) and s.age >= 2,
+        "{s.often}: of layers that move in turn, it is sent those that moved since",
+    ),
+    Rule("budgets", "against", lambda s: not s.body, "{s.model} is 1 layer group: a client that cannot afford it has nothing smaller to train"),
     *(Rule(name, "against", lambda s: s.visits < 1, BARELY, "arithmetic") for name in KEPT),
     *(Rule(name, "against", untested, UNSEEN) for name in PERSONAL),
 )

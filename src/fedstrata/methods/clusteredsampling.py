@@ -34,6 +34,10 @@ class ClusteredSampling(Piece):
     clusters become distributions, light to heavy, each client with mass K p_i; clients of the others fill these up to 1, in order, and may be
     split. All masses are exact fractions: every distribution sums to 1, every client's to K p_i. A client drawn twice trains twice and counts twice.
 
+    A client with p_i above 1 / K fits into no distribution: it is refused, or, with ``heavy`` own, has floor(K p_i) distributions to itself, and what
+    is left of its mass is dealt out as that of the others. That keeps both sums; it is then drawn that often in every round. INFERRED: the rule for
+    heavy clients.
+
     Weights in the average are the run's: ``weighting`` samples as in the released code, uniform as in the paper, which is unbiased.
 
     Distances to and from every participant are computed anew (the released code forgets one of the two directions).
@@ -44,6 +48,7 @@ class ClusteredSampling(Piece):
     source: ClassVar[str] = "Fraboni et al., ICML 2021, Alg. 2"
     needs: ClassVar[Literal["sum", "individuals"]] = "individuals"
     tree: Literal["rows", "condensed"] = "rows"
+    heavy: Literal["refuse", "own"] = "refuse"
 
     def check(self, setup: Setup) -> None:
         clients, cohort = list(setup.eligible), setup.cohort
@@ -56,10 +61,11 @@ class ClusteredSampling(Piece):
             )
         sizes = [setup.samples.size(i) for i in clients]
         most = max(sizes)
-        if most * cohort > sum(sizes):
+        if self.heavy == "refuse" and most * cohort > sum(sizes):
             raise MethodError(
                 f"clusteredsampling: client {clients[sizes.index(most)]} holds {most} of {sum(sizes)} samples, more than one part in "
-                f"{cohort} (the cohort), so no distribution can hold its mass. Set cohort to {sum(sizes) // most} or less, or deal data more evenly."
+                f"{cohort} (the cohort), so no distribution can hold its mass. Set heavy=own, which draws it in every round, "
+                f"or cohort to {sum(sizes) // most} or less, or deal data more evenly."
             )
 
     def init(self, setup: Setup) -> State:
@@ -99,7 +105,7 @@ def distributions(distances: np.ndarray, sizes: Sequence[int], cohort: int, tree
 
     Args:
         distances: [C, C] float64, symmetric.
-        sizes: [C] samples; none above sum / cohort.
+        sizes: [C] samples; a client above sum / cohort has distributions to itself.
         cohort: how many distributions.
         tree: what Ward's method is given.
         rng: shuffles the clients of the clusters that are poured.
@@ -108,6 +114,9 @@ def distributions(distances: np.ndarray, sizes: Sequence[int], cohort: int, tree
     """
     total = sum(sizes)
     mass = [Fraction(cohort * n, total) for n in sizes]
+    alone: list[Distribution] = [{i: Fraction(1)} for i, m in enumerate(mass) if m > 1 for _ in range(m.__floor__())]
+    mass = [m - m.__floor__() if m > 1 else m for m in mass]
+    cohort -= len(alone)
     clusters = sorted(cut(distances, mass, tree), key=lambda c: (sum(mass[i] for i in c), c))
     poured, kept = clusters[: len(clusters) - cohort], clusters[len(clusters) - cohort :]
     found: list[Distribution] = [{i: mass[i] for i in cluster if mass[i]} for cluster in kept]
@@ -123,7 +132,7 @@ def distributions(distances: np.ndarray, sizes: Sequence[int], cohort: int, tree
                 found[place][i] = found[place].get(i, Fraction(0)) + part
                 room[place] -= part
                 left -= part
-    return found
+    return found + alone
 
 
 def cut(distances: np.ndarray, mass: Sequence[Fraction], tree: Literal["rows", "condensed"]) -> list[list[int]]:
