@@ -176,7 +176,8 @@ def front(kit: Kit, batch: Batch, names: Names) -> tuple[float, int]:
 
 def _formulas(parts: Parts, flops: Mapping[str, int]) -> dict[str, float]:
     named = parts.method.named.items()
-    return {f"{name}: {label}": round(value, 4) for name, piece in named for label, value in piece.formulas(flops, parts.setup).items()}
+    found = {f"{name}: {label}": round(value, 4) for name, piece in named for label, value in piece.formulas(flops, parts.setup).items()}
+    return {label: int(value) if value == int(value) else value for label, value in found.items()}
 
 
 @dataclass(frozen=True)

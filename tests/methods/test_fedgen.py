@@ -81,6 +81,8 @@ def test_the_generator_travels_from_round_1_on_and_clients_mail_their_label_coun
     rows = lab.play(f"fedgen({SMALL})").rows
     model = sum(p.numel() for p in lab.small().parameters())
     assert [row["bytes_down"] for row in rows] == [3 * 4 * (model + NUMBERS * (t > 0)) for t in range(3)]
+    made = lab.parts(f"fedgen({SMALL})")
+    assert list(made.method.pieces[0].formulas({}, made.setup).values()) == [4 * NUMBERS], "as describe says, which shows round 0"
     assert {row["bytes_up"] for row in rows} == {3 * 4 * (model + lab.CLASSES)}
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import lab
 from fedstrata import streams
+from fedstrata.cli import main
 from fedstrata.data.task import Task
 from fedstrata.errors import ConfigError
 from fedstrata.layout import Layout, entries_of
@@ -393,6 +395,24 @@ def test_10_describe_shows_the_formula(name):
     weights, everything, steps = 6 * 8 + 8 * 5 + 5 * 3, made.setup.layout.spec.total, sum(2 * math.ceil(n / 4) for n in lab.SIZES) / 6
     by_hand = {"fedphoenix": (6 + 6 * 3) * weights, "fedprox": 3 * steps * 3 * everything, "fedmut": 7 * everything}
     assert value == pytest.approx(by_hand.get(name.partition("(")[0], 3 * 3 * 6 * everything), rel=1e-12)
+
+
+def test_10_the_command_prints_all_four_formulas_beside_what_is_measured(capfd, monkeypatch):
+    """100 clients, 10 a round, 50 local steps: 19.125 times the weights of convolutions, and 21, 3000 and 1500 times all."""
+    chain = "fedprox + clusteredsampling + fedmut + fedphoenix(theta=2/64)"
+    settings = ["model=resnet8(stem=3)", "partition=iid", "clients=100", "cohort=10", "local.epochs=none", "local.steps=50", "local.batch=4"]
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit) as left:
+        main(["describe", chain, *settings])
+    said = capfd.readouterr()
+    assert left.value.code in (0, None), said.err
+    shown = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in said.out.partition("the method")[0].splitlines() if line.strip())
+    numbers = int(shown["parameters"].replace(",", ""))
+    convs = 64 * 9 + 2 * 64 * 64 * 9 + sum(a * b * 9 + b * b * 9 + a * b for a, b in ((64, 128), (128, 256)))  # stem, stages, shortcuts
+    times = {"fedprox": 1500 * numbers, "clusteredsampling": 3000 * numbers, "fedmut": 21 * numbers, "fedphoenix": int(19.125 * convs)}
+    assert shown["by formula"] == ", ".join(f"{name}: FLOPs a round beside training {value:,}" for name, value in times.items())
+    measured = {"to a client, a round": "4.92 MB", "from a client, a round": "4.92 MB", "training, a sample": "local 72.5 MFLOP"}
+    assert measured.items() <= shown.items()
 
 
 # ---- where a client starts ------------------------------------------------------------------------------------------------------------------

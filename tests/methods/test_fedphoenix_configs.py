@@ -1,6 +1,8 @@
 """FedPhoenix's published experiments: every config is checked by the command, and one client takes a step, on stand-in data."""
 
+import csv
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,3 +95,20 @@ def test_there_is_a_config_for_each_published_experiment():
     cells = ("cifar10", "cifar100", "cifar10_mobilenet", "cifar10_vgg16", "tiny")
     studies = ("client", "dropout", "extreme", "fc", "laws", "office31", "partial")
     assert {path.stem.removeprefix("fedphoenix_") for path in CONFIGS} == {*cells, *studies}
+
+
+def test_the_accuracy_of_domains_is_the_mean_over_domains_of_each_ones_own_test_pictures(root, tmp_path):
+    """The config of domains on folders in Office-31's form, with a small model for one step."""
+    path = CONFIGS[0].parent / "domains_pacs.toml"
+    assert (Config.read(path).clients, Config.read(path).cohort) == (4, 4)
+    folders = "data=folder(path='office31', layout='domain/images/class/file', size=32)"
+    small = ["clients=3", "cohort=3", "rounds=1", "local.steps=1", "model=small_cnn", "executor=loop", "eval.every=1"]
+    with pytest.raises(SystemExit) as left:
+        main(["run", str(path), folders, f"data.root={root}", f"out={tmp_path}", "name=domains", *small])
+    assert left.value.code in (0, None)
+    with (tmp_path / "domains" / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == ["amazon", "dslr", "webcam"]
+    assert {(row["training"], row["test"], row["rounds"]) for row in rows} == {("62", "31", "1")}
+    personal = json.loads((tmp_path / "domains" / "summary.json").read_text())["accuracy"]["personal"]
+    assert personal == pytest.approx(sum(float(row["score_personal"]) for row in rows) / 3, abs=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -103,6 +104,11 @@ class FedGen(Piece):
         how = Lessons(self.steps, self.lr, self.decay, self.batch, self.diversity, self.shares)
         draws = torch.Generator().manual_seed(int(v.rng.integers(2**63)))
         return step, {"generator": taught(generator, heads, counts, v.setup.net.loss, how, draws)}
+
+    def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
+        generator = self.init(setup)["generator"]
+        assert isinstance(generator, Params)
+        return {"bytes of the generator for each client, down from round 1 on": 4 * generator.spec.total}
 
 
 def _head(reply: Reply, sent: Params, v: ServerView) -> Head:
