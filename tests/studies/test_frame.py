@@ -174,12 +174,14 @@ def test_the_command_writes_and_says_where(runs, call, here):
     code, out, err = call("study", "sharpness(samples=8, groups=whole, iterations=2, directions=1)", runs / "one")
     assert code == 0, err
     assert "numbers, tables and pictures: study/sharpness" in out
-    assert "Largest Hessian eigenvalue" in out
+    assert "Largest Hessian eigenvalue" in " ".join(out.split())
     assert {"outcome.json", "largest-hessian-eigenvalue.png", "largest-hessian-eigenvalue.csv"} <= files_of(here / "study" / "sharpness")
 
 
 def test_the_command_prints_one_line_of_json_and_notes_go_to_stderr(runs, call, tmp_path):
-    code, out, err = call("study", "sharpness(samples=8, groups=whole, iterations=2, tolerance=1e-9)", runs / "one", "--out", tmp_path / "x", "--json")
+    code, out, err = call(
+        "study", "sharpness(samples=8, groups=whole, iterations=2, tolerance=1e-9)", runs / "one", "--out", tmp_path / "x", "--json"
+    )
     assert code == 0, err
     assert out.count("\n") == 1
     said = json.loads(out, parse_constant=pytest.fail)

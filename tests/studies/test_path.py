@@ -10,7 +10,7 @@ import fedstrata
 import lab
 from fedstrata.errors import ConfigError
 from fedstrata.run import run as run_it
-from fedstrata.studies.path import Path, recounted
+from fedstrata.studies.path import Path, barrier_of, recounted
 from fedstrata.use.finished import finished
 
 SMALL = Path(samples=54, points=5, batch=16)
@@ -80,12 +80,12 @@ def test_points_between_are_the_weighted_means_of_all_parameters(runs):
     assert pair["distance"] == pytest.approx(float((both["layer2"].served.flat - both["layer1"].served.flat).norm()), rel=1e-5)
 
 
-def test_the_barrier_is_the_largest_excess_over_the_line_between_the_ends(runs):
-    pair = SMALL.study(pick(runs, "layer1", "layer2")).numbers["pairs"]["layer1 to layer2"]
-    line = [(1 - t) * pair["loss"][0] + t * pair["loss"][-1] for t in pair["at"]]
-    excess = [0.0, *[loss - straight for loss, straight in list(zip(pair["loss"], line, strict=True))[1:-1]], 0.0]
-    assert pair["barrier"] == pytest.approx(max(excess))
-    assert pair["barrier_at"] == pair["at"][excess.index(max(excess))]
+def test_the_barrier_is_the_largest_excess_over_the_line_between_the_ends():
+    places = [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert barrier_of(places, [1.0, 2.0, 3.5, 3.0, 3.0]) == (1.5, 0.5)  # the line: 1, 1.5, 2, 2.5, 3
+    assert barrier_of(places, [3.0, 2.75, 2.25, 1.4, 1.0]) == (0.25, 0.25)
+    assert barrier_of(places, [3.0, 2.0, 1.0, 1.0, 1.0]) == (0.0, 0.0)
+    assert barrier_of(places, [1.0, None, 1.0, 1.0, 1.0]) == (None, None)
 
 
 def mirrored(tmp_path):

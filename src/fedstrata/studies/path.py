@@ -93,7 +93,7 @@ class Path(Study):
         places = [k / (self.points - 1) for k in range(self.points)]
         scored = [self._at(a, b, t, drawn) for t in places]
         losses, scores = [known(loss) for loss, _ in scored], [known(score) for _, score in scored]
-        barrier, where = _barrier(places, losses)
+        barrier, where = barrier_of(places, losses)
         return {
             "at": places,
             "loss": losses,
@@ -174,8 +174,12 @@ def _functions(surface: Surface) -> list[str]:
     return layers + [str(piece) for piece in method.named.values() if type(piece).overrides("model")]
 
 
-def _barrier(places: Sequence[float], losses: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """(height, place) of the largest excess over the line between the ends; None where a loss is not finite."""
+def barrier_of(places: Sequence[float], losses: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """(height, place) of the largest excess over the line between the ends; None where a loss is not finite.
+
+    >>> barrier_of([0.0, 0.5, 1.0], [1.0, 3.0, 2.0])
+    (1.5, 0.5)
+    """
     whole = [loss for loss in losses if loss is not None]
     if len(whole) < len(losses):
         return None, None

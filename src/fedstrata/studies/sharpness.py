@@ -163,7 +163,8 @@ class Sharpness(Study):
         """What must be said of eigenvalues that had not settled."""
         told = []
         for label, one in found.items():
-            looked = {"the whole model": one["largest_by_magnitude"], "the whole model's upper end": one["largest"], **one["groups"]}
+            second = {} if one["largest"] == one["largest_by_magnitude"] else {"its largest above the negative one": one["largest"]}
+            looked = {"the whole model": one["largest_by_magnitude"], **second, **one["groups"]}
             short = [name for name, eigen in looked.items() if not eigen["converged"]]
             if short:
                 worst = max((looked[name]["residual"] or 0.0) for name in short)

@@ -72,7 +72,6 @@ class Surface:
                 output = self._output(p, x)
                 total += float(self.kit.net.loss(output, y).sum(dtype=torch.float64))
                 right += 0 if y.is_floating_point() else int(((output.argmax(-1) == y) & output.isfinite().all(-1)).sum())
-        self.kit.memo.clear()
         mean = total / self.samples
         return mean, math.sqrt(mean) if self.batches[0][1].is_floating_point() else right / self.samples
 
@@ -86,7 +85,6 @@ class Surface:
                 value = self.kit.net.loss(self._output(p, x), y).sum() / self.samples
                 parts = torch.autograd.grad(value, leaves, materialize_grads=True)
             found += flattened(parts)
-        self.kit.memo.clear()
         return found.to(self.dtype)
 
     def bend(self, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
@@ -110,7 +108,6 @@ class Surface:
                     along = torch.stack([(g * part).sum() for g, part in zip(slopes, parts, strict=True)]).sum()
                     if along.requires_grad:  # a loss that is linear in these parameters has no second derivative
                         found += flattened(torch.autograd.grad(along, leaves, materialize_grads=True))
-            self.kit.memo.clear()
             return found.to(self.dtype)
 
         return product
@@ -122,7 +119,7 @@ class Surface:
         return leaves, Params(self.centre, self.layout.spec, buffers=self.statistics, still=self.still, views=views)
 
     def _output(self, p: Params, x: Tensor) -> Tensor:
-        self.kit.memo.clear()  # it knows parameters by their vector, and here only their views change
+        self.kit.memo.clear()  # it knows parameters by their vector, and here only their views change; and it would keep every batch's graph
         return self.kit.net(p, x)
 
 
