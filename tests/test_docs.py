@@ -76,6 +76,7 @@ BROUGHT = {  # README and CONTRIBUTING are kept free of comments for a test; eve
         left=NOT_RUN + r"|\.venv/bin/fedstrata bench",  # minutes; a slow test runs it
     ),
     "CONTRIBUTING.md": reader.Brought(left=NOT_RUN),
+    "inversion.md": reader.Brought(words={r"steps=\d+": "steps=1, images=1"}),  # minutes of attacks
 }
 
 
