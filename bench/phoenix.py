@@ -1,23 +1,32 @@
-"""What FedPhoenix costs the server: time of a cohort's reset copies over that of plain copies, on ResNet-18. Run: python bench/phoenix.py."""
+"""What FedPhoenix costs the server, on ResNet-18: a cohort's reset copies over plain copies, and all its work over the round. Run: python bench/phoenix.py."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from fedstrata import streams
 from fedstrata.bench.timing import hardware
+from fedstrata.build import assemble
+from fedstrata.config import Config
+from fedstrata.data.federation import Federation
 from fedstrata.data.task import Task
 from fedstrata.layout import Layout, entries_of
 from fedstrata.methods.fedphoenix import FedPhoenix
 from fedstrata.methods.resets import seeded
 from fedstrata.models import build
 from fedstrata.params import Params
+from fedstrata.round import Session
+from fedstrata.server import Server, finish_round, plan_round
 
 COHORT, PAIRS = 10, 7
+IMAGES, EPOCHS, BATCH, STEPS = 500, 5, 50, 6  # of a client; steps that are timed
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -54,6 +63,41 @@ def main() -> None:
             f"  {piece!s:45} copies {1e3 * statistics.median(copies):6.1f} ms, resets {1e3 * statistics.median(resets):6.1f} ms, ratio {shown}",
             flush=True,
         )
+    round_share()
+
+
+def round_share() -> None:
+    """Everything that the server does in a round, over the round: ten clients of 500 images, 5 epochs of batches of 50, shared by all cores.
+
+    Local training is one client's first steps, timed, times all steps: whole rounds take minutes.
+    """
+    cores = os.cpu_count() or 1
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((COHORT * IMAGES, 3, 32, 32), dtype=np.float32), np.arange(COHORT * IMAGES) % 10
+    federation = Federation.of(x, y, client=np.arange(COHORT * IMAGES) // IMAGES, testing="server", test=(x[:10], y[:10]))
+    local = {"epochs": EPOCHS, "batch": BATCH, "lr": 0.01, "momentum": 0.5}
+    config = Config(method="fedphoenix", model="resnet18(stem=3)", clients=COHORT, cohort=COHORT, executor="loop", local=local)
+    parts = assemble(config, federation)
+    server = Server.start(parts.method, parts.setup)
+    start = time.perf_counter()
+    turn = plan_round(server, parts.method, parts.setup, config.bn, parts.lr(0), lambda *_: None, lambda _: None)
+    planned = time.perf_counter() - start
+    work = turn.works[0]
+    session = Session(
+        parts.make(), replace(work, plan=replace(work.plan, phases=tuple(replace(p, epochs=None, steps=STEPS) for p in work.plan.phases)))
+    )
+    start = time.perf_counter()
+    loss, steps = session.train(session.begin())
+    step = (time.perf_counter() - start) / STEPS
+    reply = session.reply(session.end(), loss, steps)
+    start = time.perf_counter()
+    finish_round(server, parts.method, parts.setup, turn, [replace(reply, place=w.place, client=w.client) for w in turn.works], COHORT)
+    own = planned + time.perf_counter() - start
+    clients = COHORT * EPOCHS * (IMAGES // BATCH) * step / cores
+    print(
+        f"server's work {own:.2f} s a round (resets and plan {planned:.2f} s), clients' training {clients:.0f} s on {cores} cores ({step:.2f} s a step)"
+    )
+    print(f"the server's share of the round: {own / (own + clients):.2%}")
 
 
 if __name__ == "__main__":

@@ -96,6 +96,8 @@ class Kit:
         found = self.cut(names)
         if not isinstance(found, Cut):
             return found
+        if any(piece.splits for piece in self.method.pieces):
+            return "the method looks at parts of batches"
         if not again:
             return "each sample is read once"
         if found.bytes * samples > self.local.keep * 1e6:

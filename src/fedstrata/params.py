@@ -252,6 +252,26 @@ def mean_over_senders(parts: Sequence[Params], weights: Sequence[float], spec: S
     return Params.of(found) if found else Params(torch.zeros(0), Spec((), ()))
 
 
+def sum_over_senders(parts: Sequence[Params], spec: Spec) -> Params:
+    """Sum of each tensor over the parts that hold it.
+
+    Args:
+        parts: one a client, each with some of the names.
+        spec: names and order of the result; a name that no part holds is left out.
+
+    >>> a, b = Params.of({"w": torch.ones(1), "v": torch.ones(1)}), Params.of({"w": torch.ones(1)})
+    >>> {n: t.item() for n, t in sum_over_senders([a, b], a.spec).items()}
+    {'w': 2.0, 'v': 1.0}
+    """
+    if all(part.spec == parts[0].spec for part in parts):
+        total = parts[0].flat.clone()
+        for part in parts[1:]:
+            total += part.flat
+        return parts[0].new(total)
+    held = {name: [part[name] for part in parts if name in part] for name in spec.names}
+    return Params.of({name: torch.stack(tensors).sum(0) for name, tensors in held.items() if tensors})
+
+
 def _flatten(p: Params) -> tuple[list[Any], Any]:
     return [p.flat] if p.buffers is None else [p.flat, p.buffers], (p.spec, p.still)
 

@@ -54,7 +54,7 @@ class FedCross(Piece):
     def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerView) -> tuple[Params, State]:
         names = v.plan.average & v.layout.parameters
         dealt = _dealt(v.setup, v.round)
-        back = {dealt[r.place]: sent.pick(r.delta).pick(names) + r.delta.pick(names) for r, sent in zip(replies, v.sent, strict=True)}
+        back = {dealt[r.place]: _moved(sent.pick(names), r.delta.pick(names)) for r, sent in zip(replies, v.sent, strict=True)}
         models: State = dict(slot)
         for j, own in back.items():
             other = back[self._partner(j, back, v.round)]
@@ -78,6 +78,11 @@ class FedCross(Piece):
 def _dealt(setup: Setup, t: int) -> list[int]:
     """The model of each place."""
     return [int(j) for j in streams.stream(setup.seed, "fedcross.deal", t).permutation(setup.cohort)]
+
+
+def _moved(model: Params, delta: Params) -> Params:
+    """A client's model; tensors that it did not send are as they were sent to it."""
+    return model | (model.pick(delta) + delta)
 
 
 def _bare(p: Params) -> Params:

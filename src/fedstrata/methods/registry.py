@@ -221,7 +221,7 @@ _ROWS: list[Row] = [
     Row(
         ClusteredSampling,
         "one client from each of K clusters of similar updates",
-        ("clusteredsampling", "clusteredsampling(tree=condensed)"),
+        ("clusteredsampling(heavy=own)", "clusteredsampling(tree=condensed, heavy=own)"),
         _without("who takes part follows from clusters, whatever is set", "clusteredsampling"),
         cite=("fraboni2021clustered",),
     ),

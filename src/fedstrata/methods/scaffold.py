@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedstrata.errors import MethodError
-from fedstrata.params import Params, zeros
+from fedstrata.params import Params, sum_over_senders, zeros
 from fedstrata.piece import Gradient, Piece, Reply, ServerView, View, require, uniform_weights
 from fedstrata.plan import Seat, Setup
 from fedstrata.states import State
@@ -60,12 +60,9 @@ class Scaffold(Piece):
         return uniform_weights(replies)
 
     def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
-        changes = [_params(r.mail["scaffold"]) for r in v.replies]
-        total = changes[0].flat.clone()
-        for change in changes[1:]:
-            total += change.flat
         old = _params(slot)
-        moved = old.pick(changes[0]) + changes[0].new(total / len(v.setup.eligible))
+        change = sum_over_senders([_params(r.mail["scaffold"]) for r in v.replies], old.spec)
+        moved = old.pick(change) + change.new(change.flat / len(v.setup.eligible))
         return self.lr * step, {"control": old | moved}
 
 
