@@ -108,7 +108,9 @@ def test_a_return_to_the_whole_model_is_no_spike():
     """Every number moves by 1 in every step: the whole model is longer than the group before it, and nothing has jumped."""
     ones, alone = torch.ones(1, 2, 4, dtype=torch.float64), torch.tensor([1.0, 0, 0, 0], dtype=torch.float64).expand(1, 2, 4)
     groups = ("a", "b", "c", "d")
-    some = Walk(groups, (0, 1, 2, 3), (alone, ones, ones, alone), (alone, ones, ones, alone), (frozenset("a"), *[frozenset("abcd")] * 2, frozenset("a")))
+    some = Walk(
+        groups, (0, 1, 2, 3), (alone, ones, ones, alone), (alone, ones, ones, alone), (frozenset("a"), *[frozenset("abcd")] * 2, frozenset("a"))
+    )
     told = compared({"run": some}, 2, "").numbers["run"]
     assert told["whole model"] == [2.0, 1.0, 0.5], "other numbers of coordinates"
     assert told["same groups"] == told["gradient"] == [None, 1.0, 1.0]

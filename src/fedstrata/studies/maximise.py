@@ -97,7 +97,7 @@ class Maximise(Study):
                 series[f"{label}: {name}" if len(runs) > 1 else name] = [float(t.mean()) for t in (one.first, one.last, one.shown)]
         panel = Panel("Activation maximisation", self.text, "table", ("start", "found", "picture"), series, x_name="", y_name="mean activation")
         pictures = [self._sheet(name, {label: layers[name] for label, layers in found.items() if name in layers}) for name in names]
-        return Outcome(numbers, [panel], pictures + self._kernels(runs))
+        return Outcome(numbers, [panel], pictures + self._kernels(runs), sunk(found))
 
     def _sheet(self, layer: str, found: Mapping[str, tuple[Sequence[int], Climb]]) -> Picture:
         columns = list(dict.fromkeys(c for used, _ in found.values() for c in used))
@@ -145,6 +145,18 @@ class Maximise(Study):
                 rows.append(kept + [None] * (self.kernels - len(kept)))
                 labels.append(f"{label}: {colour}" if len(runs) > 1 else colour)
         return [sheet("Kernels of the first convolution", rows, labels, [f"filter {k}" for k in range(self.kernels)])] if rows else []
+
+
+def sunk(found: Mapping[str, Mapping[str, tuple[Sequence[int], Climb]]]) -> list[str]:
+    """A note for each layer with channels that the image found excites less than the random start did."""
+    notes = []
+    for label, layers in found.items():
+        for name, (used, one) in layers.items():
+            below = [str(c) for c, start, end in zip(used, one.first.tolist(), one.last.tolist(), strict=True) if end < start]
+            if below:
+                said = f"{label}, {name}: the image found excites channel {', '.join(below)} less than the start did"
+                notes.append(f"{said}; too few steps, a step too long, or a prior (tv) that outweighs the activation.")
+    return notes
 
 
 def first_kernels(run: Finished, count: int) -> Tensor | None:
