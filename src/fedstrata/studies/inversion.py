@@ -260,8 +260,16 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
     session = Session(replace(engine.kit, method=chain), work)
     delta = Params.of({n: -work.lr * g for n, g in gradient.items()})
     end = session.view.anchor.new(session.view.anchor.flat + delta.flat)
+    plain = delta
     for name, piece in chain.named.items():
-        delta, _, session.rows[name] = piece.upload(delta, session.rows[name], session.at(name, end=end, train_loss=0.0))
+        try:
+            delta, _, session.rows[name] = piece.upload(delta, session.rows[name], session.at(name, end=end, train_loss=0.0))
+        except KeyError as error:
+            raise ConfigError(
+                f"inversion.codec is {text!r}, and {name} needs {error} of a whole run to make an upload; leave it out of codec."
+            ) from None
+    if delta.spec == plain.spec and torch.equal(delta.flat, plain.flat):
+        raise ConfigError(f"inversion.codec is {text!r}, which sends this update as it is; name a method that changes it, or leave codec out.")
     return Seen({n: -t for n, t in delta.items()}, direction=True)
 
 

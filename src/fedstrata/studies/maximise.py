@@ -77,6 +77,9 @@ class Maximise(Study):
         require(bool(self.channels) and min(self.channels) >= 0, "maximise.channels", list(self.channels), "numbers of channels, from 0")
         require(self.steps is None or self.steps >= 1, "maximise.steps", self.steps, "steps of the ascent, at least 1 (pixels: 1000, maco: 256)")
         require(self.lr is None or self.lr > 0, "maximise.lr", self.lr, "a step above 0 (pixels: 0.1, maco: 1)")
+        require(
+            self.blur == 0 or 0.05 <= self.blur <= 16, "maximise.blur", self.blur, "the sigma of a Gaussian in pixels, 0 for none or from 0.05 to 16"
+        )
         require(self.every >= 1, "maximise.every", self.every, "steps between two blurs or crops, at least 1")
         require(0 < self.share < 1, "maximise.share", self.share, "a share in (0, 1) (published: 0.1)")
         require(self.spectrum >= 1, "maximise.spectrum", self.spectrum, "training images of the mean magnitude, at least 1")
