@@ -314,10 +314,10 @@ RULES: tuple[Rule, ...] = (
         "fedpart", "against", lambda s: not s.body, "{s.model} is 1 layer group, and then it is FedAvg", "our law: one group is fedavg, bit for bit"
     ),
     Rule(
-        "fedpart + returning",
+        "returning",
         "later",
         lambda s: s.body and mild(s) and s.age >= 2,
-        "{s.often}: of layers that move in turn, it is sent those that moved since",
+        "{s.often}: behind fedpart, it is sent only the layers that moved since",
     ),
     Rule("budgets", "against", lambda s: not s.body, "{s.model} is 1 layer group: a client that cannot afford it has nothing smaller to train"),
     *(Rule(name, "against", lambda s: s.visits < 1, BARELY, "arithmetic") for name in KEPT),
