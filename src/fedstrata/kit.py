@@ -93,6 +93,8 @@ class Kit:
         """
         if len(names) == len(self.setup.layout.parameters) or not self.local.keep or self.traced is None:
             return None
+        if self.setup.layout.settings:
+            return "the network is another one in other rounds"
         found = self.cut(names)
         if not isinstance(found, Cut):
             return found
