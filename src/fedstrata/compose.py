@@ -139,7 +139,9 @@ def _check_growth(pieces: tuple[Piece, ...]) -> None:
     """A network that changes with the round is the server's: what is set comes last on the server, and no other model is trained or kept."""
     for place, piece in enumerate(pieces):
         if piece.grows and place:
-            raise MethodError(f"{name_of(piece)} sets how far the network goes once {name_of(pieces[0])} has had its say. Write {name_of(piece)} first.")
+            raise MethodError(
+                f"{name_of(piece)} sets how far the network goes once {name_of(pieces[0])} has had its say. Write {name_of(piece)} first."
+            )
         others = [name_of(p) for p in pieces if p.overrides("send") or p.own_model]
         if piece.grows and others:
             raise MethodError(

@@ -93,8 +93,6 @@ class Kit:
         """
         if len(names) == len(self.setup.layout.parameters) or not self.local.keep or self.traced is None:
             return None
-        if self.setup.layout.settings:
-            return "the network is another one in other rounds"
         found = self.cut(names)
         if not isinstance(found, Cut):
             return found
@@ -113,7 +111,7 @@ class Kit:
         return self.cuts[names]
 
     def _cut(self, names: Names) -> Cut | str | None:
-        traced = self.traced
+        traced = "the network is another one in other rounds" if self.setup.layout.settings else self.traced
         if not isinstance(traced, Traced):
             return traced
         made = cut(traced, self.bound, names)

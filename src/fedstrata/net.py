@@ -78,7 +78,7 @@ class Net:
         loss: (output [B, classes], y [B]) -> [B], per sample.
         initial: parameter values at the start, in layout order.
         entries: what each tensor is.
-        exits: where the body may end: name of the last submodule in front, and how many features there are; shallow to deep, the last is the whole body.
+        exits: where the body may end: the last submodule that runs, and the number of features behind it; shallow to deep, the last is its whole.
         reach: (params, x, n) -> [B, d] features of the body that ends at the n-th exit, counted from 1.
     """
 

@@ -168,7 +168,9 @@ def _check_plan(plan: Plan, layout: Layout) -> None:
             raise MethodError(f"the plan's {field} names {unknown[:3]}, which the model does not have; take names from layout.select.")
     kept = sorted(layout.settings - (plan.down & plan.average))
     if kept:
-        raise MethodError(f"{kept[0]} says what the network does in a round, so all clients are sent it; another piece of the chain keeps it to them.")
+        raise MethodError(
+            f"{kept[0]} says what the network does in a round, so all clients are sent it, and this chain keeps it with them. Leave a piece out."
+        )
     silent = sorted(plan.average - plan.up)
     if silent:
         raise MethodError(f"the plan averages {silent[:3]} without having them sent up; what is averaged is part of up.")

@@ -118,7 +118,9 @@ class ProgFed(Piece):
         stage, _ = self.turn(setup.rounds - 1, stages, setup.rounds)
         if stage == stages - 1:
             return ()
-        return (f"progfed ends in stage {stage + 1} of {stages}, so that the rest of the network is never trained. Take more rounds, or a smaller each.",)
+        return (
+            f"progfed ends in stage {stage + 1} of {stages}, so that the rest of the network is never trained. Take more rounds, or a smaller each.",
+        )
 
     def init(self, setup: Setup) -> State:
         stages = len(self.exits(setup.net))
