@@ -475,7 +475,7 @@ def test_refused_values_that_are_overwritten_later():
 
 def test_refused_for_methods_that_look_elsewhere():
     said = "local: not kept, the method looks at other points or at parts of batches"
-    assert why((Only("role:head"), *lab.parse("perfedavg").pieces)) == said
+    assert why((Only("role:head"), *lab.parse("perfedavg").pieces)) == "local: not kept, the method looks at parts of batches"
     assert why((Only("role:head"), *lab.parse("pfedme(lam=5, inner=2)").pieces)) == said
 
 

@@ -236,6 +236,27 @@ def test_5_a_partial_message_holds_the_active_groups_names_and_four_bytes_a_numb
             assert all(n.startswith("model/") for n in down), "no mask is sent: what is active follows from the round"
 
 
+def test_5_random_layers_of_clients_are_one_group_each_averaged_over_those_who_sent_it():
+    run = residual("fedpart(warmup=0, order=random_client)")
+    groups = {frozenset(f"delta/{n}" for n in group.names): group for group in run.parts.setup.layout.groups.values()}
+    drawn = []
+    for _ in range(6):
+        before = run.server.params
+        run.round()
+        replies, moved = run.executor.replies[-1], set()
+        for reply in replies:
+            group = groups[frozenset(messages.up(reply).tensors)]
+            drawn.append(group.name)
+            moved |= set(group.names)
+            senders = [r for r in replies if group.names[0] in r.delta]
+            for name in group.names:
+                mean = sum(r.samples * r.delta[name].double() for r in senders) / sum(r.samples for r in senders)
+                torch.testing.assert_close(run.server.params[name].double() - before[name].double(), mean, atol=1e-6, rtol=1e-4)
+        assert {n for n in before if not torch.equal(before[n], run.server.params[n])} == moved
+    run.close()
+    assert len(set(drawn)) > 5, "clients draw for themselves"
+
+
 # ---- 6. costs -------------------------------------------------------------------------------------------------------------------------------
 
 

@@ -411,7 +411,7 @@ def test_10_the_command_prints_all_four_formulas_beside_what_is_measured(capfd, 
     convs = 64 * 9 + 2 * 64 * 64 * 9 + sum(a * b * 9 + b * b * 9 + a * b for a, b in ((64, 128), (128, 256)))  # stem, stages, shortcuts
     times = {"fedprox": 1500 * numbers, "clusteredsampling": 3000 * numbers, "fedmut": 21 * numbers, "fedphoenix": int(19.125 * convs)}
     assert shown["by formula"] == ", ".join(f"{name}: FLOPs a round beside training {value:,}" for name, value in times.items())
-    measured = {"to a client, a round": "4.92 MB", "from a client, a round": "4.92 MB", "training, a sample": "local 72.5 MFLOP"}
+    measured = {"to a client, first round": "4.92 MB", "from a client, first round": "4.92 MB", "training, a sample": "local 72.5 MFLOP"}
     assert measured.items() <= shown.items()
 
 

@@ -1,11 +1,14 @@
 """What belongs to partial networks: batch-norm policies, budgets of clients, returning clients, other pieces beside them, settings, configs."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 import lab
 from fedstrata.build import assemble
@@ -165,15 +168,50 @@ def test_budgets_out_of_range_are_refused(wrong):
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("fedpart_*.toml"))
 
 
+SHAPES = {  # layer groups, parameters, those of the first group, local steps of 8 epochs
+    "fedpart_ag_news": (8, None, None, 96),
+    "fedpart_cifar100": (10, 1_258_404, 9_536, 128),
+    "fedpart_resnet18": (21, 11_181_642, 9_536, 128),
+    "fedpart_tiny": (10, None, 9_536, 128),
+}
+
+
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory):
-    """A folder like that of CIFAR-10's own binary files, with 1,000 made-up images."""
+    """Made-up data in the forms of CIFAR-10's and CIFAR-100's own files, of a pack of Tiny-ImageNet, and of AG News."""
     root = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
-    (root / "cifar-10-batches-bin").mkdir()
+
+    def binary(path, count, *labels):
+        path.parent.mkdir(exist_ok=True)
+        columns = [(np.arange(count) % n).astype(np.uint8)[:, None] for n in labels]
+        path.write_bytes(np.concatenate([*columns, rng.integers(0, 256, (count, 3072), np.uint8)], 1).tobytes())
+
     for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
-        labels = (np.arange(200) % 10).astype(np.uint8)[:, None]
-        (root / f"cifar-10-batches-bin/{name}.bin").write_bytes(np.concatenate([labels, rng.integers(0, 256, (200, 3072), np.uint8)], 1).tobytes())
+        binary(root / f"cifar-10-batches-bin/{name}.bin", 200, 10)
+    for name, count in (("train", 1000), ("test", 100)):
+        binary(root / f"cifar-100-binary/{name}.bin", count, 20, 100)
+    for name, count in (("train", 600), ("test", 50)):
+        jpegs = []
+        for _ in range(5):
+            out = io.BytesIO()
+            Image.fromarray(rng.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(out, "JPEG")
+            jpegs.append(out.getvalue())
+        stack = [jpegs[i % 5] for i in range(count)]
+        (root / "tiny_imagenet").mkdir(exist_ok=True)
+        np.savez(
+            root / f"tiny_imagenet/{name}.npz",
+            size=np.array([64, 64, 3]),
+            labels=np.arange(count) % 10,
+            classes=np.array([f"c{k}" for k in range(10)]),
+            wnids=np.array([f"n{k}" for k in range(10)]),
+            jpeg=np.frombuffer(b"".join(stack), dtype=np.uint8),
+            offsets=np.concatenate([[0], np.cumsum([len(j) for j in stack])]),
+        )
+    (root / "ag_news").mkdir()
+    for name, count in (("train", 3000), ("test", 8)):
+        words = [f"word{i % 7} and word{i % 3}" for i in range(count)]
+        pd.DataFrame({"label": np.arange(count) % 4, "title": words, "description": words}).to_parquet(root / f"ag_news/{name}.parquet")
     return root
 
 
@@ -183,18 +221,24 @@ def test_published_settings_are_checked_and_take_a_step_of_one_client(path, stan
     with pytest.raises(SystemExit) as left:
         main(["check", str(path), f"data.root={stand_in}"])
     assert left.value.code in (0, None), capfd.readouterr().err
-    assert "10 layer groups" in " ".join(capfd.readouterr().out.split())
-    parts = assemble(Config.read(path, [f"data.root={stand_in}"]))
-    assert parts.setup.local_steps(parts.setup.samples.size(0)) == 128, "16 batches, the last of 20, for 8 epochs"
+    groups, total, first, steps = SHAPES.get(path.stem, (10, 1_235_274, 9_536, 128))
+    assert f"{groups} layer groups" in " ".join(capfd.readouterr().out.split())
+    config = Config.read(path, [f"data.root={stand_in}"])
+    parts = assemble(config)
+    assert parts.setup.local_steps(parts.setup.samples.size(0)) == steps, "8 epochs, the last batch of each smaller"
+    total = total or parts.parameters
+    first = first or next(iter(parts.setup.layout.groups.values())).numel
+    warm = 60 if path.stem == "fedpart_cifar10_warmup" else 5
     start = Server.start(parts.method, parts.setup)
-    for t, sent in ((0, 1_235_274), (5, 9_536)):
+    for t, sent in ((0, total), (warm, None if parts.method.named["fedpart"].order == "reverse" else first)):
         turn = plan_round(replace(start, round=t), parts.method, parts.setup, parts.config.bn, parts.lr(t), lambda *_: None, lambda _: None)
         session = Session(replace(parts.make(), costs={}), turn.works[0], probe=True)
         loss, steps = session.train(session.begin())
         reply = session.reply(session.end(), loss, steps)
-        assert 2.2 < loss < 6, "chance on ten classes is 2.3"
-        assert messages.weigh_up(reply).payload == 4 * sent
+        assert 1 < loss < 8, "chance is 2.3 on ten classes, 4.6 on a hundred"
+        assert messages.weigh_up(reply).payload == 4 * (sent or next(reversed(parts.setup.layout.groups.values())).numel)
 
 
-def test_there_is_a_config_for_each_published_setting_on_cifar10():
-    assert [path.stem for path in CONFIGS] == ["fedpart_cifar10_150", "fedpart_cifar10_alpha1", "fedpart_cifar10_iid"]
+def test_there_is_a_config_for_each_published_setting():
+    cifar10 = [f"fedpart_cifar10_{name}" for name in ("150", "alpha01", "alpha1", "iid", "moon", "order", "warmup")]
+    assert [path.stem for path in CONFIGS] == ["fedpart_ag_news", "fedpart_cifar100", *cifar10, "fedpart_resnet18", "fedpart_tiny"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, Literal
 
@@ -20,17 +20,18 @@ from fedstrata.states import State
 class FedPart(Piece):
     """``warmup`` rounds of the whole model, then each layer group for ``repeat`` rounds; this cycle is repeated to the end of the run.
 
-    ``order`` is shallow to deep, the reverse, a permutation drawn anew for each cycle, or a draw in each round. ``first`` is the length of the first
-    warm-up where it differs, ``together`` joins that many neighbouring groups, and ``cycles`` holds the run to that many whole cycles. Write fedpart
-    behind pieces that take layers out of training. Norm statistics go by the run's own ``bn``: ``local`` is published, ``share`` averages them.
+    ``order`` is shallow to deep, the reverse, a permutation drawn anew for each cycle, a draw in each round (random_round), or a draw for each
+    client in each round (random_client), where a tensor is averaged over those who sent it. ``first`` is the length of the first warm-up where it
+    differs, ``together`` joins that many neighbouring groups, and ``cycles`` holds the run to that many whole cycles. Write fedpart behind pieces
+    that take layers out of training. Norm statistics go by the run's own ``bn``: ``local`` is published, ``share`` averages them.
 
-    INFERRED: the seeds of both random orders, ``together``, and ``first=0`` as the paper's "No Init.".
+    INFERRED: the seeds of random orders, the order random_client as a baseline, ``together``, and ``first=0`` as the paper's "No Init.".
 
     Source: Wang et al. 2024, "Why Go Full? Elevating Federated Learning Through Partial Network Updates"; schedule and settings of the authors' code.
     """
 
     source: ClassVar[str] = "Wang et al., NeurIPS 2024"
-    order: Literal["sequential", "reverse", "random", "random_round"] = "sequential"
+    order: Literal["sequential", "reverse", "random", "random_round", "random_client"] = "sequential"
     repeat: int = 2
     warmup: int = 5
     first: int | None = None
@@ -53,7 +54,16 @@ class FedPart(Piece):
     def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002  # the field's word
         blocks = self.blocks(plan.train, setup)
         active = self.active(round, len(blocks), setup.seed)
-        return plan if active is None else plan.only(blocks[active], setup.layout)
+        if active is None:
+            return plan
+        if self.order != "random_client":
+            return plan.only(blocks[active], setup.layout)
+        drawn = [blocks[streams.stream(setup.seed, "fedpart.client", round, place).integers(len(blocks))] for place in range(len(plan.cohort))]
+        wide = plan.only(frozenset[str]().union(*drawn), setup.layout) if drawn else plan
+        owns = {place: wide.at(place).only(block, setup.layout) for place, block in enumerate(drawn)}
+        return replace(
+            wide, places={p: {**wide.places.get(p, {}), "train": own.train, "up": own.up, "phases": own.phases} for p, own in owns.items()}
+        )
 
     def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
         blocks = self.blocks(setup.layout.parameters, setup)
@@ -67,6 +77,8 @@ class FedPart(Piece):
             "training FLOPs over FedAvg's, exact": cycle.exact(flops),
             "training FLOPs over FedAvg's, measured": [Fraction(setup.load(block).flops / whole) for block in blocks],
         }
+        if self.order == "random_client":  # what clients draw, on average
+            costs = {name: [sum(cost, Fraction(0)) / len(cost)] * len(cost) for name, cost in costs.items()}
         active = [self.active(t, len(blocks), setup.seed) for t in range(setup.rounds)]
         return {name: float(cycle.share(active, cost)) for name, cost in costs.items()}
 
@@ -84,7 +96,7 @@ class FedPart(Piece):
         found = self.calendar(groups).turn(t)
         if found is None or self.order == "sequential":
             return None if found is None else found[1]
-        if self.order == "random_round":
+        if self.order in ("random_round", "random_client"):
             return int(streams.stream(seed, "fedpart.round", t).integers(groups))
         if self.order == "random":
             return int(streams.stream(seed, "fedpart.cycle", found[0]).permutation(groups)[found[1]])

@@ -160,6 +160,7 @@ _ROWS: list[Row] = [
             "fedpart(warmup=0, order=random)",
             "fedprox(mu=0.1) + fedpart(warmup=1, repeat=1, order=reverse)",
             "moon + fedpart(warmup=0, repeat=1, order=random_round)",
+            "fedpart(warmup=1, order=random_client)",
         ),
         Limit("fedpart(warmup=0, together=1000)", "fedavg"),
         cite=("wang2024why",),

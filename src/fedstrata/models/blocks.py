@@ -78,9 +78,24 @@ class Norms:
         return nn.GroupNorm(self.groups, channels)
 
 
+def max_pool(x: Tensor, size: int, stride: int, padding: int = 0, *, channels_last: bool) -> Tensor:
+    """[B, C, H, W] -> [B, C, H', W']: torch's max-pool by its path for channels last, which is many times faster on a CPU.
+
+    Args:
+        x: images.
+        size: of the windows.
+        stride: of the windows.
+        padding: of the windows.
+        channels_last: how the layers around want images in memory.
+    """
+    pooled = functional.max_pool2d(x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2), size, stride, padding)
+    return pooled if channels_last else pooled.contiguous()
+
+
 class Conv(nn.Module):
     """Convolution with bias, norm, ReLU; then a 2x2 max-pool and dropout where asked: [B, C, H, W] -> [B, F, H', W']."""
 
+    channels_last = False
     norm: Layer
     drop: Layer
 
@@ -94,7 +109,7 @@ class Conv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, F, H', W']."""
         x = functional.relu(self.norm(self.conv(x)))
-        return self.drop(functional.max_pool2d(x, 2) if self.pool else x)
+        return self.drop(max_pool(x, 2, 2, channels_last=self.channels_last) if self.pool else x)
 
 
 class ChannelDropout(nn.Module):

@@ -15,7 +15,7 @@ from fedstrata import plugins
 from fedstrata.calls import Call, arguments, parse_call
 from fedstrata.errors import ConfigError, nearest
 from fedstrata.models import attention, cnn, dense, mobilenet, recurrent, resnet
-from fedstrata.models.blocks import Model, Norm
+from fedstrata.models.blocks import Conv, Model, Norm
 from fedstrata.models.check import check
 from fedstrata.models.task import Task
 
@@ -148,7 +148,10 @@ def build(spec: str, task: Task, norm: Norm | None, generator: torch.Generator) 
             reason = str(error).splitlines()[0][:200]
             raise ConfigError(f"model {spec} cannot be made, probably as it is larger than memory ({reason}). Use smaller layers.") from error
         model.start(generator)
-        model.channels_last = row.name in CHANNELS_LAST and given.get("norm", row.norm) != "group"
+        channels_last = row.name in CHANNELS_LAST and given.get("norm", row.norm) != "group"
+        for part in model.modules():
+            if isinstance(part, Model | Conv):
+                part.channels_last = channels_last
         return model
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=[]):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedstrata.layout import GroupSpec, derive_groups
-from fedstrata.models.blocks import Conv, ConvInit, Layer, Model, Norm, Norms, drop_layer, fill
+from fedstrata.models.blocks import Conv, ConvInit, Layer, Model, Norm, Norms, drop_layer, fill, max_pool
 from fedstrata.models.task import Task, at_least, image, outputs
 
 Down = Literal["own", "conv1", "conv2"]
@@ -74,7 +74,7 @@ class ResNet(Model):
         """[B, C, H, W] -> [B, classes]; or the pooled features [B, D] behind so many stages."""
         x = functional.relu(self.norm1(self.conv1(x)))
         if self.stem == 7:
-            x = functional.max_pool2d(x, 3, 2, padding=1)
+            x = max_pool(x, 3, 2, 1, channels_last=self.channels_last)
         for stage in self.stages[:exits]:
             x = getattr(self, stage)(x)
         x = x.mean((2, 3))  # [B, D]

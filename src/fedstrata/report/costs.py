@@ -42,8 +42,8 @@ def show(description: Any, console: Console) -> None:
 
 SAYS: Mapping[str, str] = {
     "client_state": "state of a client",
-    "bytes_down": "to a client, a round",
-    "bytes_up": "from a client, a round",
+    "bytes_down": "to a client, first round",
+    "bytes_up": "from a client, first round",
     "framing_down": "framing to a client",
     "framing_up": "framing from a client",
     "flops_step": "training, a sample",

@@ -53,10 +53,10 @@ def network(bound: Bound, task: Task) -> nn.Module:
         elif isinstance(part, _NormBase):
             part.momentum = part.__dict__.pop("_fedstrata_momentum", part.momentum)
     for part in body.modules():
+        part.__dict__.pop("channels_last", None)  # a hint to the engine
         part._buffers = {n: None if b is None else b.detach().clone() for n, b in part._buffers.items()}
     for parameter in body.parameters():
         parameter.requires_grad_()
-    body.__dict__.pop("channels_last", None)  # a hint to the engine
     return body
 
 
