@@ -86,7 +86,7 @@ class Config(Section):
     unseen: Unseen = Unseen()
     eval: Eval = Eval()
     measures: str = Field(
-        default="auto", description="looks at training, kept with evaluated rounds: drift + step_size; auto: those that the method brings; none"
+        default="auto", description="looks at training, kept with evaluated rounds: fedstrata list measures; auto: those that the method brings; none"
     )
     stop: Stop = Stop()
     quorum: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = Field(

@@ -104,9 +104,23 @@ def test_a_spike_is_the_mean_after_over_the_mean_before_in_every_window_with_the
     assert told["median"]["same groups"] == pytest.approx((4.0 / 1.5 + 0.5) / 2)
 
 
+def test_a_return_to_the_whole_model_is_no_spike():
+    """Every number moves by 1 in every step: the whole model is longer than the group before it, and nothing has jumped."""
+    ones, alone = torch.ones(1, 2, 4, dtype=torch.float64), torch.tensor([1.0, 0, 0, 0], dtype=torch.float64).expand(1, 2, 4)
+    groups = ("a", "b", "c", "d")
+    some = Walk(
+        groups, (0, 1, 2, 3), (alone, ones, ones, alone), (alone, ones, ones, alone), (frozenset("a"), *[frozenset("abcd")] * 2, frozenset("a"))
+    )
+    told = compared({"run": some}, 2, "").numbers["run"]
+    assert told["whole model"] == [2.0, 1.0, 0.5], "other numbers of coordinates"
+    assert told["same groups"] == told["gradient"] == [None, 1.0, 1.0]
+    assert told["median"]["same groups"] == 1.0
+
+
 def test_a_group_that_stood_still_before_an_average_has_no_spike(pair):
     told = Steps().study(pair)
-    assert [v is None for v in told.numbers["part"]["same groups"]] == [False, True, True, False]
+    assert [v is None for v in told.numbers["part"]["same groups"]] == [False, True, True, True]
+    assert [v is None for v in told.numbers["part"]["gradient"]] == [False, True, True, True]
     assert all(v is not None for v in told.numbers["full"]["same groups"] + told.numbers["part over full"]["spikes of full"])
     assert any("part trains other groups" in note for note in told.notes)
 
@@ -143,7 +157,7 @@ def test_a_run_with_sgd_needs_no_rate_of_the_control():
 def test_every_local_step_and_every_average_is_shown(controlled, pair):
     panel = next(p for p in controlled.panels if p.title == "Local step size")
     steps = sum(len(walk(pair["full"].engine.parts, range(6)).sizes(i)) for i in range(5))
-    assert set(panel.series) == {"full", "part", "full, same groups"}
+    assert set(panel.series) == {"full", "part", "full, groups of part"}
     assert all(len(values) == len(panel.x) == steps for values in panel.series.values())
     assert "Averages stand behind local steps 10, 20, 30, 40." in panel.text
     pictures = {p.name for p in drawn(controlled)}

@@ -78,13 +78,12 @@ class ProgFed(Piece):
 
     def reached(self, layout: Layout, net: Net, stage: int) -> Names:
         """All tensors up to this stage, without heads: layer groups up to that of the exit, and their statistics."""
-        exit_ = list(self.exits(net))[stage]
-        ours = [g for g in layout.groups.values() if not g.name.startswith("progfed.") and g.role == "body"]
-        if stage == len(self.exits(net)) - 1:
-            depth = len(layout.groups)
-        else:
-            depth = max(g.depth for g in ours if any(n.startswith(f"{exit_}.") for n in g.names))
-        return layout.group(*(g.name for g in ours if g.depth <= depth))
+        exits, groups = list(self.exits(net)), layout.groups
+        body = [e for e in layout.entries.values() if e.role == "body" and not e.name.startswith("progfed.")]
+        if stage == len(exits) - 1:
+            return frozenset(e.name for e in body)
+        depth = max(groups[e.group].depth for e in body if e.name.startswith(f"{exits[stage]}.") and e.group in groups)
+        return frozenset(e.name for e in body if e.group not in groups or groups[e.group].depth <= depth)
 
     def heads(self, layout: Layout, stage: int, stages: int) -> Names:
         """The head of a stage."""

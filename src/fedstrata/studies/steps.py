@@ -97,7 +97,7 @@ def compared(walks: Mapping[str, Walk], window: int, tag: str) -> Outcome:
     if pair is not None:
         full, part = pair
         for what in NAMES:
-            series[what][f"{full}, same groups"] = [walks[full].sizes(i, groups, what) for i, groups in enumerate(walks[part].trained)]
+            series[what][f"{full}, groups of {part}"] = [walks[full].sizes(i, groups, what) for i, groups in enumerate(walks[part].trained)]
         numbers[f"{part} over {full}{tag}"] = fair = _fair(walks[full], walks[part], window)
         spikes[f"{full}, groups of {part}"] = fair["spikes of full"]
     panels = [_lines(f"Local {NAMES[what]} size{tag}", lines, averages) for what, lines in series.items()]
@@ -222,7 +222,7 @@ def _notes(walks: Mapping[str, Walk], averages: Sequence[int]) -> tuple[str, ...
     partly = [label for label, w in walks.items() if any(len(groups) < len(w.groups) for groups in w.trained)]
     return tuple(
         f"{label} trains other groups in other rounds: its ratio over the whole model compares different numbers of coordinates wherever the group "
-        "changes; over the same groups there is none at these averages, as they stood still before."
+        "changes; over the same groups there is no ratio at averages behind which a group moves that stood still before."
         for label in partly
     )
 

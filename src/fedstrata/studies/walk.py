@@ -53,12 +53,15 @@ class Walk:
         """At each average: mean length of the first ``window`` steps after it over that of the last before it. INFERRED from the paper's figure 1.
 
         ``groups``, by round: whose coordinates count; on both sides those of the round after the average. A norm over fewer coordinates is smaller.
-        None takes the whole model on both sides, of which only what is trained moves. Not finite where nothing of these moved before.
+        None takes the whole model on both sides, of which only what is trained moves. NaN where one of these groups stood still before: a jump
+        from fewer coordinates to more is none of the training.
         """
         found = []
         for place in range(1, len(self.squares)):
             over = None if groups is None else groups[place]
-            found.append(float(self.sizes(place, over, what)[:window].mean() / self.sizes(place - 1, over, what)[-window:].mean()))
+            same = over is None or self.trained[place - 1].issuperset(over)
+            after, before = self.sizes(place, over, what)[:window].mean(), self.sizes(place - 1, over, what)[-window:].mean()
+            found.append(float(after / before) if same else float("nan"))
         return found
 
 
