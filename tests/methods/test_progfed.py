@@ -20,6 +20,7 @@ from fedstrata.models.resnet import ResNet
 from fedstrata.net import Batch
 from fedstrata.order import Order
 from fedstrata.params import Params
+from fedstrata.round import Session
 from fedstrata.testing.claims import poisoned
 from fedstrata.use import export
 from fedstrata.wire import messages
@@ -343,6 +344,9 @@ def test_weight_decay_does_not_wear_the_setting_out():
     run = engine("progfed(each=3)", **{"local.weight_decay": 0.5})
     run.round()
     assert float(run.server.params[LEFT]) == 2
+    assert not any(reply.delta[LEFT].any() for reply in run.executor.replies[-1])
+    session = Session(run.kit, run.executor.works[-1][0])
+    assert float(session.fit(session.view.anchor, "own", steps=3)[LEFT]) == 2
     run.close()
 
 
