@@ -249,7 +249,7 @@ def test_the_config_of_progfed_is_checked_and_takes_a_step_of_its_first_stage(st
     with pytest.raises(SystemExit) as left:
         main(["check", str(path), f"data.root={stand_in}"])
     assert left.value.code in (0, None), capfd.readouterr().err
-    parts = assemble(Config.read(path, [f"data.root={stand_in}"]))
+    parts = assemble(Config.read(path, [f"data.root={stand_in}", "cohort=1"]))
     stages = [parts.method.named["progfed"].turn(t, 4, parts.config.rounds)[0] for t in range(parts.config.rounds)]
     assert [stages.count(s) for s in range(4)] == [500] * 4
     start = Server.start(parts.method, parts.setup)
