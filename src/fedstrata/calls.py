@@ -190,6 +190,8 @@ def _fit_any(value: Value, options: tuple[Any, ...], where: str) -> Any:
 def _fit_choice(value: Value, options: tuple[Any, ...], where: str) -> Any:
     if value in options:
         return value
+    if value is None and "none" in options:
+        return "none"  # the bare word is read as no value
     choices = [str(c) for c in options]
     raise ConfigError(f"{where} is {value!r}; it is one of {', '.join(choices)}.{nearest(str(value), choices)}")
 

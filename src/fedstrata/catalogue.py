@@ -85,9 +85,9 @@ def _measures() -> Rows:
 
 
 def _studies() -> Rows:
-    from fedstrata.studies import table  # noqa: PLC0415
+    from fedstrata.studies.registry import settings, table  # noqa: PLC0415
 
-    return [{"study": name, "runs": _several(s.least, s.most), "what it says": s.text} for name, s in table().items()]
+    return [{"study": name, "runs": _several(s.least, s.most), "settings": settings(s) or "-", "what it says": s.text} for name, s in table().items()]
 
 
 def _several(least: int, most: int | None) -> str:

@@ -6,7 +6,6 @@ FedAvg. State goes in and comes out: a piece's *slot* lives on the server, its *
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
@@ -357,7 +356,11 @@ def draw_without_replacement(rng: Generator, population: int, n: int) -> list[in
     return [int(i) for i in order]
 
 
+LARGEST = 3.4028234663852886e38
+"""Of float32, in which models compute."""
+
+
 def require(condition: bool, setting: str, value: object, meaning: str) -> None:  # noqa: FBT001  # reads as a sentence
-    """Refuse a hyper-parameter, and in any case what is not finite: ``require(mu >= 0, "fedprox.mu", mu, "a weight, at least 0")``."""
-    if not condition or (isinstance(value, float) and not math.isfinite(value)):
+    """Refuse a hyper-parameter, and in any case what is no finite float32: ``require(mu >= 0, "fedprox.mu", mu, "a weight, at least 0")``."""
+    if not condition or (isinstance(value, float) and not abs(value) <= LARGEST):
         raise ConfigError(f"{setting} is {value}; it is {meaning}.")

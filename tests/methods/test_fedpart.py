@@ -318,9 +318,9 @@ def test_6_the_other_formulas_give_the_known_ratios(macs, name, exact, whole_exa
     flops = list(macs[name][0].values())
     groups = len(flops)
     active = turns("fedpart", piece().calendar(groups).rounds(1), groups)
-    assert float(sum(cycle.exact(flops)) / groups) == pytest.approx(exact, abs=0.0006)
+    assert float(sum(cycle.exact([[n] for n in flops])) / groups) == pytest.approx(exact, abs=0.0006)
     assert float(sum(cycle.suffix2x(flops)) / groups) == pytest.approx(suffix, abs=0.006)
-    assert 1 - float(cycle.share(active, cycle.exact(flops))) == pytest.approx(whole_exact, abs=0.006)
+    assert 1 - float(cycle.share(active, cycle.exact([[n] for n in flops]))) == pytest.approx(whole_exact, abs=0.006)
 
 
 @pytest.mark.parametrize("name", ["resnet8", "resnet18"])
@@ -329,7 +329,7 @@ def test_6_frozen_layers_cost_no_backward_work(macs, name):
     real graph does not need."""
     flops, whole, measured = macs[name]
     assert whole == 3 * sum(flops.values()) - flops["conv1"], "neither does a full step take the gradient of the picture"
-    for (group, found), counted in zip(measured.items(), cycle.exact(list(flops.values())), strict=True):
+    for (group, found), counted in zip(measured.items(), cycle.exact([[n] for n in flops.values()]), strict=True):
         block, _, layer = group.rpartition(".")
         spared = flops.get(f"{block}.down.conv", 0) if layer in ("conv1", "conv2") else 0
         assert found == counted * int(whole) - spared, group

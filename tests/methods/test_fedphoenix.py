@@ -495,6 +495,14 @@ def test_a_reset_of_nothing_is_told_with_the_way_out():
     assert notes("fedphoenix(theta=0)", "images") == ()
 
 
+def test_a_share_of_a_kernel_that_is_no_number_is_told():
+    setup = lab.parts("fedphoenix(theta=0.5, share=0.001, layers=both)").setup
+    (note,) = FedPhoenix(theta=0.5, share=1e-3, layers="both").notes(setup)
+    assert "share=0.001) resets nothing" in note
+    assert not list(FedPhoenix(theta=0.5, share=1e-3, layers="both").due(setup.layout, 0))
+    assert FedPhoenix(theta=0.5, share=1e-3).entries(Matrix(0, 4, 1000)) == 1
+
+
 def test_a_run_carries_the_note(tmp_path):
     import fedstrata  # noqa: PLC0415
 

@@ -177,6 +177,28 @@ def test_a_measures_method_has_the_stroke_of_that_method():
     assert {"conv1", "head"} <= {"".join(t.itertext()) for t in layers.iter("text")}, "its own legend"
 
 
+def test_a_spread_that_is_rounding_is_left_out():
+    panel = Panel("P", "T.", "lines", [1, 2, 3], {"a": [0.7, 0.7, 0.0]}, {"a": [1.1e-16, 1e-6, 1e-16]})
+    assert [row[1].text for row in panel_grid(panel).rows] == ["0.7", "0.7 ± 1e-06", "0 ± 1e-16"]
+
+
+def test_bars_start_at_zero_and_have_their_numbers():
+    one, _ = scene("panels")
+    for values, start in (([0.0, 0.0], 0.0), ([2.5, 4.0], 0.0), ([-1.0, 2.0], None)):
+        figure = Figure()
+        panel_picture(Panel("Bars", "T.", "bars", ["x", "y"], {"a": values}), 1, one).draw(figure)
+        (axes,) = figure.axes
+        assert axes.get_xlim()[0] == 0 if start == 0 else axes.get_xlim()[0] < -1
+        assert [t.get_text() for t in axes.texts] == [f"{v:g}" for v in values]
+
+
+def test_rounds_after_an_average_have_whole_ticks():
+    one, _ = scene("panels")
+    figure = Figure()
+    panel_picture(Panel("P", "T.", "lines", [2, 3, 4], {"a": [1.0, 2.0, 1.0]}, x_name="round after the average"), 1, one).draw(figure)
+    assert all(float(tick).is_integer() for tick in figure.axes[0].get_xticks())
+
+
 def test_very_long_and_odd_panels_are_drawn():
     one, _ = scene("panels")
     long = Panel("Long", "T.", "lines", list(range(5000)), {"fedavg": list(np.sin(np.arange(5000) / 100))})

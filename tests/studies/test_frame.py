@@ -68,6 +68,13 @@ class Weight(Study):
 # ---- refusals ---------------------------------------------------------------------------------------------------------------------------
 
 
+def test_a_folder_in_a_run_is_no_place_for_files(runs):
+    for out in (runs / "one", runs / "one" / "study"):
+        with pytest.raises(ConfigError, match=r"which lies in the run .*, and runs are only read"):
+            fedstrata.study(Weight(), runs / "one", out=out)
+    assert not (runs / "one" / "outcome.json").exists()
+
+
 def test_an_unknown_study_is_refused_with_the_nearest_name(runs, call):
     assert "there is no study 'sharpnes'" in (said := refused(call("study", "sharpnes", runs / "one")))
     assert "sharpness" in said

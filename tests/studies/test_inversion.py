@@ -317,6 +317,17 @@ def test_the_table_has_means_over_images_and_the_sheet_every_view(run):
     assert [row[0].text for row in told.pictures[0].table.rows] == ["original", "full", "only first", "only second", "only head"]
 
 
+@pytest.mark.parametrize(("label", "shown"), [("known", False), ("unknown", True)])
+def test_labels_found_are_shown_where_they_were_not_known(run, label, shown):
+    told = outcome(run, f"inversion(attack=ig, images=1, steps=1, visible=full, tv=0.05, label={label})")
+    panel = told.panels[0]
+    assert ("labels found" in panel.x) is shown
+    assert all(len(values) == len(panel.x) for values in panel.series.values())
+    assert panel.series["full"][-1] == run.engine.parts.parameters
+    assert told.pictures[0].title == "Images found by ig with tv=0.05, PSNR in dB"
+    assert told.pictures[0].name == "images-found-by-ig"
+
+
 def test_the_same_study_gives_the_same_numbers(run):
     text = "inversion(images=2, steps=3)"
     assert json.dumps(outcome(run, text).numbers) == json.dumps(outcome(run, text).numbers)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ from fedstrata.data.federation import Federation
 from fedstrata.errors import ConfigError, LayoutError
 from fedstrata.run import run as train
 from fedstrata.studies import ascent, find
-from fedstrata.studies.ascent import Probe, Ways, blurred, cropped, in_pixels, total_variation
+from fedstrata.studies.ascent import Climb, Probe, Ways, blurred, cropped, in_pixels, total_variation
 from fedstrata.studies.fourier import crops, image_of, magnitude, odd, random_phase
-from fedstrata.studies.maximise import Maximise, default_layers, first_kernels, layer_of
+from fedstrata.studies.maximise import Maximise, default_layers, first_kernels, layer_of, sunk
 from fedstrata.studies.pixels import Pixels
 from studies.trained import ended
 
@@ -242,6 +243,17 @@ def test_default_layers_are_the_first_and_last_convolution_and_the_head(run):
     layout = run.engine.parts.setup.layout
     assert default_layers(layout) == ["first", "second", "head"]
     assert [layer_of(layout, name) for name in default_layers(layout)] == ["first", "second", "head"]
+
+
+def test_channels_that_the_image_excites_less_than_the_start_are_named():
+    climb = Climb(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.5, 2.0, 3.5]), torch.zeros(3), torch.zeros(3, 1, 2, 2))
+    assert sunk({"run": {"head": ((0, 4, 7), climb)}}) == []
+    (note,) = sunk({"run": {"head": ((0, 4, 7), replace(climb, last=torch.tensor([0.5, 2.5, 2.9])))}})
+    assert note.startswith("run, head: the image found excites channel 0, 7 less than the start did")
+
+
+def test_a_prior_that_outweighs_the_activation_is_told(run):
+    assert "less than the start did" in outcome("maximise(steps=3, tv=1000000.0, lr=0.5, channels=[0, 1])", one=run).notes[0]
 
 
 @pytest.mark.parametrize("form", ["pixels", "maco"])

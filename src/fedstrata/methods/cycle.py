@@ -59,7 +59,20 @@ def suffix2x(forward: Sequence[int]) -> list[Fraction]:
     return [Fraction(total + 2 * sum(forward[g:]), 3 * total) for g in range(len(forward))]
 
 
-def exact(forward: Sequence[int]) -> list[Fraction]:
-    """Forward F, input gradients of every layer behind the group, weight gradients of the group, over 3F less the first layer's input gradient."""
-    total = sum(forward)
-    return [Fraction(total + sum(forward[g:]), 3 * total - forward[0]) for g in range(len(forward))]
+def exact(blocks: Sequence[Sequence[int]]) -> list[Fraction]:
+    """Forward F, input gradients of all layers behind the block's first, weight gradients of the block, over 3F less the stem's input gradient.
+
+    Args:
+        blocks: forward FLOPs of the layers that train together, shallow to deep.
+
+    >>> exact([[1], [2], [3]])  # of 3 * 6 - 1
+    [Fraction(12, 17), Fraction(11, 17), Fraction(9, 17)]
+    >>> exact([[1, 2], [3]])[0]  # 6 forward, 2 + 3 input gradients, 1 + 2 weight gradients
+    Fraction(14, 17)
+    """
+    layers = [n for block in blocks for n in block]
+    total, found, start = sum(layers), [], 0
+    for block in blocks:
+        found.append(Fraction(total + sum(layers[start + 1 :]) + sum(block), 3 * total - layers[0]))
+        start += len(block)
+    return found

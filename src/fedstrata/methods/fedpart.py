@@ -68,12 +68,12 @@ class FedPart(Piece):
     def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
         blocks = self.blocks(setup.layout.parameters, setup)
         groups, whole = setup.layout.groups, setup.load(setup.layout.parameters).flops
-        flops = [sum(n for name, n in forward.items() if block.issuperset(groups[name].names)) for block in blocks]
+        flops = [[forward[name] for name, group in groups.items() if name in forward and block.issuperset(group.names)] for block in blocks]
         sizes = [sum(g.numel for g in groups.values() if block.issuperset(g.names)) for block in blocks]
         costs = {
             "uplink over FedAvg's": cycle.sent(sizes),
             "training FLOPs over FedAvg's, idealised": cycle.idealised(len(blocks)),
-            "training FLOPs over FedAvg's, suffix2x": cycle.suffix2x(flops),
+            "training FLOPs over FedAvg's, suffix2x": cycle.suffix2x([sum(block) for block in flops]),
             "training FLOPs over FedAvg's, exact": cycle.exact(flops),
             "training FLOPs over FedAvg's, measured": [Fraction(setup.load(block).flops / whole) for block in blocks],
         }

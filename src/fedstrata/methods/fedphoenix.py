@@ -103,8 +103,12 @@ class FedPhoenix(Piece):
         shares = [(m, self.ratio_at(d, len(convs), t)) for d, m in enumerate(convs)] + [(m, self.ratio) for m in rows]
         for m, share in shares:
             count = whole(share, m.rows, least=int(self.at_least_one))
-            if count and m.rows * m.width > 1:  # a single number has no standard deviation
+            if count and self.entries(m) and m.rows * m.width > 1:  # a single number has no standard deviation
                 yield m, count
+
+    def entries(self, m: Matrix) -> int:
+        """How many numbers of a chosen kernel are drawn anew."""
+        return m.width if self.share == 1 else round(self.share * m.width)
 
     def reset(self, p: Params, layout: Layout, t: int, generator: torch.Generator) -> Params:
         """A copy of ``p`` with kernels drawn anew; ``p`` itself where no layer takes part."""
@@ -115,8 +119,7 @@ class FedPhoenix(Piece):
         for m, count in due:
             weights, (mean, std) = m.of(flat), moments(p, m)  # [n, width], a view
             chosen = choose(m.rows, count, generator)
-            width = m.width if self.share == 1 else round(self.share * m.width)
-            new = draw(self.law, (count, width), m.width, (mean, std), self.scale, generator, flat.dtype)
+            new = draw(self.law, (count, self.entries(m)), m.width, (mean, std), self.scale, generator, flat.dtype)
             if self.share < 1:
                 kernels = weights.index_select(0, chosen)
                 new = kernels.masked_scatter_(largest(kernels, self.share), new)
@@ -139,15 +142,19 @@ class FedPhoenix(Piece):
         if not self.theta or any(True for _ in self.due(setup.layout, 0)):
             return ()
         kinds = {"conv": ("conv",), "fc": ("linear",), "both": ("conv", "linear")}[self.layers]
-        found = [m.rows for kind in kinds for m in matrices(setup.layout, kind)]  # type: ignore[arg-type]
+        found = [m for kind in kinds for m in matrices(setup.layout, kind)]  # type: ignore[arg-type]
         if not found:
             return (f"fedphoenix(layers={self.layers}) resets nothing: the model has no such layer, so this is FedAvg. Try layers=both.",)
+        if not any(map(self.entries, found)):
+            most = max(m.width for m in found)
+            return (f"fedphoenix(share={self.share:g}) resets nothing: of a kernel's {most} numbers that is none. Set share to 1/{most} or more.",)
+        rows = max(m.rows for m in found)
         told = (
-            f"fedphoenix resets nothing: theta={self.theta:g} of {max(found)} kernels (the widest layer) is less than one, so this is FedAvg. "
-            f"Set theta to 1/{max(found)} or more, or at_least_one=true."
+            f"fedphoenix resets nothing: theta={self.theta:g} of {rows} kernels (the widest layer) is less than one, so this is FedAvg. "
+            f"Set theta to 1/{rows} or more, or at_least_one=true."
         )
         return (told,)
 
     def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
         touched = [m for m, _ in self.due(setup.layout, 0)]
-        return {costs.LABEL: costs.fedphoenix(sum(m.rows * m.width for m in touched), self.theta, setup.cohort)}
+        return {costs.LABEL: costs.fedphoenix(sum(m.rows * m.width for m in touched), self.ratio * self.share, setup.cohort)}

@@ -40,6 +40,9 @@ def study(
     chosen.check(labels)
     if out is not None and Path(out).exists() and not Path(out).is_dir():
         raise ConfigError(f"out is {str(out)!r}, which is a file; name a folder.")
+    for folder in folders if out is not None else ():
+        if Path(out).resolve().is_relative_to(folder.resolve()):  # type: ignore[arg-type]  # None has no folders here
+            raise ConfigError(f"out is {str(out)!r}, which lies in the run {str(folder)!r}, and runs are only read; name another folder.")
     opened = {label: finished(folder, root=root) for label, folder in zip(labels, folders, strict=True)}
     outcome = chosen.study(opened)
     if out is not None:

@@ -26,11 +26,19 @@ from fedstrata.studies.attacks import Guess, Target, dlg, inverting, label_of
 from fedstrata.studies.base import Outcome, Study
 from fedstrata.studies.pixels import Pixels, pixels_of, psnr, ssim
 from fedstrata.studies.sheets import sheet
+from fedstrata.studies.write import stem
 from fedstrata.use.finished import Finished
 from fedstrata.use.plain import plain
 
 PUBLISHED = {"dlg": 300, "ig": 8000}
-COLUMNS = ("PSNR (dB)", "its deviation", "highest PSNR (dB)", "SSIM", "labels found", "numbers seen")
+COLUMNS = {
+    "psnr": "PSNR (dB)",
+    "psnr_deviation": "its deviation",
+    "best_psnr": "highest PSNR (dB)",
+    "ssim": "SSIM",
+    "labels": "labels found",
+    "numbers": "numbers seen",
+}
 SHOWN = 8  # images on a sheet
 GREY = "nothing (grey)"
 
@@ -113,6 +121,7 @@ class Inversion(Study):
         series: dict[str, Sequence[float | None]] = {}
         pictures: list[Picture] = []
         notes: list[str] = []
+        columns = {key: name for key, name in COLUMNS.items() if key != "labels" or self.label == "unknown"}
         for label, run in runs.items():
             views, truth = self._attacked(run, label)
             rows = {name: summary(scores, count) for name, (scores, count) in views.items()}
@@ -121,10 +130,10 @@ class Inversion(Study):
                 for name, row in rows.items()
             }
             tag = f"{label}: " if len(runs) > 1 else ""
-            series |= {f"{tag}{name}": list(row.values()) for name, row in rows.items()}
-            pictures.append(pictured(f"Images found by {self.attack}" + (f", {label}" if len(runs) > 1 else ""), views, truth))
+            series |= {f"{tag}{name}": [row[key] for key in columns] for name, row in rows.items()}
+            pictures.append(self._pictured(f", {label}" if len(runs) > 1 else "", views, truth))
             notes += [f"{tag}{note}" for note in self._told(rows)]
-        panel = Panel("Gradient inversion", self.text, "table", COLUMNS, series, x_name="", y_name="")
+        panel = Panel("Gradient inversion", self.text, "table", list(columns.values()), series, x_name="", y_name="")
         return Outcome(numbers, [panel], pictures, notes)
 
     def _told(self, rows: Mapping[str, Mapping[str, float | None]]) -> list[str]:
@@ -136,6 +145,12 @@ class Inversion(Study):
             failed = f"the attack on the full update did not succeed ({reached:.1f} dB, below works={self.works:g}), so nothing follows from what it "
             return [f"{failed}found elsewhere; give it more steps or restarts, or a model that it works on."]
         return [f"the attack succeeds on the full update ({reached:.1f} dB); a stronger one may find more where this one does not."]
+
+    def _pictured(self, tag: str, views: Mapping[str, tuple[list[Score], int]], truth: Tensor) -> Picture:
+        """The sheet of a run; its files are called by the attack, its title tells the prior and the unit too."""
+        prior = f" with tv={self.tv:g}" if self.attack == "ig" else ""
+        found = pictured(f"Images found by {self.attack}{prior}{tag}, PSNR in dB", views, truth)
+        return replace(found, name=stem(f"Images found by {self.attack}{tag}"))
 
     def _attacked(self, run: Finished, label: str) -> tuple[dict[str, tuple[list[Score], int]], Tensor]:
         """(scores of each view with the count of numbers seen, pictures [N, C, H, W])."""
@@ -245,8 +260,16 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
     session = Session(replace(engine.kit, method=chain), work)
     delta = Params.of({n: -work.lr * g for n, g in gradient.items()})
     end = session.view.anchor.new(session.view.anchor.flat + delta.flat)
+    plain = delta
     for name, piece in chain.named.items():
-        delta, _, session.rows[name] = piece.upload(delta, session.rows[name], session.at(name, end=end, train_loss=0.0))
+        try:
+            delta, _, session.rows[name] = piece.upload(delta, session.rows[name], session.at(name, end=end, train_loss=0.0))
+        except KeyError as error:
+            raise ConfigError(
+                f"inversion.codec is {text!r}, and {name} needs {error} of a whole run to make an upload; leave it out of codec."
+            ) from None
+    if delta.spec == plain.spec and torch.equal(delta.flat, plain.flat):
+        raise ConfigError(f"inversion.codec is {text!r}, which sends this update as it is; name a method that changes it, or leave codec out.")
     return Seen({n: -t for n, t in delta.items()}, direction=True)
 
 

@@ -62,8 +62,8 @@ class Landscape(Study):
 
     title: ClassVar[str] = "Loss landscape"
     text: ClassVar[str] = (
-        "Loss round the served model, along two random directions, in lengths of the model's filters: wide level lines are a flat minimum, narrow "
-        "ones a sharp one. Filter-normalised, so that models compare. Li et al. 2018."
+        "Loss around the served model, along two random directions, in lengths of the model's filters: wide level lines are a flat minimum, "
+        "narrow ones a sharp one. Filter-normalised, so that models compare. Li et al. 2018."
     )
 
     def __post_init__(self) -> None:

@@ -77,6 +77,9 @@ class Maximise(Study):
         require(bool(self.channels) and min(self.channels) >= 0, "maximise.channels", list(self.channels), "numbers of channels, from 0")
         require(self.steps is None or self.steps >= 1, "maximise.steps", self.steps, "steps of the ascent, at least 1 (pixels: 1000, maco: 256)")
         require(self.lr is None or self.lr > 0, "maximise.lr", self.lr, "a step above 0 (pixels: 0.1, maco: 1)")
+        require(
+            self.blur == 0 or 0.05 <= self.blur <= 16, "maximise.blur", self.blur, "the sigma of a Gaussian in pixels, 0 for none or from 0.05 to 16"
+        )
         require(self.every >= 1, "maximise.every", self.every, "steps between two blurs or crops, at least 1")
         require(0 < self.share < 1, "maximise.share", self.share, "a share in (0, 1) (published: 0.1)")
         require(self.spectrum >= 1, "maximise.spectrum", self.spectrum, "training images of the mean magnitude, at least 1")
@@ -97,7 +100,7 @@ class Maximise(Study):
                 series[f"{label}: {name}" if len(runs) > 1 else name] = [float(t.mean()) for t in (one.first, one.last, one.shown)]
         panel = Panel("Activation maximisation", self.text, "table", ("start", "found", "picture"), series, x_name="", y_name="mean activation")
         pictures = [self._sheet(name, {label: layers[name] for label, layers in found.items() if name in layers}) for name in names]
-        return Outcome(numbers, [panel], pictures + self._kernels(runs))
+        return Outcome(numbers, [panel], pictures + self._kernels(runs), sunk(found))
 
     def _sheet(self, layer: str, found: Mapping[str, tuple[Sequence[int], Climb]]) -> Picture:
         columns = list(dict.fromkeys(c for used, _ in found.values() for c in used))
@@ -145,6 +148,18 @@ class Maximise(Study):
                 rows.append(kept + [None] * (self.kernels - len(kept)))
                 labels.append(f"{label}: {colour}" if len(runs) > 1 else colour)
         return [sheet("Kernels of the first convolution", rows, labels, [f"filter {k}" for k in range(self.kernels)])] if rows else []
+
+
+def sunk(found: Mapping[str, Mapping[str, tuple[Sequence[int], Climb]]]) -> list[str]:
+    """A note for each layer with channels that the image found excites less than the random start did."""
+    notes = []
+    for label, layers in found.items():
+        for name, (used, one) in layers.items():
+            below = [str(c) for c, start, end in zip(used, one.first.tolist(), one.last.tolist(), strict=True) if end < start]
+            if below:
+                said = f"{label}, {name}: the image found excites channel {', '.join(below)} less than the start did"
+                notes.append(f"{said}; too few steps, a step too long, or a prior (tv) that outweighs the activation.")
+    return notes
 
 
 def first_kernels(run: Finished, count: int) -> Tensor | None:

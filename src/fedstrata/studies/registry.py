@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from fedstrata.calls import bind, parse_call
 from fedstrata.errors import ConfigError, nearest
@@ -33,6 +34,24 @@ _STUDIES: dict[str, type[Study]] = {
 def table() -> Mapping[str, type[Study]]:
     """Studies by name."""
     return dict(_STUDIES)
+
+
+def settings(kind: type[Study]) -> str:
+    """A study's settings with their defaults, as users write them; empty for one without.
+
+    >>> settings(Masks)
+    'samples=1000, at=[]'
+    """
+    return ", ".join(f"{f.name}={_written(f.default)}" for f in fields(kind))
+
+
+def _written(value: object) -> str:
+    """A setting's value in call syntax."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def find(text: str) -> tuple[str, Study]:

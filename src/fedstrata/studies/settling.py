@@ -35,6 +35,7 @@ class Settling(Study):
     ``samples`` evenly spaced test samples are looked at, at most ``looks`` evenly spaced rounds, the start and the end among them. A group has
     settled with the first of these rounds from which on its distance is at most ``within``, or its CKA at least 1 - ``within``. ``against=pooled``
     trains the same model centrally too, on all clients' samples, as many a round as the participants read together.
+    The last round does not count: every group is at its end there.
 
     INFERRED: ``samples``, ``looks`` and ``within``.
 
@@ -66,8 +67,8 @@ class Settling(Study):
         for label, run in runs.items():
             found, told = self._one(run)
             numbers[label] = found
-            notes += [f"{label}: {said}" for said in told]
             kinds = {"": found} | ({", pooled": found["pooled"]} if "pooled" in found else {})
+            notes += [f"{label}: {said}" for said in told] + [f"{label}{kind}: {said}" for kind, one in kinds.items() for said in _late(one)]
             panels += [
                 Panel(f"{title}: {label}{kind}", self.text, "heat", one["rounds"], one[what], x_name="rounds done", y_name=unit)
                 for what, (title, unit) in WHAT.items()
@@ -141,17 +142,24 @@ def distances(flats: Sequence[Tensor], layout: Layout) -> By:
 
 
 def settled_by(rounds: Sequence[int], near: Sequence[bool | None]) -> int | None:
-    """The first of these rounds from which on it is near; None where it never is, or nothing is known."""
+    """The first of these rounds from which on it is near; None where that is only the last one, at which all are near, or nothing is known."""
     found = None
     for done, here in zip(reversed(rounds), reversed(near), strict=True):
         if not here:
             break
         found = done
-    return found
+    return None if found == rounds[-1] else found
+
+
+def _late(one: Mapping[str, Any]) -> list[str]:
+    """Groups that move and have not settled before the end, by either measure."""
+    late = {what: [g for g, found in one["settled"].items() if found[what] is None and one[what][g][0] is not None] for what in WHAT}
+    return [f"not settled before the end by {what}: {', '.join(groups)}." for what, groups in late.items() if groups]
 
 
 def _table(label: str, within: float, kinds: Mapping[str, Mapping[str, Any]]) -> Panel:
     heads = [f"{what}{kind}" for kind in kinds for what in WHAT]
     groups = next(iter(kinds.values()))["settled"]
     rows = {group: [one["settled"][group][what] for one in kinds.values() for what in WHAT] for group in groups}
-    return Panel(f"Rounds until settled: {label}", f"{Settling.text} Settled: within {within:g} from then on.", "table", heads, rows, x_name="")
+    said = f"{Settling.text} Settled: within {within:g} from then on; no number: not before the end."
+    return Panel(f"Rounds until settled: {label}", said, "table", heads, rows, x_name="")

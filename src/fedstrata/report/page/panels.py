@@ -24,6 +24,8 @@ from fedstrata.report.page.series import POINTS
 from fedstrata.report.page.words import counted, loose, names, plain, short
 
 ROWS = 20  # of the table behind lines
+ROUNDING = 1e-12  # a spread of equal numbers comes out as this share of their mean at most
+BARS = 24  # up to which each has its number written beside it
 APART = 90  # places at which strokes of series that are no methods begin, so that the page does not take them for one
 
 
@@ -116,6 +118,8 @@ def _at(numbers: Numbers, k: int) -> float | None:
 
 def _value(panel: Panel, name: str, k: int) -> Cell:
     value, half = _at(panel.series[name], k), _at(panel.spread.get(name, ()), k)
+    if value is not None and half is not None and abs(half) <= ROUNDING * abs(value):
+        half = 0.0
     return grid.figure(loose(value) + (f" ± {loose(half)}" if value is not None and half else ""), value)
 
 
@@ -155,7 +159,7 @@ def _lines(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: M
     if words:
         axes.set_xticks(across, [short(x, 14) for x in panel.x])
     else:
-        amounts(axes.xaxis, "rounds" if panel.x_name == "round" else "", short(panel.x_name, 60))
+        amounts(axes.xaxis, "rounds" if panel.x_name.startswith("round") else "", short(panel.x_name, 60))
     if any(place >= APART for place in places.values()):
         _own_legend(figure, styles)
     axes.set_xlabel(short(panel.x_name, 60))
@@ -184,6 +188,11 @@ def _bars(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Ma
         for k, value in pairs:
             bar = axes.barh(k + offset, value, height=0.74 / count, color=styles[name].hex)
             bar[0].set_gid(f"series-{places[name]}-bar_{k}")
+            if count * len(panel.x) <= BARS:
+                axes.bar_label(bar, [loose(value)], padding=3, fontsize=8.5)
+    axes.margins(x=0.14)
+    if all(value >= 0 for value, _, _ in numbers(panel)):
+        axes.set_xlim(left=0)
     axes.set_yticks(range(len(panel.x)), [short(_tick(x), TICK) for x in panel.x])
     axes.set_ylim(len(panel.x) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
