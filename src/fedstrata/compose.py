@@ -117,6 +117,7 @@ def _check_chain(pieces: tuple[Piece, ...]) -> None:
                 f"Write {name_of(later)} first, or leave one of them out."
             )
     _check_starts(pieces)
+    _check_growth(pieces)
     for piece, follower in pairwise(pieces):
         if piece.wire and (follower.wire or follower.overrides("upload")):
             raise MethodError(
@@ -132,6 +133,21 @@ def _check_starts(pieces: tuple[Piece, ...]) -> None:
             f"{name_of(starts[0])} has clients keep what they were sent, and {name_of(senders[0])} sends what is made for one round and client. "
             "Leave one of them out."
         )
+
+
+def _check_growth(pieces: tuple[Piece, ...]) -> None:
+    """A network that changes with the round is the server's: what is set comes last on the server, and no other model is trained or kept."""
+    for place, piece in enumerate(pieces):
+        if piece.grows and place:
+            raise MethodError(
+                f"{name_of(piece)} sets how far the network goes once {name_of(pieces[0])} has had its say. Write {name_of(piece)} first."
+            )
+        others = [name_of(p) for p in pieces if p.overrides("send") or p.own_model]
+        if piece.grows and others:
+            raise MethodError(
+                f"{name_of(piece)} changes the network from stage to stage, and {others[0]} sends or keeps what belongs to another one. "
+                "Leave one of them out."
+            )
 
 
 def parse(text: str, table: Mapping[str, type[Piece]]) -> Method:

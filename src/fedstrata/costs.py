@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +32,11 @@ def cost(kit: Kit, batch: Batch, names: Names) -> Load:
         return t
 
     kit.memo.clear()
-    with FlopCounter() as counter, saved_tensors_hooks(keep, lambda t: t):
+    with whole(kit), FlopCounter() as counter, saved_tensors_hooks(keep, lambda t: t):
         loss = kit.plain_loss(bound.params, batch)
         held = sum(kept.values())  # before the backward pass frees it
-        bound.slopes(loss, [n for n in bound.spec.names if n in names])
+        if loss.requires_grad:  # not where these parameters are used in other rounds only
+            bound.slopes(loss, [n for n in bound.spec.names if n in names])
     bound.train_only(kit.setup.layout.parameters)
     numbers = sum(stop - start for start, stop in bound.spec.runs(names))
     scale = kit.setup.batch / len(batch.y)
@@ -48,7 +50,7 @@ def forward(kit: Kit, batch: Batch) -> Mapping[str, int]:
     found = dict.fromkeys(groups, 0)
     bound.mode(training=True)
     bound.draw_from(torch.Generator().manual_seed(0))
-    with torch.no_grad(), FlopCounter() as counter:
+    with torch.no_grad(), whole(kit), FlopCounter() as counter:
 
         def watch(module: nn.Module, group: str) -> None:
             started: list[int] = []
@@ -67,6 +69,22 @@ def forward(kit: Kit, batch: Batch) -> Mapping[str, int]:
                     hooks.clear()
                     hooks.update(kept)
     return {group: flops // len(batch.y) for group, flops in found.items()}
+
+
+@contextmanager
+def whole(kit: Kit) -> Iterator[None]:
+    """All settings of the network are 0 for a while, which is the whole network."""
+    parts = [kit.bound.parts[name] for name in kit.setup.layout.settings]
+    before = [part.detach().clone() for part in parts]
+    try:
+        with torch.no_grad():
+            for part in parts:
+                part.zero_()
+        yield
+    finally:
+        with torch.no_grad():
+            for part, value in zip(parts, before, strict=True):
+                part.copy_(value)
 
 
 def layers(kit: Kit) -> list[tuple[nn.Module, str]]:

@@ -49,7 +49,8 @@ class Entry(NamedTuple):
     """One tensor: a parameter, or a float statistic of a norm layer.
 
     Attributes:
-        kind: of the module that owns it; ``layer`` is the kind of the whole layer (a linear map inside an attention layer has both).
+        kind: of the module that owns it; ``layer`` is the kind of the whole layer (a linear map inside an attention layer has both). A "setting" is a
+            whole number that says what the network does in a round; it is sent and averaged, and never trained.
     """
 
     name: str
@@ -110,6 +111,11 @@ class Layout:
     def parameters(self) -> Names:
         """Names of the parameters."""
         return frozenset(self.spec.names)
+
+    @cached_property
+    def settings(self) -> Names:
+        """Names of the parameters that are settings of the network, see :class:`Entry`."""
+        return frozenset(e.name for e in self.entries.values() if e.kind == "setting")
 
     def names(self) -> tuple[str, ...]:
         """Group names, shallow to deep."""

@@ -78,6 +78,8 @@ class Net:
         loss: (output [B, classes], y [B]) -> [B], per sample.
         initial: parameter values at the start, in layout order.
         entries: what each tensor is.
+        exits: where the body may end: the last submodule that runs, and the number of features behind it; shallow to deep, the last is its whole.
+        reach: (params, x, n) -> [B, d] features of the body that ends at the n-th exit, counted from 1.
     """
 
     features: Function
@@ -85,18 +87,20 @@ class Net:
     loss: Callable[[Tensor, Tensor], Tensor]
     initial: Mapping[str, Tensor] = field(repr=False)
     entries: tuple[Entry, ...] = field(repr=False)
+    exits: Mapping[str, int] = field(default_factory=dict)
+    reach: Callable[[Params, Tensor, int], Tensor] | None = field(default=None, repr=False)
 
     def __call__(self, p: Params, x: Tensor) -> Tensor:
         """Output [B, classes]."""
         return self.head(p, self.features(p, x))
 
-    def with_parameter(self, name: str, value: Tensor, *, kind: str, role: Role) -> Net:
-        """A net with one more parameter, a layer of its own, that features or head may use."""
+    def with_parameter(self, name: str, value: Tensor, *, kind: str, role: Role, group: str = "") -> Net:
+        """A net with one more parameter, a layer of its own (or part of an added ``group``), that features or head may use."""
         if name in self.initial:
             raise MethodError(f"the model already has a parameter {name!r}; give the new one another name.")
         trained = [e for e in self.entries if not e.statistic]
         kept = [e for e in self.entries if e.statistic]
-        entry = Entry(name, value.shape, kind, role, name, kind)
+        entry = Entry(name, value.shape, kind, role, group or name, kind)
         return replace(self, initial={**self.initial, name: value}, entries=(*trained, entry, *kept))
 
     def without_parameter(self, name: str) -> Net:
@@ -135,6 +139,7 @@ class Bound:
         self.statistics0 = Params.of({e.name: self.body.get_buffer(e.name) for e in self.entries if e.statistic})
         self.head = self.body.get_submodule(head)
         _assign(self.body, head, nn.Identity())
+        self.exits: Mapping[str, int] = dict(getattr(module, "exits", {}))
         self.channels_last = bool(getattr(module, "channels_last", False))
         self.dropouts = [m for m in self.body.modules() if isinstance(m, Dropout)]
         self.norms = [m for m in self.body.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
@@ -143,7 +148,7 @@ class Bound:
 
     def net(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Net:
         """The functions of this module."""
-        return Net(self.features, self.classify, loss, self.initial, self.entries)
+        return Net(self.features, self.classify, loss, self.initial, self.entries, self.exits, self.features)
 
     def attach(self, net: Net) -> None:
         """Lay the parameters of ``net`` (pieces may have added or dropped some) into one vector and make the module's own its views."""
@@ -212,12 +217,13 @@ class Bound:
         for drop in self.dropouts:
             drop.draw = None if generator is None else (lambda shape: torch.rand(shape, generator=generator))
 
-    def features(self, p: Params, x: Tensor) -> Tensor:
-        """[B, d] features at these parameters."""
+    def features(self, p: Params, x: Tensor, exits: int | None = None) -> Tensor:
+        """[B, d] features at these parameters, of the whole body or of the one that ends at this exit, counted from 1."""
+        more = () if exits is None else (exits,)
         if p.flat is self.flat and not p.still:
-            known = self.front is not None and self.front.holds(x)
-            return (self.front.features if known else self.body)(self.laid_out(x))  # type: ignore[union-attr]
-        return self._call(0, p, x)
+            known = self.front is not None and not more and self.front.holds(x)
+            return (self.front.features if known else self.body)(self.laid_out(x), *more)  # type: ignore[union-attr]
+        return self._call(0, p, x, *more)
 
     def laid_out(self, x: Tensor) -> Tensor:
         """Samples as the network wants them in memory."""
@@ -229,13 +235,13 @@ class Bound:
             return self.head(z)  # type: ignore[no-any-return]
         return self._call(1, p, z)
 
-    def _call(self, which: int, p: Params, x: Tensor) -> Tensor:
+    def _call(self, which: int, p: Params, x: Tensor, *more: int) -> Tensor:
         module = self.twin(p.still)[which]
         cut = len(self.head_name) + 1
         tensors = {n[cut:]: p[n] for n in self._head_names} if which else {n: p[n] for n in self._body_names}
         if not which and p.buffers is not None and p.still != "batch":
             tensors |= {n: t if p.still == "eval" else t.clone() for n, t in p.buffers.views.items() if not self._in_head(n)}
-        return functional_call(module, tensors, (x,), tie_weights=True, strict=False)  # type: ignore[no-any-return]
+        return functional_call(module, tensors, (x, *more), tie_weights=True, strict=False)  # type: ignore[no-any-return]
 
     def twin(self, still: Stillness) -> tuple[nn.Module, nn.Module]:
         """Body and head for evaluation at other parameters: the module itself, or a copy that stands still in the way asked for."""

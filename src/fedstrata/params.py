@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # what vmap and grad wrap is public nowhere else
 from torch.utils import _pytree as pytree
 
 Stillness = Literal["", "eval", "batch"]
@@ -139,6 +140,23 @@ class Params(Mapping[str, Tensor]):
             self._known[key] = make()
         found: T = self._known[key]
         return found
+
+    def setting(self, name: str) -> int:
+        """The whole number that this parameter says; in a stack of clients it is that of all of them.
+
+        It may be asked for inside ``vmap`` and ``grad``. In a program that is exported it is the number that :meth:`fix` was told.
+        """
+        if ("setting", name) in self._known:
+            return int(self._known["setting", name])
+        value = self[name].detach()
+        while _functorch.is_functorch_wrapped_tensor(value):
+            value = _functorch.get_unwrapped(value)
+        return round(float(value.reshape(-1)[0]))
+
+    def fix(self, settings: Mapping[str, int]) -> Params:
+        """These parameters, whose settings are not read any more."""
+        self._known |= {("setting", name): number for name, number in settings.items()}
+        return self
 
     def new(self, flat: Tensor) -> Params:
         """The same names over another vector; statistics and stillness stay."""

@@ -194,6 +194,7 @@ class Piece:
         own_model: ``personalise`` gives a model that the piece keeps, whatever it is given; so no other may have formed one before.
         one_phase: the piece counts the local steps of one phase, so that no other may train in several.
         one_start: clients put together what they start from of what they were sent before, so that no other piece may send them models of their own.
+        grows: the piece sets a setting of the network after each round: it must come first, and no other model than the server's is sent or kept.
         measures: names of measures that show what the piece does; a run keeps their numbers unless it says ``measures=none``.
         source: paper and section.
     """
@@ -207,6 +208,7 @@ class Piece:
     own_model: ClassVar[bool] = False
     one_phase: ClassVar[bool] = False
     one_start: ClassVar[bool] = False
+    grows: ClassVar[bool] = False
     measures: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[str] = ""
 

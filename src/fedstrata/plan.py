@@ -78,7 +78,7 @@ class Plan:
 
         Phases in which nothing of these would move are left out; where none is left, these train for the length of the last.
         """
-        frozen = layout.parameters - names
+        frozen = layout.parameters - names - layout.settings
 
         def left(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
             return tuple(p for p in phases if p.train is None or p.train & names) or (replace(phases[-1], train=None),)

@@ -219,7 +219,8 @@ class Session:
         bound.load(start)
         bound.mode(training=True)
         bound.draw_from(streams.torch_stream(kit.setup.seed, "dropout", purpose, self.work.round, self.work.client, self.work.occurrence))
-        names = kit.setup.layout.parameters if train is None else train & kit.setup.layout.parameters
+        layout = kit.setup.layout
+        names = (layout.parameters if train is None else train & layout.parameters) - layout.settings
         kept = self.keep(purpose, names, epochs, steps)
         stepper = Eager(kit, loss or kit.plain_loss, gradient or (lambda g: g), names, self.work.lr if lr is None else lr)
         self._go(stepper, purpose, self.batches(purpose, epochs=epochs, steps=steps, kept=kept), kept)

@@ -62,7 +62,7 @@ def base_plan(layout: Layout, bn: str) -> Plan:
     ones are never moved. ``trained``: only those of trained layers are averaged. ``batch``: nobody uses running statistics.
     """
     everything, statistics = layout.all, frozenset(layout.statistics.names)
-    plan = Plan(train=layout.parameters, down=everything, up=everything, average=everything)
+    plan = Plan(train=layout.parameters - layout.settings, down=everything, up=everything, average=everything)
     if bn == "local":
         return plan.private(statistics)
     if bn in ("server", "batch"):
@@ -166,6 +166,11 @@ def _check_plan(plan: Plan, layout: Layout) -> None:
         unknown = sorted(getattr(plan, field) - layout.all)
         if unknown:
             raise MethodError(f"the plan's {field} names {unknown[:3]}, which the model does not have; take names from layout.select.")
+    kept = sorted(layout.settings - (plan.down & plan.average))
+    if kept:
+        raise MethodError(
+            f"{kept[0]} says what the network does in a round, so all clients are sent it, and this chain keeps it with them. Leave a piece out."
+        )
     silent = sorted(plan.average - plan.up)
     if silent:
         raise MethodError(f"the plan averages {silent[:3]} without having them sent up; what is averaged is part of up.")

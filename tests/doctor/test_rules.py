@@ -52,6 +52,7 @@ CASES = [
     replace(PLAIN, median=20.0),
     replace(PLAIN, heldout=4),
     replace(PLAIN, body=False, images=True),
+    replace(PLAIN, exits=3, rounds=400),
 ]
 
 

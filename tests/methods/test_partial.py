@@ -242,3 +242,21 @@ def test_published_settings_are_checked_and_take_a_step_of_one_client(path, stan
 def test_there_is_a_config_for_each_published_setting():
     cifar10 = [f"fedpart_cifar10_{name}" for name in ("150", "alpha01", "alpha1", "iid", "moon", "order", "warmup")]
     assert [path.stem for path in CONFIGS] == ["fedpart_ag_news", "fedpart_cifar100", *cifar10, "fedpart_resnet18", "fedpart_tiny"]
+
+
+def test_the_config_of_progfed_is_checked_and_takes_a_step_of_its_first_stage(stand_in, capfd):
+    path = Path(__file__).parents[2] / "configs/progfed_cifar10.toml"
+    with pytest.raises(SystemExit) as left:
+        main(["check", str(path), f"data.root={stand_in}"])
+    assert left.value.code in (0, None), capfd.readouterr().err
+    parts = assemble(Config.read(path, [f"data.root={stand_in}", "cohort=1"]))
+    stages = [parts.method.named["progfed"].turn(t, 4, parts.config.rounds)[0] for t in range(parts.config.rounds)]
+    assert [stages.count(s) for s in range(4)] == [500] * 4
+    start = Server.start(parts.method, parts.setup)
+    turn = plan_round(start, parts.method, parts.setup, parts.config.bn, parts.lr(0), lambda *_: None, lambda _: None)
+    session = Session(replace(parts.make(), costs={}), turn.works[0], probe=True)
+    loss, steps = session.train(session.begin())
+    reply = session.reply(session.end(), loss, steps)
+    assert 1 < loss < 8, "chance is 2.3 on ten classes"
+    front, statistics = 9_408 - 7 * 7 * 3 * 64 + 3 * 3 * 3 * 64 + 128 + 4 * 36_992, 2 * 5 * 64
+    assert messages.weigh_up(reply).payload == 4 * (front + statistics + 10 * 65 + 1)

@@ -131,6 +131,13 @@ METHODS = (
         volume="37",
     ),
     talk(
+        "wang2022progfed",
+        "Wang, Hui-Po and Stich, Sebastian and He, Yang and Fritz, Mario",
+        "{ProgFed}: Effective, Communication, and Computation Efficient Federated Learning by Progressive Training",
+        2022,
+        **icml(39, 162, "23034--23054"),
+    ),
+    talk(
         "fedphoenix2025",
         "{Authors of NeurIPS 2025 submission 6923}",
         "Rising from Ashes: Generalized Federated Learning via Dynamic Parameter Reset",

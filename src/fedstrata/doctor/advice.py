@@ -56,6 +56,7 @@ def look(parts: Parts, survey: Survey, skew: Sequence[Meaning], each: Sizes) -> 
         median=float(np.median(trained)),
         batch=setup.batch,
         model=parts.config.model_for(task),
+        exits=len(setup.net.exits),
     )
 
 

@@ -32,7 +32,7 @@ class Seen:
         eligible, cohort, rounds: clients that may train, a round's, planned.
         low_steps, high_steps: local steps of eligible clients: the tenth from below and from above of a hundred; equal_steps: all take the same.
         median: training samples of the median eligible client; batch: of local steps.
-        model: in call syntax.
+        model: in call syntax; exits: where it may end.
     """
 
     label: str
@@ -56,6 +56,7 @@ class Seen:
     median: float
     batch: int
     model: str
+    exits: int = 0
 
     @property
     def labels(self) -> str:
@@ -319,6 +320,13 @@ RULES: tuple[Rule, ...] = (
         lambda s: s.body and mild(s) and s.age >= 2,
         "{s.often}: behind fedpart, it is sent only the layers that moved since",
     ),
+    Rule(
+        "progfed",
+        "later",
+        lambda s: s.exits > 1 and s.rounds >= LONG,
+        "{s.model} may end after each of {s.exits} stages, and {s.rounds} rounds: early ones train and send the front of it",
+    ),
+    Rule("progfed", "against", lambda s: s.exits < 2, "{s.model} has {s.exits} stages to end after: it is FedAvg with 1, and needs 2", "arithmetic"),
     Rule("budgets", "against", lambda s: not s.body, "{s.model} is 1 layer group: a client that cannot afford it has nothing smaller to train"),
     *(Rule(name, "against", lambda s: s.visits < 1, BARELY, "arithmetic") for name in KEPT),
     *(Rule(name, "against", untested, UNSEEN) for name in PERSONAL),

@@ -34,6 +34,8 @@ class Budgets(Piece):
                 require(0 < share <= 1, f"budgets.{name}", share, "a client's share of what a step of the whole model takes, in (0, 1]")
 
     def check(self, setup: Setup) -> None:
+        if setup.layout.settings:
+            raise MethodError("budgets measures local steps before the run, and here the network changes from stage to stage. Leave one of them out.")
         groups = [frozenset(g.names) for g in setup.layout.groups.values()]
         for client in range(min(setup.clients, max(1, len(self.memory)) * max(1, len(self.time)))):
             if not any(self.affords(client, group, setup) for group in groups):

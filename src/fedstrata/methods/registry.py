@@ -27,6 +27,7 @@ from fedstrata.methods.moon import Moon
 from fedstrata.methods.perfedavg import PerFedAvg
 from fedstrata.methods.personal import FedBN, FedPer, FedRep, LGFedAvg, Local
 from fedstrata.methods.pfedme import PFedMe
+from fedstrata.methods.progfed import ProgFed
 from fedstrata.methods.returning import Returning
 from fedstrata.methods.scaffold import Scaffold
 from fedstrata.methods.serveropt import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -177,6 +178,13 @@ _ROWS: list[Row] = [
         ("returning", "fedpart(warmup=1, repeat=1) + returning"),
         Limit("fedpart(warmup=1, repeat=1) + returning", "fedpart(warmup=1, repeat=1)"),
         cite=("wang2024why",),
+    ),
+    Row(
+        ProgFed,
+        "the network grows stage by stage, each with a head of its own",
+        ("progfed(each=1)", "progfed(each=1, warmup=1)", "progfed(each=1) + fedprox(mu=0.1) + fedavgm(beta=0.9)"),
+        Limit("progfed(stages=1)", "fedavg"),
+        cite=("wang2022progfed",),
     ),
     Row(
         FedPhoenix,

@@ -36,18 +36,19 @@ class Perceptron(Model):
         super().__init__()
         widths = (inputs, *hidden)
         self.layers = nn.ModuleList(Dense(a, b, norms, drop) for a, b in pairwise(widths))
+        self.exits = {f"layers.{i}": width for i, width in enumerate(hidden)}
         self.head = nn.Linear(widths[-1], classes)
         names = (*(f"layers.{i}.linear" for i in range(len(hidden))), "head")
         plain = norms.kind == "none" and drop == 0.0
         self.linear_chain = tuple((f"{n}.weight", f"{n}.bias") for n in names) if plain else ()
         """(weight, bias) names where the model is linear layers with ReLU between them and nothing else: executors may stack it."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, ...] -> [B, classes]."""
+    def forward(self, x: Tensor, exits: int | None = None) -> Tensor:
+        """[B, ...] -> [B, classes]; or the features [B, H] behind so many hidden layers."""
         x = x.flatten(1)  # [B, D]
-        for layer in self.layers:
+        for layer in self.layers[:exits]:
             x = layer(x)
-        return self.head(x)
+        return self.head(x) if exits is None else x
 
 
 def logistic(task: Task) -> Model:

@@ -66,18 +66,19 @@ class ResNet(Model):
             rest = [Block(width, width, 1, norms) for _ in range(blocks - 1)]
             self.add_module(stage, nn.Sequential(first, *rest, drop_layer(drop, norms.model)))
             before = width
+        self.exits = dict(zip(self.stages, widths, strict=True))
         self.drop = drop_layer(drop, norms.model)
         self.head = nn.Linear(before, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, classes]."""
+    def forward(self, x: Tensor, exits: int | None = None) -> Tensor:
+        """[B, C, H, W] -> [B, classes]; or the pooled features [B, D] behind so many stages."""
         x = functional.relu(self.norm1(self.conv1(x)))
         if self.stem == 7:
             x = max_pool(x, 3, 2, 1, channels_last=self.channels_last)
-        for stage in self.stages:
+        for stage in self.stages[:exits]:
             x = getattr(self, stage)(x)
         x = x.mean((2, 3))  # [B, D]
-        return self.head(self.drop(x))
+        return self.head(self.drop(x)) if exits is None else x
 
     def start(self, generator: torch.Generator) -> None:
         """As published: He's normal for convolutions (``fan_out``), or PyTorch's default everywhere."""

@@ -29,7 +29,7 @@ Toy: TypeAlias = "str | tuple[Federation, nn.Module]"
 
 
 class Small(nn.Module):
-    """Two hidden layers with a norm after the first, and a linear head; every kind of selector matches something."""
+    """Two hidden layers with a norm after the first, and a linear head; every kind of selector matches something, and it may end early."""
 
     def __init__(self, norm: Norm = "layer", drop: float = 0.0) -> None:
         super().__init__()
@@ -43,11 +43,15 @@ class Small(nn.Module):
         self.drop = nn.Dropout(drop)
         self.second = nn.Linear(8, 5)
         self.head = nn.Linear(5, CLASSES)
+        self.exits = {"norm": 8, "second": 5}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, 6] -> [B, 3]."""
-        out: Tensor = self.head(torch.relu(self.second(self.drop(torch.relu(self.norm(self.first(x)))))))
-        return out
+    def forward(self, x: Tensor, exits: int | None = None) -> Tensor:
+        """[B, 6] -> [B, 3]; or the features behind so many layers."""
+        out = torch.relu(self.norm(self.first(x)))
+        if exits == 1:
+            return out
+        out = torch.relu(self.second(self.drop(out)))
+        return out if exits else self.head(out)
 
 
 class Images(nn.Module):
@@ -58,6 +62,7 @@ class Images(nn.Module):
         self.conv = nn.Conv2d(1, 4, 3, padding=1)
         self.norm = nn.GroupNorm(2, 4)
         self.head = nn.Linear(4 * 9, CLASSES)
+        self.exits = {"norm": 4 * 9}
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, 1, 6, 6] -> [B, 3]."""

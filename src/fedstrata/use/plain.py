@@ -36,6 +36,8 @@ def plain(kit: Kit, params: Params, task: Task, *, batch_statistics: bool) -> nn
     elif batch_statistics:
         forget_statistics(module)
     fill(module, params)
+    if isinstance(module, Changed):
+        module.settings = {name: params.setting(name) for name in kit.setup.layout.settings}
     return module.eval()
 
 
@@ -95,6 +97,7 @@ class Changed(nn.Module):
         bound.attach(self._net)
         self._spec, self._statistics = bound.spec, Spec((), ()) if batch_statistics else bound.buffers.spec
         self._still: Stillness = "batch" if batch_statistics else "eval"
+        self.settings: dict[str, int] = {}  # which network it is, as a number of the program
         self._moves = any(isinstance(part, _NormBase | _DropoutNd) for part in module.modules())
         self._take_over(module)
         kept = {id(attrgetter(name)(self)) for name in self._spec.names if _has(self, name)}
@@ -131,7 +134,7 @@ class Changed(nn.Module):
         own = {name: attrgetter(name)(self) for name in self._spec.names}
         kept = {name: attrgetter(name)(self) for name in self._statistics.names}
         params = Params(_flat(own), self._spec, buffers=Params(_flat(kept), self._statistics, views=kept), still=self._still, views=own)
-        return self._net(params, x)
+        return self._net(params.fix(self.settings), x)
 
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  # torch's signature
         """Evaluation mode only, where that makes a difference.
