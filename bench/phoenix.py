@@ -1,4 +1,4 @@
-"""What FedPhoenix costs the server, on ResNet-18: a cohort's reset copies over plain copies, and all its work over the round. Run: python bench/phoenix.py."""
+"""What FedPhoenix costs the server, on ResNet-18: reset copies over plain copies, and all its work over the round. Run: python bench/phoenix.py."""
 
 from __future__ import annotations
 
