@@ -94,9 +94,8 @@ def round_share() -> None:
     finish_round(server, parts.method, parts.setup, turn, [replace(reply, place=w.place, client=w.client) for w in turn.works], COHORT)
     own = planned + time.perf_counter() - start
     clients = COHORT * EPOCHS * (IMAGES // BATCH) * step / cores
-    print(
-        f"server's work {own:.2f} s a round (resets and plan {planned:.2f} s), clients' training {clients:.0f} s on {cores} cores ({step:.2f} s a step)"
-    )
+    print(f"server's work {own:.2f} s a round (resets and plan {planned:.2f} s)")
+    print(f"clients' training {clients:.0f} s a round on {cores} cores ({step:.2f} s a step of one thread)")
     print(f"the server's share of the round: {own / (own + clients):.2%}")
 
 
