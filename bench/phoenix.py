@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -38,6 +39,11 @@ def seconds(work: Callable[[], object]) -> float:
     return taken
 
 
+def clones(p: Params) -> list[Params]:
+    """A plain copy for each client of a cohort."""
+    return [p.clone() for _ in range(COHORT)]
+
+
 def main() -> None:
     """Print one line a law."""
     torch.set_num_threads(1)
@@ -50,7 +56,7 @@ def main() -> None:
         copies, resets, ratios = [], [], []
         for pair in range(PAIRS + 2):
             fresh = Params(flat, layout.spec)  # a new value every round: its moments are not known yet
-            plain = seconds(lambda p=fresh: [p.clone() for _ in range(COHORT)])  # type: ignore[misc]
+            plain = seconds(partial(clones, fresh))
 
             def cohort(p: Params = fresh, t: int = pair, piece: FedPhoenix = piece) -> list[Params]:
                 return [piece.reset(p, layout, 0, seeded(streams.stream(0, "send.fedphoenix", t, place))) for place in range(COHORT)]

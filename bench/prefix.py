@@ -55,7 +55,7 @@ class Arm:
     """One way to train: a group (or all), with or without what is kept."""
 
     def __init__(self, group: str, keep: int, samples: int) -> None:
-        config = Config(**SETTINGS, **LOCAL, **{"local.keep": keep})  # type: ignore[arg-type]
+        config = Config().replace(**SETTINGS, **LOCAL, **{"local.keep": keep})
         parts = assemble(config, federation(samples), None, Method((Group(group),)))
         engine = Engine(parts, "loop", 1)
         plan = plan_round(engine.server, parts.method, parts.setup, "share", parts.lr(0), lambda *_: None, lambda _: None)

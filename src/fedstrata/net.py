@@ -221,8 +221,10 @@ class Bound:
         """[B, d] features at these parameters, of the whole body or of the one that ends at this exit, counted from 1."""
         more = () if exits is None else (exits,)
         if p.flat is self.flat and not p.still:
-            known = self.front is not None and not more and self.front.holds(x)
-            return (self.front.features if known else self.body)(self.laid_out(x), *more)  # type: ignore[union-attr]
+            if self.front is not None and not more and self.front.holds(x):
+                return self.front.features(self.laid_out(x))
+            whole: Tensor = self.body(self.laid_out(x), *more)
+            return whole
         return self._call(0, p, x, *more)
 
     def laid_out(self, x: Tensor) -> Tensor:
@@ -241,7 +243,8 @@ class Bound:
         tensors = {n[cut:]: p[n] for n in self._head_names} if which else {n: p[n] for n in self._body_names}
         if not which and p.buffers is not None and p.still != "batch":
             tensors |= {n: t if p.still == "eval" else t.clone() for n, t in p.buffers.views.items() if not self._in_head(n)}
-        return functional_call(module, tensors, (x, *more), tie_weights=True, strict=False)  # type: ignore[no-any-return]
+        found: Tensor = functional_call(module, tensors, (x, *more), tie_weights=True, strict=False)
+        return found
 
     def twin(self, still: Stillness) -> tuple[nn.Module, nn.Module]:
         """Body and head for evaluation at other parameters: the module itself, or a copy that stands still in the way asked for."""

@@ -163,6 +163,21 @@ def test_budgets_out_of_range_are_refused(wrong):
         method(f"budgets({wrong})")
 
 
+def test_the_control_of_scaffold_moves_by_the_sum_of_what_those_who_trained_a_layer_changed():
+    """Over all clients, whoever sent: c <- c + sum of changes / N, tensor by tensor."""
+    run = residual("scaffold + budgets(time=[1.0, 0.7])", **{"local.optimizer": "sgd"})
+    before = run.server.slots["scaffold"]["control"]
+    run.round()
+    changes = [reply.mail["scaffold"]["control"] for reply in run.executor.replies[-1]]
+    after = run.server.slots["scaffold"]["control"]
+    run.close()
+    assert len({frozenset(change) for change in changes}) > 1, "clients sent different layers"
+    for name in after:
+        total = sum((change[name].double() for change in changes if name in change), torch.zeros(()).double())
+        wanted = before[name].double() + total / len(run.parts.setup.eligible)
+        torch.testing.assert_close(after[name].double(), wanted, atol=1e-6, rtol=1e-5)
+
+
 # ---- configurations of published experiments ------------------------------------------------------------------------------------------------
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("fedpart_*.toml"))

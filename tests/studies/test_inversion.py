@@ -280,6 +280,10 @@ def test_a_codec_is_seen_as_its_upload_reversed(run, monkeypatch):
 def test_a_chain_that_changes_no_upload_is_no_codec(run):
     with pytest.raises(ConfigError, match="no method in it changes what is sent"):
         outcome(run, "inversion(images=1, steps=1, codec=fedprox)")
+    with pytest.raises(ConfigError, match="scaffold needs 'control' of a whole run"):
+        outcome(run, "inversion(images=1, steps=1, codec=scaffold)")
+    with pytest.raises(ConfigError, match="which sends this update as it is"):
+        outcome(run, "inversion(images=1, steps=1, codec=fedgen)")
 
 
 def test_images_of_a_batch_are_matched_to_the_true_ones_in_any_order():

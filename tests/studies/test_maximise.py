@@ -123,6 +123,12 @@ def test_adam_in_pixels_is_the_written_out_rule():
         assert np.allclose(found.raw[k].numpy(), x, atol=1e-5)
 
 
+@pytest.mark.parametrize("sigma", [1e-300, 0.01, 17, 1e9])
+def test_a_blur_that_no_kernel_of_pixels_can_hold_is_refused(sigma):
+    with pytest.raises(ConfigError, match=r"the sigma of a Gaussian in pixels, 0 for none or from 0.05 to 16"):
+        Maximise(blur=sigma)
+
+
 def test_crop_and_blur_write_into_the_image_that_adam_moves():
     model, layer = linear()
     start = torch.randn(1, 3, 4, 4, generator=seeded())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -256,8 +257,9 @@ class StackedSteps:
         x = args[1] if isinstance(args[0], Tensor) else args[2]
         shape = x.shape[1:]
         if shape not in self._asked:
-            self._asked[shape] = asked = []
-            self._answer(lambda ask, size: asked.append(ask) or torch.full(tuple(size), 0.5))  # type: ignore[func-returns-value]
+            asked: list[Ask] = []
+            self._asked[shape] = asked
+            self._answer(partial(_noted, asked))
             found = vmap(one, in_dims=in_dims)(*args)
             self._tools.answer = None
             if not asked:
@@ -282,6 +284,12 @@ class StackedSteps:
         for layer in self.kit.bound.dropouts:
             layer.draw = lambda shape: answer(lambda session: torch.rand(shape, generator=session.dropout), shape)
         self._tools.answer = answer
+
+
+def _noted(asked: list[Ask], ask: Ask, size: Sequence[int]) -> Tensor:
+    """One half everywhere, in place of numbers whose request is kept."""
+    asked.append(ask)
+    return torch.full(tuple(size), 0.5)
 
 
 def _each(function: Callable[..., Tensor], first: Any, *rest: Any) -> Any:

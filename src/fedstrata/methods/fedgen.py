@@ -12,6 +12,7 @@ from torch import Tensor
 from fedstrata import streams
 from fedstrata.errors import MethodError
 from fedstrata.methods.generator import Head, Lessons, features, fresh, taught, width
+from fedstrata.methods.resets import seeded
 from fedstrata.net import Batch
 from fedstrata.params import Params
 from fedstrata.piece import Loss, Piece, Reply, ServerView, View, require
@@ -102,8 +103,7 @@ class FedGen(Piece):
         assert isinstance(generator, Params)
         heads = [_head(r, sent, v) for r, sent in zip(v.replies, v.sent, strict=True)]
         how = Lessons(self.steps, self.lr, self.decay, self.batch, self.diversity, self.shares)
-        draws = torch.Generator().manual_seed(int(v.rng.integers(2**63)))
-        return step, {"generator": taught(generator, heads, counts, v.setup.net.loss, how, draws)}
+        return step, {"generator": taught(generator, heads, counts, v.setup.net.loss, how, seeded(v.rng))}
 
     def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
         generator = self.init(setup)["generator"]

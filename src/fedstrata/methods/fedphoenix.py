@@ -141,8 +141,8 @@ class FedPhoenix(Piece):
     def notes(self, setup: Setup) -> tuple[str, ...]:
         if not self.theta or any(True for _ in self.due(setup.layout, 0)):
             return ()
-        kinds = {"conv": ("conv",), "fc": ("linear",), "both": ("conv", "linear")}[self.layers]
-        found = [m for kind in kinds for m in matrices(setup.layout, kind)]  # type: ignore[arg-type]
+        convs = matrices(setup.layout, "conv") if self.layers != "fc" else []
+        found = convs + (matrices(setup.layout, "linear") if self.layers != "conv" else [])
         if not found:
             return (f"fedphoenix(layers={self.layers}) resets nothing: the model has no such layer, so this is FedAvg. Try layers=both.",)
         if not any(map(self.entries, found)):

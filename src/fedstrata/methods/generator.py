@@ -104,7 +104,7 @@ def taught(
         weights = shares[:, y]
         mistaught = (each * weights).mean(1) if how.shares == "sample" else each.mean(1) * weights.mean(1)
         adam.zero_grad()
-        (mistaught.sum() + how.diversity * likeness(noise, z)).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(mistaught.sum() + how.diversity * likeness(noise, z))
         adam.step()
     return Params.of(parts)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedstrata.layout import Layout
 from fedstrata.params import Params
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 Law: TypeAlias = Literal[
     "adp_normal",
@@ -179,9 +182,9 @@ def largest(kernels: Tensor, share: float) -> Tensor:
     return above | (ties & (ties.cumsum(1) <= count - above.sum(1, keepdim=True)))
 
 
-def seeded(rng: object) -> torch.Generator:
+def seeded(rng: Generator) -> torch.Generator:
     """A torch generator of its own from a derived numpy one."""
-    return torch.Generator().manual_seed(int(rng.integers(2**63)))  # type: ignore[attr-defined]  # numpy's Generator
+    return torch.Generator().manual_seed(int(rng.integers(2**63)))
 
 
 def seeded_by(noise: Sequence[float]) -> torch.Generator:

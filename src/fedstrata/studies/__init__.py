@@ -38,15 +38,16 @@ def study(
     folders = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
     labels = names([str(folder) for folder in folders])
     chosen.check(labels)
-    if out is not None and Path(out).exists() and not Path(out).is_dir():
+    place = None if out is None else Path(out)
+    if place is not None and place.exists() and not place.is_dir():
         raise ConfigError(f"out is {str(out)!r}, which is a file; name a folder.")
-    for folder in folders if out is not None else ():
-        if Path(out).resolve().is_relative_to(folder.resolve()):  # type: ignore[arg-type]  # None has no folders here
+    for folder in folders:
+        if place is not None and place.resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"out is {str(out)!r}, which lies in the run {str(folder)!r}, and runs are only read; name another folder.")
     opened = {label: finished(folder, root=root) for label, folder in zip(labels, folders, strict=True)}
     outcome = chosen.study(opened)
-    if out is not None:
-        written(outcome, called, chosen, _origins(folders, labels), Path(out))
+    if place is not None:
+        written(outcome, called, chosen, _origins(folders, labels), place)
     return outcome
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import ClassVar
@@ -17,6 +17,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.partition import Listed
 from fedstrata.engine import Engine
 from fedstrata.errors import ConfigError
+from fedstrata.kit import Kit
 from fedstrata.piece import Piece, Reply
 from fedstrata.plan import Answers, Phase, Plan, Setup
 from fedstrata.round import Failure, Work
@@ -64,7 +65,7 @@ def plain_sgd(parts: Parts, lr: float) -> Parts:
     parts.method.check(setup)
     factor = schedule(parts.config.schedule, parts.config.rounds)
 
-    def make(inner=parts.make):  # type: ignore[no-untyped-def]  # a kit, with other settings
+    def make(inner: Callable[[], Kit] = parts.make) -> Kit:
         kit = inner()
         return replace(kit, setup=setup, local=replace(kit.local, clip=None))
 
@@ -131,7 +132,7 @@ def pooled(parts: Parts, read: Sequence[int]) -> Parts:
     method = Method((Pace(lengths=lengths),))
     setup = replace(parts.setup, clients=1, cohort=1, samples=Sizes(federation), eligible=Eligible(1, ()))
 
-    def make(inner=parts.make):  # type: ignore[no-untyped-def]  # a kit, of other data
+    def make(inner: Callable[[], Kit] = parts.make) -> Kit:
         return replace(inner(), method=method, setup=setup, data=federation)
 
     config = parts.config.replace(quorum=0, rows="memory")

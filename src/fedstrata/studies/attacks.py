@@ -100,16 +100,16 @@ def dlg(target: Target, generator: torch.Generator, steps: int, guess: Guess) ->
     x = target.pixels.normal(torch.rand(target.shape, generator=generator)).requires_grad_()
     labels = sought(target, generator)
     parts = [x, labels] if labels.requires_grad else [x]
-    optimizer = torch.optim.LBFGS(parts, lr=1.0)
+    optimizer: torch.optim.Optimizer = torch.optim.LBFGS(parts, lr=1.0)
     for _ in range(steps):
 
-        def closure() -> Tensor:
+        def closure() -> float:
             loss = SCALE * target.distance(target.slopes(x, labels))
             for part, slope in zip(parts, torch.autograd.grad(loss, parts), strict=True):
                 part.grad = slope
-            return loss.detach()
+            return float(loss.detach())
 
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.step(closure)
         with torch.enable_grad():
             loss = float(target.distance(target.slopes(x, labels)).detach())
         if not bool(x.isfinite().all()):
