@@ -42,6 +42,7 @@ def chromium(tmp_path_factory):
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     quiet = "no-first-run disable-background-networking disable-component-update disable-sync disable-quic disable-gpu no-sandbox hide-scrollbars"
+    quiet += " disable-features=RenderDocument"  # with it, a page reloaded on a loaded machine may read localStorage as it was before the last write
     for word in ["headless=new", *quiet.split(), f"user-data-dir={tmp_path_factory.mktemp('chromium')}", "window-size=1280,900"]:
         options.add_argument(f"--{word}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
