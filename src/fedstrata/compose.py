@@ -118,6 +118,7 @@ def _check_chain(pieces: tuple[Piece, ...]) -> None:
             )
     _check_starts(pieces)
     _check_growth(pieces)
+    _check_plans(pieces)
     for piece, follower in pairwise(pieces):
         if piece.wire and (follower.wire or follower.overrides("upload")):
             raise MethodError(
@@ -147,6 +148,17 @@ def _check_growth(pieces: tuple[Piece, ...]) -> None:
             raise MethodError(
                 f"{name_of(piece)} changes the network from stage to stage, and {others[0]} sends or keeps what belongs to another one. "
                 "Leave one of them out."
+            )
+
+
+def _check_plans(pieces: tuple[Piece, ...]) -> None:
+    """A plan made for what the others leave is not changed behind its back."""
+    for place, piece in enumerate(pieces):
+        behind = [name_of(p) for p in pieces[place + 1 :] if p.overrides("plan") and not p.plans_last]
+        if piece.plans_last and behind:
+            raise MethodError(
+                f"{name_of(piece)} plans for what the other pieces train and send, and {behind[0]} would change that afterwards. "
+                f"Write {name_of(piece)} behind {behind[0]}."
             )
 
 

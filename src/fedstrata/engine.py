@@ -18,6 +18,7 @@ from fedstrata.ending import Ending
 from fedstrata.errors import MethodError
 from fedstrata.evaluate import Adapt, Evaluator, spread_of
 from fedstrata.kit import Kit
+from fedstrata.layout import Layout
 from fedstrata.ledger import Bill, Ledger
 from fedstrata.measure.look import Look, defined
 from fedstrata.params import Params
@@ -201,6 +202,7 @@ class Engine:
             "framing_down": bill.down.framing,
             "flops": bill.flops,
             "seconds": seconds,
+            "trained": trained(turn, self.parts.setup.layout),
             "front": tally(r.front for r in accepted) or None,
         }
 
@@ -343,6 +345,14 @@ class Engine:
         for name, piece in parts.method.named.items():
             plan = piece.plan(plan, self.server.slots[name], None, self.server.round, parts.setup)
         return plan
+
+
+def trained(turn: Turn, layout: Layout) -> dict[str, int] | None:
+    """Layer groups with how many clients of a round were to move them, in the layout's order; None where all were to move all."""
+    owns = [work.plan.moved for work in turn.works]
+    if all(own >= layout.parameters - layout.settings for own in owns):
+        return None
+    return {name: count for name, group in layout.groups.items() if (count := sum(not own.isdisjoint(group.names) for own in owns))}
 
 
 def tally(told: Iterable[Mapping[str, int] | None]) -> dict[str, int]:

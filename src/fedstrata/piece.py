@@ -195,6 +195,8 @@ class Piece:
         one_phase: the piece counts the local steps of one phase, so that no other may train in several.
         one_start: clients put together what they start from of what they were sent before, so that no other piece may send them models of their own.
         grows: the piece sets a setting of the network after each round: it must come first, and no other model than the server's is sent or kept.
+        plans_last: ``plan`` is made for what the other pieces train and send, so pieces that change a plan must come before it.
+        reads: a selector of parameters that the server reads in each reply, so that no piece may keep them with the clients.
         measures: names of measures that show what the piece does; a run keeps their numbers unless it says ``measures=none``.
         source: paper and section.
     """
@@ -209,6 +211,8 @@ class Piece:
     one_phase: ClassVar[bool] = False
     one_start: ClassVar[bool] = False
     grows: ClassVar[bool] = False
+    plans_last: ClassVar[bool] = False
+    reads: ClassVar[str] = ""
     measures: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[str] = ""
 

@@ -63,6 +63,11 @@ class Plan:
         own = self.places.get(place)
         return replace(self, **own, places={}) if own else self
 
+    @property
+    def moved(self) -> Names:
+        """Parameters that move in some phase."""
+        return frozenset[str]().union(*(self.train if p.train is None else self.train & p.train for p in self.phases))
+
     def private(self, names: Names) -> Plan:
         """These tensors stay with each client: stored there, neither sent nor averaged."""
         return replace(self, down=self.down - names, up=self.up - names, average=self.average - names, keep=self.keep | names)

@@ -128,6 +128,7 @@ def _plan(server: Server, method: Method, setup: Setup, bn: str, answers: Mappin
         plan = _statistics_of_trained(plan, setup.layout)
     _check_plan(plan, setup.layout)
     _check_phases(plan, method)
+    _check_reads(plan, method, setup.layout)
     _check_places(plan)
     return plan
 
@@ -148,8 +149,7 @@ def _statistics_of_trained(plan: Plan, layout: Layout) -> Plan:
 
     def moved(own: Plan) -> Names:
         """Statistics of the groups that a place trains."""
-        names = frozenset[str]().union(*(own.train if p.train is None else own.train & p.train for p in own.phases))
-        groups = {layout.entries[n].group for n in names}
+        groups = {layout.entries[n].group for n in own.moved}
         return frozenset(n for n in statistics if layout.entries[n].group in groups)
 
     places = {}
@@ -192,6 +192,13 @@ def _check_phases(plan: Plan, method: Method) -> None:
         raise MethodError(
             f"{divides[0]} divides by one number of local steps; this chain trains in phases. Leave {divides[0]}, or the piece with the phases, out."
         )
+
+
+def _check_reads(plan: Plan, method: Method, layout: Layout) -> None:
+    for name, piece in method.named.items():
+        hidden = sorted(layout.select(piece.reads) & plan.keep - plan.up) if piece.reads else []
+        if hidden:
+            raise MethodError(f"{name}'s server reads {hidden[0]} in every reply, and this chain keeps it with each client. Leave a piece out.")
 
 
 def _check_places(plan: Plan) -> None:

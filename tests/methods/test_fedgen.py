@@ -97,9 +97,9 @@ def test_what_the_generator_adds_to_local_steps_is_billed_from_round_1_on():
 
 
 @pytest.mark.parametrize("text", ["fedper + fedgen", "fedgen + fedper"])
-def test_private_heads_are_refused(text):
-    with pytest.raises(MethodError, match=r"head.* stays with each client"):
-        lab.play(text, rounds=1)
+def test_private_heads_are_refused_before_anything_is_trained(text):
+    with pytest.raises(MethodError, match=r"fedgen's server reads head.* in every reply, and this chain keeps it with each client"):
+        lab.parts(text)
 
 
 @pytest.mark.parametrize("outputs", [1, 4])

@@ -128,6 +128,28 @@ def test_returning_is_refused_beside_models_made_for_one_client(other):
         method(f"{other} + returning")
 
 
+@pytest.mark.parametrize("chain", ["budgets(time=[1, 0.5]) + fedpart", "returning + fedpart", "returning + fedprox + fedrep", "budgets + returning + fedper"])
+def test_a_plan_made_for_what_others_leave_comes_last(chain):
+    first, *_, last = chain.replace("(time=[1, 0.5])", "").split(" + ")
+    with pytest.raises(MethodError, match=f"{first} plans for what the other pieces train and send.* Write {first} behind {last}"):
+        method(chain)
+
+
+@pytest.mark.parametrize("chain", ["budgets + returning", "returning + budgets", "budgets + fedprox", "fedper + fedpart + budgets + returning"])
+def test_pieces_that_plan_nothing_may_stand_behind_and_so_may_their_like(chain):
+    assert [type(piece).__name__.lower() for piece in method(chain).pieces] == chain.split(" + ")
+
+
+def test_a_round_tells_which_layer_groups_were_trained_and_by_how_many():
+    rows = lab.play("fedpart(warmup=1, repeat=1)", rounds=5).rows
+    groups = list(lab.parts().setup.layout.groups)
+    assert [row["trained"] for row in rows[:4]] == [None, *({name: 3} for name in groups[:3])], "None is the whole model"
+    drawn = lab.play("fedpart(warmup=0, repeat=1, order=random_client)", rounds=3).rows
+    assert all(sum(row["trained"].values()) == 3 for row in drawn)
+    phases = lab.play("fedrep(head_epochs=1)", rounds=1).rows
+    assert phases[0]["trained"] is None, "the head in one phase, the body in the other"
+
+
 def test_rows_of_returning_clients_are_counted_before_the_run(monkeypatch):
     asked = []
     monkeypatch.setattr("fedstrata.engine.preflight", lambda clients, size, where: asked.append((clients, size)))

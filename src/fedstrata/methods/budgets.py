@@ -25,6 +25,7 @@ class Budgets(Piece):
     """
 
     source: ClassVar[str] = "of our own, after Wang et al., NeurIPS 2024"
+    plans_last: ClassVar[bool] = True
     memory: tuple[float, ...] = ()
     time: tuple[float, ...] = ()
 

@@ -16,7 +16,7 @@ from fedstrata.methods.resets import seeded
 from fedstrata.net import Batch
 from fedstrata.params import Params
 from fedstrata.piece import Loss, Piece, Reply, ServerView, View, require
-from fedstrata.plan import Answers, Plan, Seat, Setup
+from fedstrata.plan import Seat, Setup
 from fedstrata.states import State
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class FedGen(Piece):
 
     source: ClassVar[str] = "Zhu et al., ICML 2021"
     needs: ClassVar[Literal["sum", "individuals"]] = "individuals"
+    reads: ClassVar[str] = "role:head"
     alpha: float = 0.2
     beta: float = 0.2
     latent: int = 100
@@ -70,10 +71,6 @@ class FedGen(Piece):
         assert features is not None
         return {"generator": fresh(self.latent, setup.classes, self.hidden, features, streams.torch_stream(setup.seed, "fedgen.start"))}
 
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
-        _refuse_private(plan, setup)
-        return plan
-
     def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
         return params, {"generator": slot["generator"]} if seat.round and seat.place >= 0 else {}
 
@@ -98,7 +95,6 @@ class FedGen(Piece):
         return delta, {"counts": v.counts}, own
 
     def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
-        _refuse_private(v.plan, v.setup)
         generator, counts = slot["generator"], torch.stack([_tensor(r.mail["fedgen"]["counts"]) for r in v.replies])
         assert isinstance(generator, Params)
         heads = [_head(r, sent, v) for r, sent in zip(v.replies, v.sent, strict=True)]
@@ -117,12 +113,6 @@ def _head(reply: Reply, sent: Params, v: ServerView) -> Head:
     moved = reply.delta.pick(before)
     own = (before | (before.pick(moved) + moved)).frozen("eval")
     return lambda z: v.setup.net.head(own, z)
-
-
-def _refuse_private(plan: Plan, setup: Setup) -> None:
-    hidden = sorted(setup.layout.select("role:head") & plan.keep - plan.up)
-    if hidden:
-        raise MethodError(f"fedgen's server learns from the clients' heads, and {hidden[0]} stays with each client. Leave fedgen or that piece out.")
 
 
 def _tensor(value: Params | Tensor) -> Tensor:

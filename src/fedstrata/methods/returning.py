@@ -25,6 +25,7 @@ class Returning(Piece):
 
     source: ClassVar[str] = "Wang et al., NeurIPS 2024"
     one_start: ClassVar[bool] = True
+    plans_last: ClassVar[bool] = True
 
     def init(self, setup: Setup) -> State:
         return {
