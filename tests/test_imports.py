@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1] / "src" / "fedstrata"
 # From the bottom up. A room may import itself and what stands on lower floors; rooms of one floor stand beside each other.
 FLOORS = [
     {"__init__"},  # its version; what it offers is imported from everywhere, and nobody below may ask it for more
-    {"allocator", "errors", "streams", "templates"},
+    {"alive", "allocator", "errors", "streams", "templates"},
     {"bibliography", "calls", "container", "events", "interrupt", "keys", "optim", "params"},
     {"layout", "plugins", "schedules", "sections", "toml"},
     {"net", "states"},

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import nn
 
+from fedstrata.alive import Alive
 from fedstrata.kit import FlopCounter, Kit
 from fedstrata.layout import Names
 from fedstrata.net import Batch
@@ -18,30 +18,35 @@ from fedstrata.plan import Load
 
 def cost(kit: Kit, batch: Batch, names: Names) -> Load:
     """FLOPs a sample and peak bytes of a batch of the configured size, when only these parameters are trained."""
-    bound = kit.bound
+    bound, setup = kit.bound, kit.setup
     bound.mode(training=True)
     bound.draw_from(torch.Generator().manual_seed(0))
     bound.train_only(names)
-    kept: dict[int, int] = {}
-    parameters = bound.flat.untyped_storage().data_ptr()
-
-    def keep(t: Tensor) -> Tensor:
-        storage = t.untyped_storage()
-        if storage.data_ptr() != parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return t
-
+    with whole(kit), FlopCounter() as counter:
+        ahead, peak = _alive(kit, batch, names)
+        flops = counter.get_total_flops() / len(batch.y)
+        half = len(batch.y) // 2 if len(batch.y) >= 4 else 0  # a batch norm needs two
+        less = _alive(kit, Batch(batch.x[:half], batch.y[:half]), names)[1] if half else 0
     kit.memo.clear()
-    with whole(kit), FlopCounter() as counter, saved_tensors_hooks(keep, lambda t: t):
-        loss = kit.plain_loss(bound.params, batch)
-        held = sum(kept.values())  # before the backward pass frees it
+    bound.train_only(setup.layout.parameters)
+    # what the backward pass makes for weights does not grow with the batch, so the line through two sizes is followed; never below the forward pass
+    more = setup.batch - len(batch.y)
+    peak = max(peak + (peak - less) * more // (len(batch.y) - half), ahead * setup.batch // len(batch.y))
+    numbers = 4 * sum(stop - start for start, stop in bound.spec.runs(names))
+    optimizer = Optimizer(setup.optimizer, setup.momentum)
+    return Load(flops, 4 * bound.spec.total + numbers * (1 + optimizer.slots()) + max(peak, numbers * optimizer.working()))
+
+
+def _alive(kit: Kit, batch: Batch, names: Names) -> tuple[int, int]:
+    """Bytes alive together, batch included: at the peak of the forward pass, and of both passes less the gradients of what is trained."""
+    bound = kit.bound
+    kit.memo.clear()
+    with Alive([bound.flat, bound.buffers.flat]) as alive:
+        loss = kit.plain_loss(bound.params, Batch(batch.x.clone(), batch.y.clone()))
+        ahead = alive.peak
         if loss.requires_grad:  # not where these parameters are used in other rounds only
             bound.slopes(loss, [n for n in bound.spec.names if n in names])
-    bound.train_only(kit.setup.layout.parameters)
-    numbers = sum(stop - start for start, stop in bound.spec.runs(names))
-    scale = kit.setup.batch / len(batch.y)
-    slots = Optimizer(kit.setup.optimizer, kit.setup.momentum).slots()
-    return Load(counter.get_total_flops() / len(batch.y), int(held * scale) + 4 * numbers * (1 + slots))
+    return ahead, max(ahead, alive.peak - 4 * sum(stop - start for start, stop in bound.spec.runs(names)))
 
 
 def forward(kit: Kit, batch: Batch) -> Mapping[str, int]:

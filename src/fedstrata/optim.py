@@ -63,6 +63,10 @@ class Optimizer:
         """Vectors of state for each parameter vector."""
         return (1 if self.momentum else 0) if self.name == "sgd" else 2
 
+    def working(self) -> int:
+        """Vectors that a step makes on the way for each parameter vector: the scale of Adam."""
+        return 0 if self.name == "sgd" else 1
+
     def _sgd(self, value: Tensor, gradient: Tensor, slots: list[Tensor], lr: float) -> None:
         if self.weight_decay:
             gradient.add_(value, alpha=self.weight_decay)

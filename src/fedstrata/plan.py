@@ -148,7 +148,7 @@ class Load(NamedTuple):
 
     Attributes:
         flops: of one sample, forward and backward.
-        memory: bytes at the peak of a step on one batch: what autograd keeps, gradients and optimiser state.
+        memory: bytes at the peak of a step on one batch: the model, what is alive at once in the two passes, gradients and optimiser state.
     """
 
     flops: float

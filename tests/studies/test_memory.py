@@ -7,10 +7,11 @@ import torch
 
 import lab
 from fedstrata import streams
+from fedstrata.alive import Alive
 from fedstrata.build import assemble
 from fedstrata.config import Config
 from fedstrata.models import build
-from fedstrata.studies.memory import KINDS, WHOLE, Alive, Memory, batch_of, measured, peaks
+from fedstrata.studies.memory import KINDS, WHOLE, Memory, batch_of, measured, peaks
 from methods.networks import pictures
 from studies.trained import toy
 
@@ -69,12 +70,10 @@ def test_the_prediction_is_the_sum_of_sizes(optimizer, slots):
     assert found == wanted
 
 
-def test_what_is_counted_is_what_budgets_go_by_and_the_parameters():
+def test_what_is_counted_is_what_budgets_go_by():
     parts = lab.parts("fedavg", "layer", cohort=6)
-    groups = parts.setup.layout.groups
-    assert peaks(parts)["counted"] == {n: 540 + parts.setup.load(frozenset(g.names)).memory for n, g in groups.items()} | {
-        WHOLE: 540 + parts.setup.load(parts.setup.layout.parameters).memory
-    }
+    groups = {n: frozenset(g.names) for n, g in parts.setup.layout.groups.items()} | {WHOLE: parts.setup.layout.parameters}
+    assert peaks(parts)["counted"] == {n: parts.setup.load(names).memory for n, names in groups.items()}
 
 
 # ---- what is measured -------------------------------------------------------------------------------------------------------------------------
@@ -125,6 +124,12 @@ def test_training_a_part_takes_less_than_training_the_whole(found):
 def test_the_prediction_is_within_a_third_of_what_is_measured(found):
     for name, value in found["measured"].items():
         assert found["predicted"][name] == pytest.approx(value, rel=1 / 3), name
+
+
+def test_what_budgets_go_by_is_never_far_below_what_is_measured(found):
+    """A device that can hold what is counted can train the group; also a deep one, in front of which only values pass."""
+    for name, value in found["measured"].items():
+        assert 0.95 * value <= found["counted"][name] <= 1.3 * value, name
 
 
 def test_measuring_leaves_the_model_as_it_was_and_gives_the_same_again(resnet, found):

@@ -33,16 +33,17 @@ SEALED = ("config.toml", MANIFEST, "rounds.jsonl", "summary.json", "model.safete
 
 DECIDES = frozenset(
     (
-        *("allocator", "backends", "build", "calls", "compose", "config", "container", "data", "ending", "engine", "errors", "evaluate", "events"),
-        *("folder", "kept", "keys", "kit", "layout", "ledger", "measure", "methods", "models", "net", "optim", "order", "params", "piece", "plan"),
-        *("prefix", "recall", "round", "run", "schedules", "sections", "server", "state", "states", "steps", "streams", "summary", "toml", "wire"),
+        *("alive", "allocator", "backends", "build", "calls", "compose", "config", "container", "costs", "data", "ending", "engine", "errors"),
+        *("evaluate", "events", "folder", "kept", "keys", "kit", "layout", "ledger", "measure", "methods", "models", "net", "optim", "order"),
+        *("params", "piece", "plan", "prefix", "recall", "round", "run", "schedules", "sections", "server", "state", "states", "steps", "streams"),
+        *("summary", "toml", "wire"),
     )
 )
 """Rooms of the package whose source may change what a run comes to: a change in one of them makes every cached run an old one."""
 
 APART = frozenset(
     (
-        *("__init__", "__main__", "api", "bench", "bibliography", "catalogue", "cite", "cli", "compare", "costs", "describe", "doctor", "interrupt"),
+        *("__init__", "__main__", "api", "bench", "bibliography", "catalogue", "cite", "cli", "compare", "describe", "doctor", "interrupt"),
         *("new", "plugins", "report", "studies", "templates", "testing", "track", "use"),
     )
 )

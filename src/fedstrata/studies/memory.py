@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -10,9 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakIdKeyDictionary
 
+from fedstrata.alive import Alive
 from fedstrata.build import Parts
 from fedstrata.kit import Kit
 from fedstrata.layout import Names
@@ -34,7 +32,8 @@ class Memory(Study):
 
     Predicted: parameters of the model; gradients and optimiser state of the group; and the largest of three: the inputs of all layers from the
     group's first to the loss, once each, in the order in which they are called; what a single layer in front of it reads and makes; one number a
-    parameter that Adam works with. Counted: parameters, gradients, state, and what autograd keeps on a small batch, scaled up; budgets go by it.
+    parameter that Adam works with. Counted: parameters, gradients, state, and what is alive at the peak of one step on a small batch, scaled
+    up; budgets go by it.
     Measured: the most bytes of tensors that are alive at one time in two steps; the second has the optimiser's state.
 
     INFERRED: the formula of the prediction.
@@ -44,8 +43,8 @@ class Memory(Study):
     text: ClassVar[str] = (
         "Peak memory of a local step that trains one layer group, in MB of 10^6 bytes. Predicted from sizes: parameters, gradients and optimiser "
         "state of the group, inputs of the layers from the group to the loss, or more where a layer in front of it takes more. Counted: with what "
-        "autograd keeps, which is what budgets go by. Measured: bytes of tensors that are alive together at the peak, parameters and batch "
-        "included; what a kernel uses inside itself is not seen."
+        "is alive at the peak of a step on a small batch, scaled up, which is what budgets go by. Measured: bytes of tensors that are alive "
+        "together at the peak, parameters and batch included; what a kernel uses inside itself is not seen."
     )
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
@@ -64,11 +63,10 @@ def peaks(parts: Parts) -> dict[str, Any]:
     kit, setup = parts.make(), parts.setup
     batch = batch_of(parts)
     groups: dict[str, Names] = {name: frozenset(g.names) for name, g in setup.layout.groups.items()} | {WHOLE: setup.layout.parameters}
-    whole = NUMBER * setup.layout.spec.total
     return {
         "batch": len(batch.y),
         "predicted": {name: predicted(kit, batch, names) for name, names in groups.items()},
-        "counted": {name: whole + setup.load(names).memory for name, names in groups.items()},
+        "counted": {name: setup.load(names).memory for name, names in groups.items()},
         "measured": {name: measured(kit, batch, names) for name, names in groups.items()},
     }
 
@@ -100,8 +98,7 @@ def predicted(kit: Kit, batch: Batch, names: Names) -> int:
     passing = max((sum(dict([*call.read, *call.made]).values()) for call in calls[:first]), default=0)
     numbers = NUMBER * sum(b - a for a, b in kit.bound.spec.runs(names))
     optimizer = Optimizer(kit.setup.optimizer, kit.setup.momentum)
-    working = numbers if optimizer.slots() == 2 else 0  # Adam's scale, while it moves
-    return NUMBER * kit.bound.spec.total + numbers * (1 + optimizer.slots()) + max(kept, passing, working)
+    return NUMBER * kit.bound.spec.total + numbers * (1 + optimizer.slots()) + max(kept, passing, numbers * optimizer.working())
 
 
 class Call(NamedTuple):
@@ -164,45 +161,6 @@ def measured(kit: Kit, batch: Batch, names: Names) -> int:
         bound.buffers.flat.copy_(buffers)
     bound.train_only(kit.setup.layout.parameters)
     return NUMBER * bound.spec.total + int(alive.peak)
-
-
-class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
-    """Counts the bytes of storages that operations made inside of it and that somebody still holds.
-
-    Args:
-        known: tensors whose storages were there before; they are not counted.
-
-    Attributes:
-        now, peak: bytes.
-    """
-
-    def __init__(self, known: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self.seen = WeakIdKeyDictionary()
-        self.before = [t.untyped_storage() for t in known]
-        for storage in self.before:
-            self.seen[storage] = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and look at what it made."""
-        made = func(*args, **(kwargs or {}))
-        for leaf in pytree.tree_leaves(made):
-            if isinstance(leaf, Tensor):
-                self._note(leaf)
-        return made
-
-    def _note(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage not in self.seen:
-            size = storage.nbytes()
-            self.seen[storage] = size
-            weakref.finalize(storage, self._freed, size)
-            self.now += size
-            self.peak = max(self.peak, self.now)
-
-    def _freed(self, size: int) -> None:
-        self.now -= size
 
 
 def _panels(label: str, found: Mapping[str, Mapping[str, int]]) -> list[Panel]:
