@@ -227,6 +227,24 @@ def test_trouble_of_the_machine_is_one_line_and_exit_code_1(here, call, monkeypa
     assert (code, err) == (1, "fedstrata: error: No space left on device: runs/one/clients.csv\n")
 
 
+@pytest.mark.parametrize("setting", ["method=fedgen(batch=100000000000)", "method=fedgen(latent=10000000, hidden=1000000)"])
+def test_memory_that_does_not_suffice_is_one_line_and_exit_code_1(here, call, setting):
+    code, _, err = call("run", *SMALL, "name=one", setting)
+    assert code == 1
+    assert err.count("\n") == 1, err
+    assert "this machine's memory does not suffice" in err
+    assert "you tried to allocate" in err
+
+
+def test_a_bug_is_not_taken_for_a_lack_of_memory(here, call, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr("fedstrata.report.files.clients_csv", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        call("run", *SMALL, "name=one")
+
+
 def test_resume_refuses_what_is_no_run_and_another_runs_configuration(here, call):
     assert "no run folder" in refused(call("resume", "runs/none"))
     call("run", *SMALL, "name=one")

@@ -143,6 +143,7 @@ METHODS = (
         "Rising from Ashes: Generalized Federated Learning via Dynamic Parameter Reset",
         2025,
         NEURIPS,
+        url="https://openreview.net/forum?id=QkqQSf1REo",
     ),
     talk(
         "hu2024fedmut",

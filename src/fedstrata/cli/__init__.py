@@ -36,9 +36,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(MACHINE) from None
     except OSError as error:
         fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", MACHINE)
+    except (MemoryError, RuntimeError) as error:
+        if not _full(error):
+            raise
+        fail(
+            f"this machine's memory does not suffice ({str(error) or 'MemoryError'}). Make models, batches, cohorts or generators smaller, or take "
+            "fewer workers; what was checkpointed is kept.",
+            MACHINE,
+        )
     except KeyboardInterrupt:
         print("fedstrata: stopped at once; what was checkpointed is kept, go on with `fedstrata resume RUN`", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
+
+
+def _full(error: Exception) -> bool:
+    """Whether memory could not be had; torch has no class of its own for it."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
 
 
 def _version(wanted: bool) -> None:  # noqa: FBT001  # typer's callback
