@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from fedstrata.report.page.look import LIGHT, Stroke
 
 WIDTH, HEIGHT = 5.0, 3.4  # inches at 72 points: small enough that letters stay legible on a telephone
 DPI = 150
+LETTERS = 10  # of a title to an inch
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def save(picture: Picture, folder: Path, strokes: Sequence[Stroke], names: Seque
     with _drawing(picture.name):
         figure = figure_of(picture, strokes, names)
         figure.patch.set_facecolor("white")
-        figure.suptitle(picture.title, fontsize=11.5)
+        figure.suptitle(textwrap.fill(picture.title, max(20, int(LETTERS * picture.size[0]))), fontsize=11.5)
         FigureCanvasAgg(figure)
         for file in files:
             kind = file.suffix[1:]
