@@ -293,7 +293,7 @@ def test_ctrl_c_keeps_a_checkpoint_says_how_to_go_on_and_resume_reaches_the_same
     settings = ["rounds=40", "cohort=4", "local.steps=60", "executor=loop", "model=logistic", "checkpoint.every=1000"]
     process = _started(here, *settings, "name=stopped", "--json")
     lines = here / "runs/stopped/rounds.jsonl"
-    for _ in range(600):
+    for _ in range(3000):
         if lines.is_file() and lines.read_text().count("\n") >= 2:
             break
         time.sleep(0.05)
@@ -313,7 +313,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once_and_it_can_still_be_resumed(here, 
     settings = ["rounds=2", "cohort=3", "local.steps=3000", "executor=loop", "model=logistic"]
     process = _started(here, *settings, "name=stopped", "--plain")
     lines = here / "runs/stopped/rounds.jsonl"
-    for _ in range(600):
+    for _ in range(3000):
         if lines.is_file() and lines.read_text().count("\n") >= 1:
             break
         time.sleep(0.02)

@@ -5,6 +5,7 @@ import tomllib
 
 import pytest
 
+from fedstrata.calls import parse_call
 from fedstrata.config import KEYS, MODELS, PLACEMENT, Config
 from fedstrata.data.task import Task
 from fedstrata.errors import ConfigError
@@ -219,6 +220,12 @@ def test_a_value_that_cannot_be_meant_names_key_value_and_remedy(override, wante
     assert key in message
     assert wanted in message
     assert value[:4] in message
+
+
+@pytest.mark.parametrize("value", ["1" + 400 * "0", "1" + 400 * "0" + "/3", "[1, -1" + 30 * "0" + "]"])
+def test_numbers_beyond_64_bits_are_refused(value):
+    with pytest.raises(ConfigError, match=r"the whole number 10000000000.* is beyond 64 bits; the largest is 9223372036854775807"):
+        parse_call(f"fedprox(mu={value})")
 
 
 def test_source_of_a_wrong_value_is_named(tmp_path):

@@ -167,7 +167,7 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
     def scale() -> tuple[Kit, Batch]:
         """A worker and a batch to weigh local steps with."""
         own, functions, features = bind_net(module, head, loss, method)
-        return Kit(own, functions, method, setup, federation, settings, features), probing(federation, eligible)
+        return Kit(own, functions, method, setup, federation, settings, features), probing(federation, eligible, 2 if bound.norms else 1)
 
     config.needed(setup.cohort)  # an impossible quorum is refused before anything is written
     if bound.norms and local.batch == 1 and not trains_on_one(module, federation.task):
@@ -202,16 +202,17 @@ def traced_of(bound: Bound, federation: Federation, settings: Local) -> Traced |
     return trace(bound, made_up(federation.task, TRIED), lambda: precision(settings))
 
 
-def probing(federation: Federation, eligible: Sequence[int]) -> Batch:
-    """Up to 8 samples of the first client that has two or more.
+def probing(federation: Federation, eligible: Sequence[int], least: int) -> Batch:
+    """Up to 8 samples of the first client that has two or more; where none has, the first sample, unless ``least`` is 2, as with batch norms.
 
     Raises:
-        ConfigError: no client has.
+        ConfigError: no client has ``least``.
     """
-    for client in eligible:
-        index = federation.training(client)[:PROBE]
-        if len(index) > 1:
-            return Batch(federation.train.take(index), federation.train.y[index])
+    for wanted in (2, least):
+        for client in eligible:
+            index = federation.training(client)[:PROBE]
+            if len(index) >= wanted:
+                return Batch(federation.train.take(index), federation.train.y[index])
     raise ConfigError("no client has two samples to measure a local step on; look at the partition by `fedstrata check`.")
 
 

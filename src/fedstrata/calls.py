@@ -16,6 +16,7 @@ from fedstrata.errors import ConfigError, nearest
 
 Value: typing.TypeAlias = "str | int | float | bool | tuple[Value, ...] | None"
 T = typing.TypeVar("T")
+LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,10 @@ def _value(node: ast.expr, text: str) -> Value:
         top, bottom = _value(node.left, text), _value(node.right, text)
         if isinstance(top, int | float) and isinstance(bottom, int | float) and bottom:
             return top / bottom
+    if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value > LARGEST:
+        digits = str(node.value)
+        said = digits if len(digits) <= 40 else f"{digits[:20]}... ({len(digits)} digits)"
+        raise ConfigError(f"the whole number {said} is beyond 64 bits; the largest is {LARGEST}.")
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
         return node.value
     if isinstance(node, ast.Name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from fedstrata.calls import bind, parse_calls
 from fedstrata.errors import ConfigError, LayoutError, MethodError, nearest
@@ -152,13 +152,13 @@ def _check_growth(pieces: tuple[Piece, ...]) -> None:
 
 
 def _check_plans(pieces: tuple[Piece, ...]) -> None:
-    """A plan made for what the others leave is not changed behind its back."""
-    for place, piece in enumerate(pieces):
-        behind = [name_of(p) for p in pieces[place + 1 :] if p.overrides("plan") and not p.plans_last]
-        if piece.plans_last and behind:
+    """A plan made for what other pieces leave is not changed behind its back."""
+    order = ("model", "round", "client")
+    for first, later in combinations([p for p in pieces if p.overrides("plan")], 2):
+        if order.index(first.plans) > order.index(later.plans):
             raise MethodError(
-                f"{name_of(piece)} plans for what the other pieces train and send, and {behind[0]} would change that afterwards. "
-                f"Write {name_of(piece)} behind {behind[0]}."
+                f"{name_of(first)} plans for what the other pieces train and send, and {name_of(later)} would change that afterwards. "
+                f"Write {name_of(first)} behind {name_of(later)}."
             )
 
 

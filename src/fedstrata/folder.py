@@ -77,6 +77,10 @@ def manifest_of(parts: Parts, custom: Sequence[str]) -> dict[str, Any]:
     }
 
 
+KINDS = {"config": dict, "digest": str, "custom": list, "fingerprint": str, "layout": str, "versions": dict}
+"""Of a manifest, what a run is identified by."""
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a run folder.
 
@@ -87,7 +91,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise StateError(f"{folder} is no run folder: it has no {MANIFEST}. `fedstrata run` prints the folder of a run.")
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        _ = manifest["config"], manifest["digest"], manifest["custom"], manifest["fingerprint"], manifest["layout"], manifest["versions"]
+        for key, kind in KINDS.items():
+            if not isinstance(manifest[key], kind):
+                raise TypeError(f"{key} is no {kind.__name__}")
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(f"{folder / MANIFEST} is damaged ({error}); the run cannot be identified. Start it anew.") from error
     return dict(manifest)

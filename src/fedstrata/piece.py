@@ -195,7 +195,8 @@ class Piece:
         one_phase: the piece counts the local steps of one phase, so that no other may train in several.
         one_start: clients put together what they start from of what they were sent before, so that no other piece may send them models of their own.
         grows: the piece sets a setting of the network after each round: it must come first, and no other model than the server's is sent or kept.
-        plans_last: ``plan`` is made for what the other pieces train and send, so pieces that change a plan must come before it.
+        plans: what ``plan`` decides. "model": which layers take part and where they stay; "round": which of these train in a round; "client": what
+            single clients do of it. Pieces that plan stand in this order.
         reads: a selector of parameters that the server reads in each reply, so that no piece may keep them with the clients.
         measures: names of measures that show what the piece does; a run keeps their numbers unless it says ``measures=none``.
         source: paper and section.
@@ -211,7 +212,7 @@ class Piece:
     one_phase: ClassVar[bool] = False
     one_start: ClassVar[bool] = False
     grows: ClassVar[bool] = False
-    plans_last: ClassVar[bool] = False
+    plans: ClassVar[Literal["model", "round", "client"]] = "model"
     reads: ClassVar[str] = ""
     measures: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[str] = ""

@@ -142,7 +142,8 @@ def test_row_45_a_damaged_manifest_is_refused(tmp_path, begun):
     folder = tmp_path / "run"
     shutil.copytree(begun, folder)
     text = (folder / "manifest.json").read_text()
-    for bad in ("", "{", "[]", text[: len(text) // 2], text.replace('"digest"', '"digets"')):
+    kinds = [json.dumps({**json.loads(text), key: value}) for key, value in (("versions", []), ("custom", None), ("config", []), ("digest", 3))]
+    for bad in ("", "{", "[]", text[: len(text) // 2], text.replace('"digest"', '"digets"'), *kinds):
         (folder / "manifest.json").write_text(bad)
         with pytest.raises(StateError, match=r"manifest\.json is damaged"):
             go_on(folder)

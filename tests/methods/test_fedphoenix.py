@@ -503,6 +503,13 @@ def test_a_share_of_a_kernel_that_is_no_number_is_told():
     assert FedPhoenix(theta=0.5, share=1e-3).entries(Matrix(0, 4, 1000)) == 1
 
 
+def test_a_reset_that_stops_before_it_begins_is_told_as_such():
+    for method, toy in (("fedphoenix(theta=0.5, stop=0)", "images"), ("fedphoenix(theta=0.5, layers=fc, fc_stop=0)", "layer")):
+        (note,) = notes(method, toy)
+        assert "stops in round 0" in note, method
+    assert "theta=0.03125" in notes("fedphoenix(stop=0)", "images")[0], "a later stop would not help"
+
+
 def test_a_run_carries_the_note(tmp_path):
     import fedstrata  # noqa: PLC0415
 

@@ -1,6 +1,7 @@
 """What belongs to partial networks: batch-norm policies, budgets of clients, returning clients, other pieces beside them, settings, configs."""
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,7 +85,9 @@ def test_budgets_are_held_in_every_round_by_measured_costs():
 
 
 def test_a_client_that_can_afford_nothing_is_refused_with_the_arithmetic():
-    with pytest.raises(MethodError, match=r"client 1 can train no layer group: the cheapest takes 61% of the whole model's memory and 45% of its"):
+    with pytest.raises(
+        MethodError, match=r"client 1 can train no layer group: the cheapest that is shared takes 61% of the whole model's memory and 45% of its"
+    ):
         lab.parts("fedpart + budgets(time=[1, 0.1])")
 
 
@@ -129,10 +132,15 @@ def test_returning_is_refused_beside_models_made_for_one_client(other):
 
 
 @pytest.mark.parametrize(
-    "chain", ["budgets(time=[1, 0.5]) + fedpart", "returning + fedpart", "returning + fedprox + fedrep", "budgets + returning + fedper"]
+    "chain",
+    [
+        *("budgets(time=[1, 0.5]) + fedpart", "returning + fedpart", "returning + fedprox + fedrep", "budgets + returning + fedper"),
+        *("fedpart + fedbabu", "fedpart + fedrep", "fedpart(cycles=1) + scaffold + fedper"),
+    ],
 )
-def test_a_plan_made_for_what_others_leave_comes_last(chain):
-    first, *_, last = chain.replace("(time=[1, 0.5])", "").split(" + ")
+def test_a_plan_made_for_what_others_leave_stands_behind_them(chain):
+    """What takes part at all, then what of it trains in a round, then what single clients do of that."""
+    first, *_, last = re.sub(r"\(.*?\)", "", chain).split(" + ")
     with pytest.raises(MethodError, match=f"{first} plans for what the other pieces train and send.* Write {first} behind {last}"):
         method(chain)
 
@@ -140,6 +148,49 @@ def test_a_plan_made_for_what_others_leave_comes_last(chain):
 @pytest.mark.parametrize("chain", ["budgets + returning", "returning + budgets", "budgets + fedprox", "fedper + fedpart + budgets + returning"])
 def test_pieces_that_plan_nothing_may_stand_behind_and_so_may_their_like(chain):
     assert [type(piece).__name__.lower() for piece in method(chain).pieces] == chain.split(" + ")
+
+
+def test_every_round_of_a_chain_that_is_accepted_trains_something():
+    """Also the late ones, which come to the head that another piece has taken out."""
+    for chain in ("fedbabu(epochs=0) + fedpart(warmup=1, repeat=1)", "fedrep + fedpart(warmup=1, repeat=1)"):
+        assert all(row["moved"] for row in lab.play(chain, rounds=8).rows)
+
+
+def test_cycles_count_the_groups_that_the_chain_trains():
+    """FedBABU's head is never trained: of the toy's three groups two take turns."""
+    assert len(lab.play("fedbabu(epochs=0) + fedpart(warmup=1, repeat=1, cycles=2)", rounds=6).rows) == 6
+    with pytest.raises(ConfigError, match=r"fedpart\(cycles=2\) with 2 layer groups takes 6 rounds, and rounds is 8"):
+        lab.parts("fedbabu + fedpart(warmup=1, repeat=1, cycles=2)", rounds=8)
+    with pytest.raises(ConfigError, match=r"with 3 layer groups takes 8 rounds, and rounds is 6"):
+        lab.parts("fedpart(warmup=1, repeat=1, cycles=2)", rounds=6)
+
+
+@pytest.mark.parametrize("client", range(6))
+def test_a_client_that_can_afford_no_shared_layers_is_refused_before_training_whoever_it_is(client):
+    """Also one that is in no early cohort, and one that could afford the head, which is private here."""
+    budgets = [1.0] * 6
+    budgets[client] = 0.5  # of the FLOPs; the head takes 0.45, the body's layers 0.61 and 0.79
+    with pytest.raises(MethodError, match=f"client {client} can train no layer group: the cheapest that is shared takes 69% .* and 61% of its FLOPs"):
+        lab.parts(f"fedper + budgets(time={budgets})", cohort=2)
+    lab.parts(f"budgets(time={budgets})", cohort=2)
+
+
+def test_budgets_are_measured_on_one_sample_where_nobody_has_more():
+    found = lab.play("budgets(time=[1, 0.7])", (lab.federation((1, 1, 1, 1)), lab.small("layer")), cohort=4)
+    assert all(row["moved"] for row in found.rows)
+    with pytest.raises(ConfigError, match="no client has two samples to measure a local step on"):
+        lab.play("budgets(time=[1, 0.7])", (lab.federation((1, 1, 1, 1)), lab.small("batch")), cohort=4)
+
+
+@pytest.mark.parametrize("other", ["fedpart", "budgets"])
+def test_networks_that_grow_are_refused(other):
+    with pytest.raises(MethodError, match="from stage to stage"):
+        assemble(Config(method=f"progfed(each=2) + {other}", model="mlp(hidden=[8, 8])", data="digits", rounds=6))
+
+
+def test_where_nothing_is_shared_a_client_on_a_budget_has_nothing_to_train():
+    with pytest.raises(MethodError, match="no layers are shared here, so client 1, who cannot afford all, has none to train"):
+        lab.parts("local + budgets(time=[1, 0.9])")
 
 
 def test_a_round_tells_which_layer_groups_were_trained_and_by_how_many():

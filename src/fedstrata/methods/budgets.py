@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fedstrata.errors import MethodError
 from fedstrata.layout import Names
@@ -25,7 +26,7 @@ class Budgets(Piece):
     """
 
     source: ClassVar[str] = "of our own, after Wang et al., NeurIPS 2024"
-    plans_last: ClassVar[bool] = True
+    plans: ClassVar[Literal["model", "round", "client"]] = "client"
     memory: tuple[float, ...] = ()
     time: tuple[float, ...] = ()
 
@@ -37,17 +38,10 @@ class Budgets(Piece):
     def check(self, setup: Setup) -> None:
         if setup.layout.settings:
             raise MethodError("budgets measures local steps before the run, and here the network changes from stage to stage. Leave one of them out.")
-        groups = [frozenset(g.names) for g in setup.layout.groups.values()]
-        for client in range(min(setup.clients, max(1, len(self.memory)) * max(1, len(self.time)))):
-            if not any(self.affords(client, group, setup) for group in groups):
-                memory, flops = (min(parts) for parts in zip(*(self.shares(group, setup) for group in groups), strict=True))
-                raise MethodError(
-                    f"client {client} can train no layer group: the cheapest takes {memory:.0%} of the whole model's memory and {flops:.0%} of its "
-                    "FLOPs. Give it larger budgets.memory or budgets.time."
-                )
 
     def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002  # the field's word
         shared = [frozenset(g.names) for g in setup.layout.groups.values() if plan.down.issuperset(g.names)]
+        self.refuse(shared, setup)
         places, taken = dict(plan.places), frozenset[str]()
         for place, client in enumerate(plan.cohort):
             own = plan.at(place)
@@ -55,8 +49,6 @@ class Budgets(Piece):
                 places[place] = {**places.get(place, {}), "up": own.up}  # nothing of what only others train
                 continue
             able = [group for group in shared if self.affords(client, group, setup)]
-            if not able:
-                raise MethodError(f"client {client} can afford none of the layers that are shared; give it larger budgets.memory or budgets.time.")
             group = able[(round + client) % len(able)]
             own = replace(own, train=own.train | group, up=own.up | group).only(group, setup.layout)
             places[place] = {**places.get(place, {}), "train": own.train, "up": own.up, "phases": own.phases}
@@ -67,10 +59,24 @@ class Budgets(Piece):
         sent = frozenset[str]().union(*(wide.at(place).up for place in range(len(plan.cohort))))
         return replace(wide, average=(plan.average | taken) & sent)
 
+    def refuse(self, shared: Sequence[Names], setup: Setup) -> None:
+        """Refuse a client that can train nothing, before anything is trained; there are as many kinds of clients as pairs of budgets."""
+        everything = setup.layout.parameters
+        for client in range(min(setup.clients, max(1, len(self.memory)) * max(1, len(self.time)))):
+            if any(self.affords(client, names, setup) for names in (*shared, everything)):
+                continue
+            if not shared:
+                raise MethodError(f"no layers are shared here, so client {client}, who cannot afford all, has none to train. Leave a piece out.")
+            memory, flops = (min(parts) for parts in zip(*(self.shares(group, setup) for group in shared), strict=True))
+            raise MethodError(
+                f"client {client} can train no layer group: the cheapest that is shared takes {memory:.0%} of the whole model's memory and "
+                f"{flops:.0%} of its FLOPs. Give it larger budgets.memory or budgets.time."
+            )
+
     def affords(self, client: int, names: Names, setup: Setup) -> bool:
-        """Whether a local step that trains these parameters fits this client's budgets."""
+        """Whether a local step that trains these parameters fits this client's budgets; 1 is no limit."""
         budgets = [parts[client % len(parts)] if parts else 1.0 for parts in (self.memory, self.time)]
-        return all(share <= budget for share, budget in zip(self.shares(names, setup), budgets, strict=True))
+        return all(budget == 1 or share <= budget for share, budget in zip(self.shares(names, setup), budgets, strict=True))
 
     def shares(self, names: Names, setup: Setup) -> tuple[float, float]:
         """(memory, FLOPs) of a local step that trains these parameters, over those of the whole model."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import ClassVar, Literal
 
 from fedstrata import streams
-from fedstrata.errors import ConfigError
+from fedstrata.errors import ConfigError, MethodError
 from fedstrata.layout import Names
 from fedstrata.methods import cycle
 from fedstrata.piece import Piece, require
@@ -31,6 +31,7 @@ class FedPart(Piece):
     """
 
     source: ClassVar[str] = "Wang et al., NeurIPS 2024"
+    plans: ClassVar[Literal["model", "round", "client"]] = "round"
     order: Literal["sequential", "reverse", "random", "random_round", "random_client"] = "sequential"
     repeat: int = 2
     warmup: int = 5
@@ -46,13 +47,14 @@ class FedPart(Piece):
         require(self.together >= 1, "fedpart.together", self.together, "how many neighbouring layer groups train together, at least 1")
 
     def check(self, setup: Setup) -> None:
-        groups = len(self.blocks(setup.layout.parameters, setup))
-        wanted = self.calendar(groups).rounds(self.cycles or 1)
-        if self.cycles is not None and setup.rounds != wanted:
-            raise ConfigError(f"fedpart(cycles={self.cycles}) with {groups} layer groups takes {wanted} rounds, and rounds is {setup.rounds}.")
+        if setup.layout.settings:
+            raise MethodError("fedpart's cycles go over the layers of one network, and here it changes from stage to stage. Leave one of them out.")
 
     def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002  # the field's word
         blocks = self.blocks(plan.train, setup)
+        wanted = self.calendar(len(blocks)).rounds(self.cycles or 1)
+        if self.cycles is not None and setup.rounds != wanted:
+            raise ConfigError(f"fedpart(cycles={self.cycles}) with {len(blocks)} layer groups takes {wanted} rounds, and rounds is {setup.rounds}.")
         active = self.active(round, len(blocks), setup.seed)
         if active is None:
             return plan

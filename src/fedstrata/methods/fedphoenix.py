@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -148,6 +148,8 @@ class FedPhoenix(Piece):
         if not any(map(self.entries, found)):
             most = max(m.width for m in found)
             return (f"fedphoenix(share={self.share:g}) resets nothing: of a kernel's {most} numbers that is none. Set share to 1/{most} or more.",)
+        if any(True for _ in replace(self, stop=self.stop or 1, fc_stop=self.fc_stop or None).due(setup.layout, 0)):
+            return ("fedphoenix resets nothing: it stops in round 0, so this is FedAvg. Set stop (for linear layers fc_stop) to a later round.",)
         rows = max(m.rows for m in found)
         told = (
             f"fedphoenix resets nothing: theta={self.theta:g} of {rows} kernels (the widest layer) is less than one, so this is FedAvg. "

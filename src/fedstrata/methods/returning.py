@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class Returning(Piece):
 
     source: ClassVar[str] = "Wang et al., NeurIPS 2024"
     one_start: ClassVar[bool] = True
-    plans_last: ClassVar[bool] = True
+    plans: ClassVar[Literal["model", "round", "client"]] = "client"
 
     def init(self, setup: Setup) -> State:
         return {
