@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedstrata import streams
 from fedstrata.data.samples import Samples
@@ -22,6 +21,7 @@ from fedstrata.studies.base import Outcome, Study
 from fedstrata.studies.fourier import magnitude
 from fedstrata.studies.pixels import Pixels, pixels_of
 from fedstrata.studies.sheets import sheet
+from fedstrata.studies.used import Standing, groups_of, left_out, used_by
 from fedstrata.use.finished import Finished
 
 STEPS = {"pixels": 1000, "maco": 256}
@@ -100,7 +100,13 @@ class Maximise(Study):
                 series[f"{label}: {name}" if len(runs) > 1 else name] = [float(t.mean()) for t in (one.first, one.last, one.shown)]
         panel = Panel("Activation maximisation", self.text, "table", ("start", "found", "picture"), series, x_name="", y_name="mean activation")
         pictures = [self._sheet(name, {label: layers[name] for label, layers in found.items() if name in layers}) for name in names]
-        return Outcome(numbers, [panel], pictures + self._kernels(runs), sunk(found))
+        notes = [f"{label}: {said}" for label, run in runs.items() for said in self._left_out(run)]
+        return Outcome(numbers, [panel], pictures + self._kernels(runs), [*notes, *sunk(found)])
+
+    def _left_out(self, run: Finished) -> list[str]:
+        """What is missing among the default layers."""
+        layout = run.engine.parts.setup.layout
+        return [] if self.layers else left_out(layout, groups_of(layout, used_by(run)))
 
     def _sheet(self, layer: str, found: Mapping[str, tuple[Sequence[int], Climb]]) -> Picture:
         columns = list(dict.fromkeys(c for used, _ in found.values() for c in used))
@@ -116,15 +122,18 @@ class Maximise(Study):
         pixels = pixels_of(run, "activation maximisation")
         if run.looks_at_batches:
             raise ConfigError(f"norms of {label} look at the batch in hand, so that images would excite each other; study a run without bn=batch.")
-        layout, model = run.engine.parts.setup.layout, run.module()
+        layout = run.engine.parts.setup.layout
+        model, there = layers_of(run)
         spectrum = magnitude(_images(run.federation.train, self.spectrum, pixels)) if self.form == "maco" else None
         found: dict[str, tuple[Sequence[int], Climb]] = {}
-        for name in self.layers or default_layers(layout):
-            layer = model.get_submodule(layer_of(layout, name))
-            used = [c for c in self.channels if c < len(attrgetter("weight")(layer))]
+        for name in self.layers or default_layers(layout, list(there)):
+            width = len(run.served[weight_of(layout, name)])
+            if name not in there:
+                raise ConfigError(f"maximise.layers has {name}, which the network that {label} ended in does not use; take some of {list(there)}.")
+            used = [c for c in self.channels if c < width]
             if not used:
-                raise ConfigError(f"maximise.channels are {list(self.channels)}; layer {name} of {label} has {len(attrgetter('weight')(layer))}.")
-            found[name] = used, self._climb(Probe(model, layer, used), pixels, spectrum, run.federation.task.shape)
+                raise ConfigError(f"maximise.channels are {list(self.channels)}; layer {name} of {label} has {width}.")
+            found[name] = used, self._climb(Probe(model, there[name], used), pixels, spectrum, run.federation.task.shape)
         return found
 
     def _climb(self, probe: Probe, pixels: Pixels, spectrum: Tensor | None, shape: tuple[int, ...]) -> Climb:
@@ -171,27 +180,57 @@ def first_kernels(run: Finished, count: int) -> Tensor | None:
     return 0.5 + weight / (2 * weight.abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-12))
 
 
-def default_layers(layout: Layout) -> list[str]:
-    """The first and the last convolution, and the head."""
-    convs = [g.name for g in layout.groups.values() if g.kind == "conv"]
-    heads = [g.name for g in layout.groups.values() if g.role == "head"]
+def layers_of(run: Finished) -> tuple[nn.Module, dict[str, nn.Module]]:
+    """(the served network, by layer group the module that puts its channels out), of groups that the network computes with and that have channels.
+
+    Of a head whose numbers a method computes with by itself, it is the network, as what the head puts out is what the network does.
+    """
+    layout, there = run.engine.parts.setup.layout, used_by(run)
+    model = Standing(run) if run.engine.kit.method.has("model") else run.module()
+    found: dict[str, nn.Module] = {}
+    for name in layout.names():
+        weights = weights_of(layout, name)
+        if not there.isdisjoint(weights):
+            own = model.owner(weights[0]) if isinstance(model, Standing) else model.get_submodule(weights[0].removesuffix(".weight"))
+            if own is None and layout.groups[name].role == "head":
+                own = model
+            if own is not None:
+                found[name] = own
+    return model, found
+
+
+def default_layers(layout: Layout, among: Sequence[str]) -> list[str]:
+    """The first and the last convolution, and the head, among these layer groups."""
+    groups = [layout.groups[name] for name in among]
+    convs = [g.name for g in groups if g.kind == "conv"]
+    heads = [g.name for g in groups if g.role == "head"]
     return list(dict.fromkeys([*convs[:1], *convs[-1:], *heads]))
 
 
-def layer_of(layout: Layout, group: str) -> str:
-    """The name of a layer group's own module: its convolution or linear map.
+def weights_of(layout: Layout, group: str) -> list[str]:
+    """Names of the weights of a layer group's convolutions and linear maps.
+
+    Raises:
+        LayoutError: no such group.
+    """
+    inside = layout.group(group)
+    return [n for n, e in layout.entries.items() if n in inside and e.kind in ("conv", "linear") and n.endswith(".weight") and len(e.shape) > 1]
+
+
+def weight_of(layout: Layout, group: str) -> str:
+    """The name of the weight of a layer group's own module: its convolution or linear map.
 
     Raises:
         ConfigError: a group without one.
         LayoutError: no such group.
     """
-    inside = layout.group(group)
-    found = [n for n, e in layout.entries.items() if n in inside and e.kind in ("conv", "linear") and n.endswith(".weight") and len(e.shape) > 1]
+    found = weights_of(layout, group)
     if not found:
         raise ConfigError(
-            f"layer group {group} has no convolution or linear map whose channels could be excited; take one of {default_layers(layout)}."
+            f"layer group {group} has no convolution or linear map whose channels could be excited; take one of "
+            f"{default_layers(layout, layout.names())}."
         )
-    return found[0].removesuffix(".weight")
+    return found[0]
 
 
 def _images(samples: Samples, most: int, pixels: Pixels) -> Iterator[Tensor]:

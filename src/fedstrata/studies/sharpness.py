@@ -17,6 +17,7 @@ from fedstrata.studies.base import Outcome, Study
 from fedstrata.studies.directions import Vectors, filterwise, gaussian
 from fedstrata.studies.spectrum import Eigen, extremes
 from fedstrata.studies.surface import Split, Surface, known, sampled, surfaces
+from fedstrata.studies.used import groups_of, left_out
 from fedstrata.use.finished import Finished
 
 Found = Mapping[str, Mapping[str, Any]]
@@ -86,6 +87,8 @@ class Sharpness(Study):
         found = {label: self._one(surface) for label, surface in laid.items()}
         panels = [self._table(found), self._whole(found), *self._groups(found), *self._nearby(found)]
         told = [f"{label}: {note}" for label, run in runs.items() for note in (*run.told(None), *run.notes)]
+        if self.groups == "each":
+            told += [f"{label}: {said}" for label, one in found.items() for said in left_out(laid[label].layout, one["groups"])]
         numbers = {"samples": next(iter(laid.values())).samples, "runs": found}
         return Outcome(numbers, panels, notes=(*told, *self._unsettled(found)))
 
@@ -96,13 +99,13 @@ class Sharpness(Study):
         near = surface.loss(surface.centre)
         after = surface.loss(surface.centre + self.rho * steepest)
         whole = self._extremes(surface, layout.spec.names, "all")
-        each = layout.groups if self.groups == "each" else {}
+        each = groups_of(layout, surface.used()) if self.groups == "each" else []
         return {
             "loss": known(near),
             "slope": known(float(slope.double().norm())),
             "largest_by_magnitude": _plain(whole[0]),
             "largest": _plain(whole[1]),
-            "groups": {name: _plain(self._extremes(surface, group.names, name)[1]) for name, group in each.items()},
+            "groups": {name: _plain(self._extremes(surface, layout.groups[name].names, name)[1]) for name in each},
             "random": [self._random(surface, place) for place in range(self.directions)],
             "filterwise_ascent": self._along(surface, filterwise(slope, surface.centre, layout, self.vectors)),
             "ascent": {"rho": self.rho, "loss": known(after), "rise": known(after - near)},

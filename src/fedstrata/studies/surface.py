@@ -12,9 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedstrata.data.samples import Samples
 from fedstrata.errors import ConfigError
+from fedstrata.layout import Names
 from fedstrata.params import Params
 from fedstrata.piece import draw_without_replacement, require
 from fedstrata.streams import stream
+from fedstrata.studies.used import used
 from fedstrata.use.finished import Finished
 
 Split: TypeAlias = Literal["train", "test"]
@@ -111,6 +113,10 @@ class Surface:
             return found.to(self.dtype)
 
         return product
+
+    def used(self) -> Names:
+        """Names of the parameters that the loss hangs on: a network that grows has layers for other rounds."""
+        return used(self.kit, Params(self.centre, self.layout.spec, buffers=self.statistics), self.batches[0][0])
 
     def _leaves(self, names: Sequence[str]) -> tuple[list[Tensor], Params]:
         views = dict(Params(self.centre, self.layout.spec).views)
