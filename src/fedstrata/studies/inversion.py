@@ -23,7 +23,7 @@ from fedstrata.piece import require
 from fedstrata.report.page.paint import Picture
 from fedstrata.round import Session
 from fedstrata.studies.attacks import Guess, Target, dlg, inverting, label_of
-from fedstrata.studies.base import Outcome, Study
+from fedstrata.studies.base import Outcome, Study, once_each
 from fedstrata.studies.pixels import Pixels, pixels_of, psnr, ssim
 from fedstrata.studies.sheets import sheet
 from fedstrata.studies.used import groups_of, left_out
@@ -109,6 +109,7 @@ class Inversion(Study):
 
     def __post_init__(self) -> None:
         require(bool(self.visible), "inversion.visible", list(self.visible), "what an attacker sees: full, groups, names of layer groups, sign")
+        once_each("inversion.visible", self.visible)
         require(self.images >= 1, "inversion.images", self.images, "images to be found again, at least 1")
         require(self.batch >= 1 and self.images % self.batch == 0, "inversion.batch", self.batch, f"a divisor of images={self.images}, at least 1")
         require(self.steps is None or self.steps >= 1, "inversion.steps", self.steps, "steps of the attack, at least 1 (dlg: 300, ig: 8000)")

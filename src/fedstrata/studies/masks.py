@@ -64,9 +64,9 @@ class Masks(Study):
         numbers: dict[str, Any] = {}
         panels: list[Panel] = []
         notes: list[str] = []
+        looked = {label: self._moments(label, run.engine.parts, run.rounds) for label, run in runs.items()}
         for label, run in runs.items():
-            parts, rounds = run.engine.parts, len(run.result.rounds)
-            moments = self._moments(label, parts, rounds)
+            parts, rounds, moments = run.engine.parts, run.rounds, looked[label]
             found = {}
             for done, engine in enumerate(trained(parts, rounds)):
                 if done in moments:

@@ -17,10 +17,11 @@ from fedstrata.measure.panel import Panel
 from fedstrata.piece import require
 from fedstrata.report.page.paint import Picture
 from fedstrata.studies.ascent import Climb, Crop, Looks, Probe, Ways, in_phase, in_pixels
-from fedstrata.studies.base import Outcome, Study
+from fedstrata.studies.base import Outcome, Study, once_each
 from fedstrata.studies.fourier import magnitude
 from fedstrata.studies.pixels import Pixels, pixels_of
 from fedstrata.studies.sheets import sheet
+from fedstrata.studies.surface import known
 from fedstrata.studies.used import Standing, groups_of, left_out, used_by
 from fedstrata.use.finished import Finished
 
@@ -75,6 +76,8 @@ class Maximise(Study):
 
     def __post_init__(self) -> None:
         require(bool(self.channels) and min(self.channels) >= 0, "maximise.channels", list(self.channels), "numbers of channels, from 0")
+        once_each("maximise.channels", self.channels)
+        once_each("maximise.layers", self.layers)
         require(self.steps is None or self.steps >= 1, "maximise.steps", self.steps, "steps of the ascent, at least 1 (pixels: 1000, maco: 256)")
         require(self.lr is None or self.lr > 0, "maximise.lr", self.lr, "a step above 0 (pixels: 0.1, maco: 1)")
         require(
@@ -83,7 +86,8 @@ class Maximise(Study):
         require(self.every >= 1, "maximise.every", self.every, "steps between two blurs or crops, at least 1")
         require(0 < self.share < 1, "maximise.share", self.share, "a share in (0, 1) (published: 0.1)")
         require(self.spectrum >= 1, "maximise.spectrum", self.spectrum, "training images of the mean magnitude, at least 1")
-        require(self.crops >= 1, "maximise.crops", self.crops, "crops a step, at least 1 (published: 32)")
+        require(1 <= self.crops <= 10_000, "maximise.crops", self.crops, "crops a step, from 1 to 10000 (published: 32)")
+        require(self.kernels <= 1000, "maximise.kernels", self.kernels, "filters that are shown, from 0 to 1000")
         fits = len(self.boxes) == 2 and all(0 < b <= 1 for b in self.boxes)
         require(fits, "maximise.boxes", list(self.boxes), "the first and the last mean side of a crop, shares in (0, 1]")
         for name in ("tv", "blur", "decay", "noise", "kernels"):
@@ -97,11 +101,11 @@ class Maximise(Study):
         series: dict[str, Sequence[float | None]] = {}
         for label, layers in found.items():
             for name, (_, one) in layers.items():
-                series[f"{label}: {name}" if len(runs) > 1 else name] = [float(t.mean()) for t in (one.first, one.last, one.shown)]
+                series[f"{label}: {name}" if len(runs) > 1 else name] = [known(float(t.mean())) for t in (one.first, one.last, one.shown)]
         panel = Panel("Activation maximisation", self.text, "table", ("start", "found", "picture"), series, x_name="", y_name="mean activation")
         pictures = [self._sheet(name, {label: layers[name] for label, layers in found.items() if name in layers}) for name in names]
         notes = [f"{label}: {said}" for label, run in runs.items() for said in self._left_out(run)]
-        return Outcome(numbers, [panel], pictures + self._kernels(runs), [*notes, *sunk(found)])
+        return Outcome(numbers, [panel], pictures + self._kernels(runs), [*notes, *lost(found), *sunk(found)])
 
     def _left_out(self, run: Finished) -> list[str]:
         """What is missing among the default layers."""
@@ -113,8 +117,8 @@ class Maximise(Study):
         rows, values = [], []
         for used, one in found.values():
             at = {c: k for k, c in enumerate(used)}
-            rows.append([one.pictures[at[c]] if c in at else None for c in columns])
-            values.append([float(one.last[at[c]]) if c in at else None for c in columns])
+            rows.append([one.pictures[at[c]] if c in at and bool(one.raw[at[c]].isfinite().all()) else None for c in columns])
+            values.append([known(float(one.last[at[c]])) if c in at else None for c in columns])
         return sheet(f"Images for {layer}, {self.form}", rows, list(found), [f"channel {c}" for c in columns], values, "mean activation")
 
     def _climbed(self, label: str, run: Finished) -> dict[str, tuple[Sequence[int], Climb]]:
@@ -157,6 +161,17 @@ class Maximise(Study):
                 rows.append(kept + [None] * (self.kernels - len(kept)))
                 labels.append(f"{label}: {colour}" if len(runs) > 1 else colour)
         return [sheet("Kernels of the first convolution", rows, labels, [f"filter {k}" for k in range(self.kernels)])] if rows else []
+
+
+def lost(found: Mapping[str, Mapping[str, tuple[Sequence[int], Climb]]]) -> list[str]:
+    """A note for each layer with channels whose ascent left the finite numbers."""
+    notes = []
+    for label, layers in found.items():
+        for name, (used, one) in layers.items():
+            away = [str(c) for c, raw, end in zip(used, one.raw, one.last, strict=True) if not bool(raw.isfinite().all() & end.isfinite())]
+            if away:
+                notes.append(f"{label}, {name}: the ascent for channel {', '.join(away)} left the finite numbers; give it a smaller lr (or tv).")
+    return notes
 
 
 def sunk(found: Mapping[str, Mapping[str, tuple[Sequence[int], Climb]]]) -> list[str]:
@@ -240,4 +255,4 @@ def _images(samples: Samples, most: int, pixels: Pixels) -> Iterator[Tensor]:
 
 
 def _told(one: Climb) -> dict[str, Any]:
-    return {name: [round(float(v), 6) for v in getattr(one, name)] for name in ("first", "last", "shown")}
+    return {name: [known(round(float(v), 6)) for v in getattr(one, name)] for name in ("first", "last", "shown")}

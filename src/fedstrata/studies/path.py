@@ -58,7 +58,7 @@ class Path(Study):
 
     def __post_init__(self) -> None:
         sampled("path", self.samples, self.batch)
-        require(self.points >= 3, "path.points", self.points, "a number of points with both ends, at least 3")
+        require(3 <= self.points <= 10_000, "path.points", self.points, "a number of points with both ends, from 3 to 10000")
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
         """The segment from the first run to each other one."""

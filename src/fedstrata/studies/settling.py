@@ -66,8 +66,9 @@ class Settling(Study):
         numbers: dict[str, Any] = {}
         panels: list[Panel] = []
         notes: list[str] = []
+        rounds = {label: run.rounds for label, run in runs.items()}
         for label, run in runs.items():
-            found, told = self._one(run)
+            found, told = self._one(run, rounds[label])
             numbers[label] = found
             kinds = {"": found} | ({", pooled": found["pooled"]} if "pooled" in found else {})
             notes += [f"{label}: {said}" for said in told] + [f"{label}{kind}: {said}" for kind, one in kinds.items() for said in _late(one)]
@@ -79,8 +80,8 @@ class Settling(Study):
             panels.append(_table(label, self.within, kinds))
         return Outcome(numbers, panels, notes=notes)
 
-    def _one(self, run: Finished) -> tuple[dict[str, Any], list[str]]:
-        parts, rounds = run.engine.parts, len(run.result.rounds)
+    def _one(self, run: Finished, rounds: int) -> tuple[dict[str, Any], list[str]]:
+        parts = run.engine.parts
         counted = Counted(Loop(parts.make))
         track = self._track(parts, rounds, counted)
         found = self._said(track, parts.setup.layout)
@@ -96,7 +97,8 @@ class Settling(Study):
         return found, notes
 
     def _track(self, parts: Parts, rounds: int, executor: Counted | None) -> Track:
-        marks = {round(k * rounds / (self.looks - 1)) for k in range(self.looks)}
+        looks = min(self.looks, rounds + 1)
+        marks = {round(k * rounds / (looks - 1)) for k in range(looks)}
         samples = parts.federation.train if parts.federation.test is None else parts.federation.test
         x = samples.take(torch.linspace(0, len(samples) - 1, min(self.samples, len(samples))).round().long())
         track = Track([], [], [], frozenset())

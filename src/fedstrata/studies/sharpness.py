@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata.errors import ConfigError
 from fedstrata.measure.panel import Panel
 from fedstrata.piece import require
 from fedstrata.studies.base import Outcome, Study
@@ -75,11 +74,10 @@ class Sharpness(Study):
         sampled("sharpness", self.samples, self.batch)
         require(self.iterations >= 2, "sharpness.iterations", self.iterations, "a number of products, at least 2")
         require(0 < self.tolerance < 1, "sharpness.tolerance", self.tolerance, "a relative change, in (0, 1)")
-        require(self.directions >= 1, "sharpness.directions", self.directions, "a number of random directions, at least 1")
+        require(1 <= self.directions <= 10_000, "sharpness.directions", self.directions, "a number of random directions, from 1 to 10000")
         require(self.rho > 0, "sharpness.rho", self.rho, "a length, above 0")
-        ascending = all(a < b for a, b in zip((0.0, *self.radii), self.radii, strict=False)) and all(map(math.isfinite, self.radii))
-        if not self.radii or not ascending:
-            raise ConfigError(f"sharpness.radii is {list(self.radii)}; it is shares of a filter's length, above 0 and ascending, as in [0.01, 0.1].")
+        fits = bool(self.radii) and all(a < b for a, b in zip((0.0, *self.radii), self.radii, strict=False))
+        require(fits, "sharpness.radii", list(self.radii), "shares of a filter's length, above 0 and ascending, as in [0.01, 0.1]")
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
         """The numbers of each run, side by side."""

@@ -204,7 +204,7 @@ def same_data(one: str, first: Finished, other: str, run: Finished) -> None:
 
 def cut(index: Tensor, batch: int) -> list[Tensor]:
     """Positions in batches; a single one left over joins the batch before, as a norm cannot look at one sample."""
-    parts = list(torch.split(index, batch))
+    parts = list(torch.split(index, min(batch, len(index))))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts
