@@ -366,6 +366,7 @@ LARGEST = 3.4028234663852886e38
 
 
 def require(condition: bool, setting: str, value: object, meaning: str) -> None:  # noqa: FBT001  # reads as a sentence
-    """Refuse a hyper-parameter, and in any case what is no finite float32: ``require(mu >= 0, "fedprox.mu", mu, "a weight, at least 0")``."""
-    if not condition or (isinstance(value, float) and not abs(value) <= LARGEST):
+    """Refuse a hyper-parameter, and always what is no finite float32: ``require(mu >= 0, "fedprox.mu", mu, "a weight, at least 0")``."""
+    each = value if isinstance(value, list | tuple) else [value]
+    if not condition or any(isinstance(one, float) and not abs(one) <= LARGEST for one in each):
         raise ConfigError(f"{setting} is {value}; it is {meaning}.")

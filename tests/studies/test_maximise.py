@@ -17,7 +17,7 @@ from fedstrata.run import run as train
 from fedstrata.studies import ascent, find
 from fedstrata.studies.ascent import Climb, Probe, Ways, blurred, cropped, in_pixels, total_variation
 from fedstrata.studies.fourier import crops, image_of, magnitude, odd, random_phase
-from fedstrata.studies.maximise import Maximise, default_layers, first_kernels, layer_of, sunk
+from fedstrata.studies.maximise import Maximise, default_layers, first_kernels, sunk, weight_of
 from fedstrata.studies.pixels import Pixels
 from studies.trained import ended
 
@@ -247,8 +247,8 @@ def test_kernels_are_shown_by_colour_each_filter_over_its_own_largest_number(run
 
 def test_default_layers_are_the_first_and_last_convolution_and_the_head(run):
     layout = run.engine.parts.setup.layout
-    assert default_layers(layout) == ["first", "second", "head"]
-    assert [layer_of(layout, name) for name in default_layers(layout)] == ["first", "second", "head"]
+    assert default_layers(layout, layout.names()) == ["first", "second", "head"]
+    assert [weight_of(layout, name) for name in default_layers(layout, layout.names())] == ["first.weight", "second.weight", "head.weight"]
 
 
 def test_channels_that_the_image_excites_less_than_the_start_are_named():

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedstrata.errors import ConfigError
-from fedstrata.studies.base import Outcome, Study, replay
+from fedstrata.studies.base import Outcome, Study, finite, replay
 from fedstrata.studies.registry import find, table
-from fedstrata.studies.write import written
+from fedstrata.studies.write import place, written
 from fedstrata.use.finished import finished
 
 __all__ = ["Outcome", "Study", "find", "replay", "study", "table", "written"]
@@ -31,23 +31,25 @@ def study(
         root: folder of the runs' data, where they are not where the runs had them.
         name: what a study that is given as a value is called in its files; default its class.
     Raises:
-        ConfigError: an unknown study or setting, too few or many runs, or runs that do not fit it.
+        ConfigError: an unknown study or setting, too few or many runs, runs that do not fit it, or an ``out`` that cannot be written to.
         StateError: no run there, one that is not finished or is damaged.
     """
     called, chosen = find(what) if isinstance(what, str) else (name or type(what).__name__.lower(), what)
     folders = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
     labels = names([str(folder) for folder in folders])
     chosen.check(labels)
-    place = None if out is None else Path(out)
-    if place is not None and place.exists() and not place.is_dir():
+    where = None if out is None else Path(out)
+    if where is not None and where.exists() and not where.is_dir():
         raise ConfigError(f"out is {str(out)!r}, which is a file; name a folder.")
     for folder in folders:
-        if place is not None and place.resolve().is_relative_to(folder.resolve()):
+        if where is not None and where.resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"out is {str(out)!r}, which lies in the run {str(folder)!r}, and runs are only read; name another folder.")
     opened = {label: finished(folder, root=root) for label, folder in zip(labels, folders, strict=True)}
-    outcome = chosen.study(opened)
-    if place is not None:
-        written(outcome, called, chosen, _origins(folders, labels), place)
+    if where is None:
+        return finite(chosen.study(opened))
+    with place(where):
+        outcome = finite(chosen.study(opened))
+        written(outcome, called, chosen, _origins(folders, labels), where)
     return outcome
 
 

@@ -115,7 +115,8 @@ def pooled(parts: Parts, read: Sequence[int]) -> Parts:
     """The same model trained centrally: one client that holds the training samples of all.
 
     Everything is as in the run, the network with what the method changes in it, initial values, batch size, optimiser, learning rate by round and
-    augmentation, but for: what the method does to training, which is plain here and moves all parameters; clients, of which there is one (a sample
+    augmentation, but for: what the method does to training, which is plain here and moves all parameters, of the whole network from the start where
+    the method lets it grow; clients, of which there is one (a sample
     that two held is there twice); and the length of a round, in which it reads as many samples as all participants of that round together: whole
     epochs where that comes out even, otherwise the nearest number of batches. State of the optimiser is made anew each round, as on a client.
 
@@ -130,7 +131,9 @@ def pooled(parts: Parts, read: Sequence[int]) -> Parts:
     each = min(parts.setup.batch, total)
     lengths = tuple((n // total, None) if n and n % total == 0 else (None, round(n / each)) for n in read)
     method = Method((Pace(lengths=lengths),))
-    setup = replace(parts.setup, clients=1, cohort=1, samples=Sizes(federation), eligible=Eligible(1, ()))
+    settings = parts.setup.params.pick(parts.setup.layout.settings)
+    start = parts.setup.params | settings.new(torch.zeros_like(settings.flat))  # the whole network
+    setup = replace(parts.setup, params=start, clients=1, cohort=1, samples=Sizes(federation), eligible=Eligible(1, ()))
 
     def make(inner: Callable[[], Kit] = parts.make) -> Kit:
         return replace(inner(), method=method, setup=setup, data=federation)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from fedstrata.engine import Engine
@@ -13,6 +14,8 @@ from fedstrata.measure.panel import Panel
 from fedstrata.params import Params
 from fedstrata.report.page.paint import Picture
 from fedstrata.use.finished import Finished
+
+MANY = 6  # places that a note lists
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,42 @@ class Study(ABC):
         if len(runs) < self.least or (self.most is not None and len(runs) > self.most):
             wanted = str(self.least) if self.most == self.least else f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
             raise ConfigError(f"a study of {self.title.lower()} looks at {wanted} run{'' if wanted == '1' else 's'}, and {len(runs)} were given.")
+
+
+def once_each(setting: str, values: Sequence[object]) -> None:
+    """Refuse a list that names something twice.
+
+    Raises:
+        ConfigError: it does.
+    """
+    twice = [value for place, value in enumerate(values) if value in values[:place]]
+    if twice:
+        raise ConfigError(f"{setting} is {list(values)}, which has {twice[0]} twice; name each once.")
+
+
+def finite(outcome: Outcome) -> Outcome:
+    """The same outcome with None for numbers that are not finite, and a note on where they were."""
+    lost: list[str] = []
+    numbers = _known(outcome.numbers, "", lost)
+    panels = [replace(p, series=_known(p.series, p.title, lost), spread=_known(p.spread, p.title, lost)) for p in outcome.panels]
+    if not lost:
+        return outcome
+    places = list(dict.fromkeys(lost))
+    some = ", ".join(places[:MANY]) + (f" and {len(places) - MANY} more" if len(places) > MANY else "")
+    note = f"numbers that are not finite are left empty: {some}; a setting of the study is too large for them, or the model has diverged."
+    return replace(outcome, numbers=numbers, panels=panels, notes=[*outcome.notes, note])
+
+
+def _known(value: Any, where: str, lost: list[str]) -> Any:
+    """A value of JSON with None for what is not finite; the places of those join ``lost``."""
+    if isinstance(value, Mapping):
+        return {key: _known(one, f"{where}, {key}" if where else str(key), lost) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(one, where, lost) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        lost.append(where)
+        return None
+    return value
 
 
 def replay(run: Finished) -> Iterator[tuple[int, Params]]:

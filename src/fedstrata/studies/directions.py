@@ -29,14 +29,15 @@ def filterwise(direction: Tensor, at: Tensor, layout: Layout, vectors: Vectors) 
         direction: [P].
         at: [P] the model.
         layout: of both.
-        vectors: what becomes of tensors with a single axis and of norms' parameters: zero, or each scaled as one filter.
+        vectors: what becomes of tensors with a single axis and of norms' parameters: zero, or each scaled as one filter. Settings of the network are
+            no weights, and stay.
     Source: Li et al. 2018, "Visualizing the Loss Landscape of Neural Nets", sec. 4.
     """
     moved = torch.zeros_like(at)
     given, model, made = (Params(flat, layout.spec).views for flat in (direction, at, moved))
     for name in layout.spec.names:
         vector = is_vector(layout.entries[name])
-        if vector and vectors == "still":
+        if name in layout.settings or (vector and vectors == "still"):
             continue
         rows = (1, -1) if vector else (len(model[name]), -1)
         d, w = given[name].reshape(rows), model[name].reshape(rows)  # [filters, numbers]

@@ -23,9 +23,10 @@ from fedstrata.piece import require
 from fedstrata.report.page.paint import Picture
 from fedstrata.round import Session
 from fedstrata.studies.attacks import Guess, Target, dlg, inverting, label_of
-from fedstrata.studies.base import Outcome, Study
+from fedstrata.studies.base import Outcome, Study, once_each
 from fedstrata.studies.pixels import Pixels, pixels_of, psnr, ssim
 from fedstrata.studies.sheets import sheet
+from fedstrata.studies.used import groups_of, left_out
 from fedstrata.studies.write import stem
 from fedstrata.use.finished import Finished
 from fedstrata.use.plain import plain
@@ -108,6 +109,7 @@ class Inversion(Study):
 
     def __post_init__(self) -> None:
         require(bool(self.visible), "inversion.visible", list(self.visible), "what an attacker sees: full, groups, names of layer groups, sign")
+        once_each("inversion.visible", self.visible)
         require(self.images >= 1, "inversion.images", self.images, "images to be found again, at least 1")
         require(self.batch >= 1 and self.images % self.batch == 0, "inversion.batch", self.batch, f"a divisor of images={self.images}, at least 1")
         require(self.steps is None or self.steps >= 1, "inversion.steps", self.steps, "steps of the attack, at least 1 (dlg: 300, ig: 8000)")
@@ -123,7 +125,7 @@ class Inversion(Study):
         notes: list[str] = []
         columns = {key: name for key, name in COLUMNS.items() if key != "labels" or self.label == "unknown"}
         for label, run in runs.items():
-            views, truth = self._attacked(run, label)
+            views, truth, told = self._attacked(run, label)
             rows = {name: summary(scores, count) for name, (scores, count) in views.items()}
             numbers[label] = {
                 name: row | {"by_image": [{"psnr": s.final, "best": s.best, "ssim": s.ssim, "label": s.label} for s in views[name][0]]}
@@ -132,7 +134,7 @@ class Inversion(Study):
             tag = f"{label}: " if len(runs) > 1 else ""
             series |= {f"{tag}{name}": [row[key] for key in columns] for name, row in rows.items()}
             pictures.append(self._pictured(f", {label}" if len(runs) > 1 else "", views, truth))
-            notes += [f"{tag}{note}" for note in self._told(rows)]
+            notes += [f"{tag}{note}" for note in (*told, *self._told(rows))]
         panel = Panel("Gradient inversion", self.text, "table", list(columns.values()), series, x_name="", y_name="")
         return Outcome(numbers, [panel], pictures, notes)
 
@@ -152,8 +154,8 @@ class Inversion(Study):
         found = pictured(f"Images found by {self.attack}{prior}{tag}, PSNR in dB", views, truth)
         return replace(found, name=stem(f"Images found by {self.attack}{tag}"))
 
-    def _attacked(self, run: Finished, label: str) -> tuple[dict[str, tuple[list[Score], int]], Tensor]:
-        """(scores of each view with the count of numbers seen, pictures [N, C, H, W])."""
+    def _attacked(self, run: Finished, label: str) -> tuple[dict[str, tuple[list[Score], int]], Tensor, list[str]]:
+        """(scores of each view with the count of numbers seen, pictures [N, C, H, W], notes)."""
         pixels, federation = pixels_of(run, "gradient inversion"), run.federation
         if federation.task.kind != "classification":
             raise ConfigError(f"gradient inversion looks at classifications, and {label} is a regression.")
@@ -179,7 +181,9 @@ class Inversion(Study):
                 target = Target(model, parameters, given, seen.direction, pixels, shape, classes, labels)
                 scores += self._invert(target, truth[chosen], y[chosen], place)
         grey = torch.full_like(truth[0], 0.5)
-        return found | {GREY: ([Score(psnr(grey, t), psnr(grey, t), ssim(grey, t), False, grey) for t in truth], 0)}, truth
+        layout = run.engine.parts.setup.layout
+        told = left_out(layout, groups_of(layout, frozenset(slopes(model, layout, x[:1], y[:1])))) if "groups" in self.visible else []
+        return found | {GREY: ([Score(psnr(grey, t), psnr(grey, t), ssim(grey, t), False, grey) for t in truth], 0)}, truth, told
 
     def _views(self, run: Finished, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Seen]:
         """What an attacker sees of this batch, by name."""
@@ -192,8 +196,11 @@ class Inversion(Study):
             elif name == "sign":
                 found[name] = Seen({n: g.sign() for n, g in gradient.items()}, direction=True)
             else:
-                for group in layout.names() if name == "groups" else [name]:
+                shown = groups_of(layout, frozenset(gradient))
+                for group in shown if name == "groups" else [name]:
                     inside = layout.group(group)
+                    if group not in shown:
+                        raise ConfigError(f"inversion.visible has {group}, which this network does not use, so nothing is sent of it; take {shown}.")
                     found[f"only {group}"] = Seen({n: g for n, g in gradient.items() if n in inside})
         if self.codec is not None:
             found[f"codec {self.codec}"] = encoded(run, self.codec, gradient, self.client)
@@ -240,10 +247,10 @@ def model_of(run: Finished, at: str) -> nn.Module:
 
 
 def slopes(model: nn.Module, layout: Layout, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """The gradient of the mean cross-entropy at a batch, by parameter."""
+    """The gradient of the mean cross-entropy at a batch, by parameter; without those that the network does not compute with."""
     names = layout.spec.names
-    found = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), [attrgetter(n)(model) for n in names])
-    return dict(zip(names, found, strict=True))
+    found = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), [attrgetter(n)(model) for n in names], allow_unused=True)
+    return {name: slope for name, slope in zip(names, found, strict=True) if slope is not None}
 
 
 def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: int) -> Seen:
@@ -258,7 +265,7 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
     engine = run.engine
     work = replace(engine.work_of(client, run.served), row=None, extras={})
     session = Session(replace(engine.kit, method=chain), work)
-    delta = Params.of({n: -work.lr * g for n, g in gradient.items()})
+    delta = Params.of({n: -work.lr * gradient.get(n, torch.zeros_like(t)) for n, t in session.view.anchor.items()})
     end = session.view.anchor.new(session.view.anchor.flat + delta.flat)
     plain = delta
     for name, piece in chain.named.items():
@@ -270,7 +277,7 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
             ) from None
     if delta.spec == plain.spec and torch.equal(delta.flat, plain.flat):
         raise ConfigError(f"inversion.codec is {text!r}, which sends this update as it is; name a method that changes it, or leave codec out.")
-    return Seen({n: -t for n, t in delta.items()}, direction=True)
+    return Seen({n: -t for n, t in delta.items() if n in gradient}, direction=True)
 
 
 def matched(images: Tensor, truth: Tensor) -> list[int]:

@@ -68,7 +68,8 @@ class Landscape(Study):
 
     def __post_init__(self) -> None:
         sampled("landscape", self.samples, self.batch)
-        require(self.points >= 3 and self.points % 2 == 1, "landscape.points", self.points, "an odd number of points on a side, at least 3")
+        fits = 3 <= self.points <= 999 and self.points % 2 == 1
+        require(fits, "landscape.points", self.points, "an odd number of points on a side, from 3 to 999")
         require(self.span > 0, "landscape.span", self.span, "a length in those of the filters, above 0")
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:

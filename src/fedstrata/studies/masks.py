@@ -23,6 +23,7 @@ from fedstrata.params import Params
 from fedstrata.piece import require
 from fedstrata.studies.again import trained, union
 from fedstrata.studies.base import Outcome, Study
+from fedstrata.studies.used import groups_of, left_out, used
 from fedstrata.use.finished import Finished
 
 ENDS = ("min", "median", "max")
@@ -62,16 +63,19 @@ class Masks(Study):
         """See :class:`Study`."""
         numbers: dict[str, Any] = {}
         panels: list[Panel] = []
+        notes: list[str] = []
+        looked = {label: self._moments(label, run.engine.parts, run.rounds) for label, run in runs.items()}
         for label, run in runs.items():
-            parts, rounds = run.engine.parts, len(run.result.rounds)
-            moments = self._moments(label, parts, rounds)
+            parts, rounds, moments = run.engine.parts, run.rounds, looked[label]
             found = {}
             for done, engine in enumerate(trained(parts, rounds)):
                 if done in moments:
                     found[moments[done]] = estimate(engine.kit, engine.served(), batches(parts, self.samples))
+                    told = left_out(parts.setup.layout, found[moments[done]].groups)
+                    notes += [f"{label}, {moments[done]}: {said}" for said in told]
             numbers[label] = {"samples": self.samples, "batch": parts.setup.batch} | {name: _summed(one) for name, one in found.items()}
             panels += _panels(label, found)
-        return Outcome(numbers, panels)
+        return Outcome(numbers, panels, notes=notes)
 
     def _moments(self, label: str, parts: Parts, rounds: int) -> dict[int, str]:
         """Rounds done, and what that is."""
@@ -94,7 +98,7 @@ class Variances:
     """What the gradients of mini-batches said.
 
     Attributes:
-        groups: layer groups, shallow to deep; sizes: numbers in each.
+        groups: layer groups that the network computes with, shallow to deep; sizes: numbers in each.
         sums: [groups] float64, E|S_a (g - m)|^2.
     """
 
@@ -143,7 +147,7 @@ class Welford:
 
 
 def estimate(kit: Kit, params: Params, drawn: Iterator[Batch]) -> Variances:
-    """Variances of the gradients of the plain local loss at a model, in training mode.
+    """Variances of the gradients of the plain local loss at a model, in training mode, of the layer groups that the network computes with there.
 
     Args:
         kit: a worker; its vector holds ``params`` afterwards, and its statistics have moved.
@@ -155,13 +159,16 @@ def estimate(kit: Kit, params: Params, drawn: Iterator[Batch]) -> Variances:
     bound.load(params)
     bound.mode(training=True)
     seen = Welford(layout)
+    shown: list[str] = []
     for place, batch in enumerate(drawn):
+        shown = shown or groups_of(layout, used(kit, params, batch.x))
         bound.draw_from(streams.torch_stream(kit.setup.seed, "masks dropout", place))
         kit.memo.clear()
         slopes, whole = bound.slopes(kit.plain_loss(bound.params, batch), bound.spec.names)
         assert whole is None, "the plain loss has no terms on the whole vector"
         seen.add(torch.cat([slope.reshape(-1) for slope in slopes]))
-    return Variances(layout.names(), tuple(g.numel for g in layout.groups.values()), seen.variances())
+    at = [layout.names().index(name) for name in shown]
+    return Variances(tuple(shown), tuple(layout.groups[name].numel for name in shown), seen.variances()[at])
 
 
 def batches(parts: Parts, count: int) -> Iterator[Batch]:
@@ -197,11 +204,11 @@ def _summed(one: Variances) -> dict[str, Any]:
 
 def _panels(label: str, found: Mapping[str, Variances]) -> list[Panel]:
     """By group as maps, and over groups as a table."""
-    groups = next(iter(found.values())).groups
+    groups = list(dict.fromkeys(g for one in found.values() for g in one.groups))
     kinds = {"k": [one.k for one in found.values()], "share": [one.share for one in found.values()]}
     titles = {"k": "k by layer group", "share": "Share of the variance by layer group"}
     panels = [
-        Panel(f"{titles[kind]}: {label}", Masks.text, "heat", list(found), {g: [v[g] for v in values] for g in groups}, x_name="", y_name=kind)
+        Panel(f"{titles[kind]}: {label}", Masks.text, "heat", list(found), {g: [v.get(g) for v in values] for g in groups}, x_name="", y_name=kind)
         for kind, values in kinds.items()
     ]
     rows = {f"{kind}, {end}": [ends(list(v.values()))[end] for v in values] for kind, values in kinds.items() for end in ENDS}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedstrata import streams
 from fedstrata.data.samples import Samples
@@ -18,10 +17,12 @@ from fedstrata.measure.panel import Panel
 from fedstrata.piece import require
 from fedstrata.report.page.paint import Picture
 from fedstrata.studies.ascent import Climb, Crop, Looks, Probe, Ways, in_phase, in_pixels
-from fedstrata.studies.base import Outcome, Study
+from fedstrata.studies.base import Outcome, Study, once_each
 from fedstrata.studies.fourier import magnitude
 from fedstrata.studies.pixels import Pixels, pixels_of
 from fedstrata.studies.sheets import sheet
+from fedstrata.studies.surface import known
+from fedstrata.studies.used import Standing, groups_of, left_out, used_by
 from fedstrata.use.finished import Finished
 
 STEPS = {"pixels": 1000, "maco": 256}
@@ -75,6 +76,8 @@ class Maximise(Study):
 
     def __post_init__(self) -> None:
         require(bool(self.channels) and min(self.channels) >= 0, "maximise.channels", list(self.channels), "numbers of channels, from 0")
+        once_each("maximise.channels", self.channels)
+        once_each("maximise.layers", self.layers)
         require(self.steps is None or self.steps >= 1, "maximise.steps", self.steps, "steps of the ascent, at least 1 (pixels: 1000, maco: 256)")
         require(self.lr is None or self.lr > 0, "maximise.lr", self.lr, "a step above 0 (pixels: 0.1, maco: 1)")
         require(
@@ -83,7 +86,8 @@ class Maximise(Study):
         require(self.every >= 1, "maximise.every", self.every, "steps between two blurs or crops, at least 1")
         require(0 < self.share < 1, "maximise.share", self.share, "a share in (0, 1) (published: 0.1)")
         require(self.spectrum >= 1, "maximise.spectrum", self.spectrum, "training images of the mean magnitude, at least 1")
-        require(self.crops >= 1, "maximise.crops", self.crops, "crops a step, at least 1 (published: 32)")
+        require(1 <= self.crops <= 10_000, "maximise.crops", self.crops, "crops a step, from 1 to 10000 (published: 32)")
+        require(self.kernels <= 1000, "maximise.kernels", self.kernels, "filters that are shown, from 0 to 1000")
         fits = len(self.boxes) == 2 and all(0 < b <= 1 for b in self.boxes)
         require(fits, "maximise.boxes", list(self.boxes), "the first and the last mean side of a crop, shares in (0, 1]")
         for name in ("tv", "blur", "decay", "noise", "kernels"):
@@ -97,18 +101,24 @@ class Maximise(Study):
         series: dict[str, Sequence[float | None]] = {}
         for label, layers in found.items():
             for name, (_, one) in layers.items():
-                series[f"{label}: {name}" if len(runs) > 1 else name] = [float(t.mean()) for t in (one.first, one.last, one.shown)]
+                series[f"{label}: {name}" if len(runs) > 1 else name] = [known(float(t.mean())) for t in (one.first, one.last, one.shown)]
         panel = Panel("Activation maximisation", self.text, "table", ("start", "found", "picture"), series, x_name="", y_name="mean activation")
         pictures = [self._sheet(name, {label: layers[name] for label, layers in found.items() if name in layers}) for name in names]
-        return Outcome(numbers, [panel], pictures + self._kernels(runs), sunk(found))
+        notes = [f"{label}: {said}" for label, run in runs.items() for said in self._left_out(run)]
+        return Outcome(numbers, [panel], pictures + self._kernels(runs), [*notes, *lost(found), *sunk(found)])
+
+    def _left_out(self, run: Finished) -> list[str]:
+        """What is missing among the default layers."""
+        layout = run.engine.parts.setup.layout
+        return [] if self.layers else left_out(layout, groups_of(layout, used_by(run)))
 
     def _sheet(self, layer: str, found: Mapping[str, tuple[Sequence[int], Climb]]) -> Picture:
         columns = list(dict.fromkeys(c for used, _ in found.values() for c in used))
         rows, values = [], []
         for used, one in found.values():
             at = {c: k for k, c in enumerate(used)}
-            rows.append([one.pictures[at[c]] if c in at else None for c in columns])
-            values.append([float(one.last[at[c]]) if c in at else None for c in columns])
+            rows.append([one.pictures[at[c]] if c in at and bool(one.raw[at[c]].isfinite().all()) else None for c in columns])
+            values.append([known(float(one.last[at[c]])) if c in at else None for c in columns])
         return sheet(f"Images for {layer}, {self.form}", rows, list(found), [f"channel {c}" for c in columns], values, "mean activation")
 
     def _climbed(self, label: str, run: Finished) -> dict[str, tuple[Sequence[int], Climb]]:
@@ -116,15 +126,18 @@ class Maximise(Study):
         pixels = pixels_of(run, "activation maximisation")
         if run.looks_at_batches:
             raise ConfigError(f"norms of {label} look at the batch in hand, so that images would excite each other; study a run without bn=batch.")
-        layout, model = run.engine.parts.setup.layout, run.module()
+        layout = run.engine.parts.setup.layout
+        model, there = layers_of(run)
         spectrum = magnitude(_images(run.federation.train, self.spectrum, pixels)) if self.form == "maco" else None
         found: dict[str, tuple[Sequence[int], Climb]] = {}
-        for name in self.layers or default_layers(layout):
-            layer = model.get_submodule(layer_of(layout, name))
-            used = [c for c in self.channels if c < len(attrgetter("weight")(layer))]
+        for name in self.layers or default_layers(layout, list(there)):
+            width = len(run.served[weight_of(layout, name)])
+            if name not in there:
+                raise ConfigError(f"maximise.layers has {name}, which the network that {label} ended in does not use; take some of {list(there)}.")
+            used = [c for c in self.channels if c < width]
             if not used:
-                raise ConfigError(f"maximise.channels are {list(self.channels)}; layer {name} of {label} has {len(attrgetter('weight')(layer))}.")
-            found[name] = used, self._climb(Probe(model, layer, used), pixels, spectrum, run.federation.task.shape)
+                raise ConfigError(f"maximise.channels are {list(self.channels)}; layer {name} of {label} has {width}.")
+            found[name] = used, self._climb(Probe(model, there[name], used), pixels, spectrum, run.federation.task.shape)
         return found
 
     def _climb(self, probe: Probe, pixels: Pixels, spectrum: Tensor | None, shape: tuple[int, ...]) -> Climb:
@@ -150,6 +163,17 @@ class Maximise(Study):
         return [sheet("Kernels of the first convolution", rows, labels, [f"filter {k}" for k in range(self.kernels)])] if rows else []
 
 
+def lost(found: Mapping[str, Mapping[str, tuple[Sequence[int], Climb]]]) -> list[str]:
+    """A note for each layer with channels whose ascent left the finite numbers."""
+    notes = []
+    for label, layers in found.items():
+        for name, (used, one) in layers.items():
+            away = [str(c) for c, raw, end in zip(used, one.raw, one.last, strict=True) if not bool(raw.isfinite().all() & end.isfinite())]
+            if away:
+                notes.append(f"{label}, {name}: the ascent for channel {', '.join(away)} left the finite numbers; give it a smaller lr (or tv).")
+    return notes
+
+
 def sunk(found: Mapping[str, Mapping[str, tuple[Sequence[int], Climb]]]) -> list[str]:
     """A note for each layer with channels that the image found excites less than the random start did."""
     notes = []
@@ -171,27 +195,57 @@ def first_kernels(run: Finished, count: int) -> Tensor | None:
     return 0.5 + weight / (2 * weight.abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-12))
 
 
-def default_layers(layout: Layout) -> list[str]:
-    """The first and the last convolution, and the head."""
-    convs = [g.name for g in layout.groups.values() if g.kind == "conv"]
-    heads = [g.name for g in layout.groups.values() if g.role == "head"]
+def layers_of(run: Finished) -> tuple[nn.Module, dict[str, nn.Module]]:
+    """(the served network, by layer group the module that puts its channels out), of groups that the network computes with and that have channels.
+
+    Of a head whose numbers a method computes with by itself, it is the network, as what the head puts out is what the network does.
+    """
+    layout, there = run.engine.parts.setup.layout, used_by(run)
+    model = Standing(run) if run.engine.kit.method.has("model") else run.module()
+    found: dict[str, nn.Module] = {}
+    for name in layout.names():
+        weights = weights_of(layout, name)
+        if not there.isdisjoint(weights):
+            own = model.owner(weights[0]) if isinstance(model, Standing) else model.get_submodule(weights[0].removesuffix(".weight"))
+            if own is None and layout.groups[name].role == "head":
+                own = model
+            if own is not None:
+                found[name] = own
+    return model, found
+
+
+def default_layers(layout: Layout, among: Sequence[str]) -> list[str]:
+    """The first and the last convolution, and the head, among these layer groups."""
+    groups = [layout.groups[name] for name in among]
+    convs = [g.name for g in groups if g.kind == "conv"]
+    heads = [g.name for g in groups if g.role == "head"]
     return list(dict.fromkeys([*convs[:1], *convs[-1:], *heads]))
 
 
-def layer_of(layout: Layout, group: str) -> str:
-    """The name of a layer group's own module: its convolution or linear map.
+def weights_of(layout: Layout, group: str) -> list[str]:
+    """Names of the weights of a layer group's convolutions and linear maps.
+
+    Raises:
+        LayoutError: no such group.
+    """
+    inside = layout.group(group)
+    return [n for n, e in layout.entries.items() if n in inside and e.kind in ("conv", "linear") and n.endswith(".weight") and len(e.shape) > 1]
+
+
+def weight_of(layout: Layout, group: str) -> str:
+    """The name of the weight of a layer group's own module: its convolution or linear map.
 
     Raises:
         ConfigError: a group without one.
         LayoutError: no such group.
     """
-    inside = layout.group(group)
-    found = [n for n, e in layout.entries.items() if n in inside and e.kind in ("conv", "linear") and n.endswith(".weight") and len(e.shape) > 1]
+    found = weights_of(layout, group)
     if not found:
         raise ConfigError(
-            f"layer group {group} has no convolution or linear map whose channels could be excited; take one of {default_layers(layout)}."
+            f"layer group {group} has no convolution or linear map whose channels could be excited; take one of "
+            f"{default_layers(layout, layout.names())}."
         )
-    return found[0].removesuffix(".weight")
+    return found[0]
 
 
 def _images(samples: Samples, most: int, pixels: Pixels) -> Iterator[Tensor]:
@@ -201,4 +255,4 @@ def _images(samples: Samples, most: int, pixels: Pixels) -> Iterator[Tensor]:
 
 
 def _told(one: Climb) -> dict[str, Any]:
-    return {name: [round(float(v), 6) for v in getattr(one, name)] for name in ("first", "last", "shown")}
+    return {name: [known(round(float(v), 6)) for v in getattr(one, name)] for name in ("first", "last", "shown")}

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fedstrata.alive import Alive
 from fedstrata.build import Parts
+from fedstrata.costs import whole
 from fedstrata.kit import Kit
 from fedstrata.layout import Names
 from fedstrata.measure.panel import Panel
@@ -19,6 +20,7 @@ from fedstrata.net import Batch
 from fedstrata.optim import Optimizer
 from fedstrata.steps import Eager
 from fedstrata.studies.base import Outcome, Study
+from fedstrata.studies.used import groups_of, left_out, used
 from fedstrata.use.finished import Finished
 
 WHOLE = "whole model"
@@ -51,24 +53,31 @@ class Memory(Study):
         """See :class:`Study`."""
         numbers: dict[str, Any] = {}
         panels: list[Panel] = []
+        notes: list[str] = []
         for label, run in runs.items():
             found = peaks(run.engine.parts)
             numbers[label] = found
             panels += _panels(label, found)
-        return Outcome(numbers, panels)
+            notes += [f"{label}: {said}" for said in left_out(run.engine.parts.setup.layout, found["measured"])]
+            if run.engine.parts.setup.layout.settings:
+                notes.append(f"{label}: the network grows over the run; told is the whole of it, as it stands in the last stage.")
+        return Outcome(numbers, panels, notes=notes)
 
 
 def peaks(parts: Parts) -> dict[str, Any]:
-    """Bytes by kind (KINDS) and layer group, that of the whole model last, and the samples of the batch."""
+    """Bytes by kind (KINDS) and layer group, that of the whole model last, and the samples of the batch; all of the whole network."""
     kit, setup = parts.make(), parts.setup
-    batch = batch_of(parts)
-    groups: dict[str, Names] = {name: frozenset(g.names) for name, g in setup.layout.groups.items()} | {WHOLE: setup.layout.parameters}
-    return {
-        "batch": len(batch.y),
-        "predicted": {name: predicted(kit, batch, names) for name, names in groups.items()},
-        "counted": {name: setup.load(names).memory for name, names in groups.items()},
-        "measured": {name: measured(kit, batch, names) for name, names in groups.items()},
-    }
+    layout, batch = setup.layout, batch_of(parts)
+    with whole(kit):
+        shown = groups_of(layout, used(kit, kit.bound.params, batch.x))
+        groups: dict[str, Names] = {name: frozenset(layout.groups[name].names) for name in shown}
+        groups[WHOLE] = layout.parameters - layout.settings
+        return {
+            "batch": len(batch.y),
+            "predicted": {name: predicted(kit, batch, names) for name, names in groups.items()},
+            "counted": {name: setup.load(names).memory for name, names in groups.items()},
+            "measured": {name: measured(kit, batch, names) for name, names in groups.items()},
+        }
 
 
 def batch_of(parts: Parts) -> Batch:

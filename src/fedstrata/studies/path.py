@@ -58,7 +58,7 @@ class Path(Study):
 
     def __post_init__(self) -> None:
         sampled("path", self.samples, self.batch)
-        require(self.points >= 3, "path.points", self.points, "a number of points with both ends, at least 3")
+        require(3 <= self.points <= 10_000, "path.points", self.points, "a number of points with both ends, from 3 to 10000")
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
         """The segment from the first run to each other one."""
@@ -160,10 +160,16 @@ def _alike(one: str, a: Surface, other: str, b: Surface) -> None:
         raise ConfigError(f"{one} and {other} have models of different layouts; a straight line joins two models with the same tensors.")
     if _functions(a) != _functions(b):
         raise ConfigError(f"{one} and {other} have networks that compute differently with the same tensors; no model lies on the line between them.")
+    if any(not torch.equal(_setting(a, name), _setting(b, name)) for name in sorted(a.layout.settings)):
+        raise ConfigError(f"{one} and {other} ended in different stages of a network that grows; take runs that ended in the same one.")
     if a.still != b.still:
         raise ConfigError(f"the norms of one of {one} and {other} look at the batch (bn=batch), those of the other do not; they are two functions.")
     if any(not torch.equal(x, z) for (x, _), (z, _) in zip(a.batches, b.batches, strict=True)):
         raise ConfigError(f"{one} and {other} scale their samples differently; no model on the line between them could read both.")
+
+
+def _setting(surface: Surface, name: str) -> Tensor:
+    return Params(surface.centre, surface.layout.spec)[name]
 
 
 def _functions(surface: Surface) -> list[str]:

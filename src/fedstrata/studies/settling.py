@@ -12,12 +12,13 @@ from torch import Tensor
 from fedstrata.backends.loop import Loop
 from fedstrata.build import Parts
 from fedstrata.evaluate import BATCH
-from fedstrata.layout import Layout
+from fedstrata.layout import Layout, Names
 from fedstrata.measure.panel import Panel
 from fedstrata.piece import require
 from fedstrata.studies.again import Counted, pooled, trained
 from fedstrata.studies.base import Outcome, Study
 from fedstrata.studies.similarity import kernels, similarities
+from fedstrata.studies.used import groups_of, left_out, used
 from fedstrata.studies.walk import by_group
 from fedstrata.use.finished import Finished
 
@@ -34,7 +35,8 @@ class Settling(Study):
 
     ``samples`` evenly spaced test samples are looked at, at most ``looks`` evenly spaced rounds, the start and the end among them. A group has
     settled with the first of these rounds from which on its distance is at most ``within``, or its CKA at least 1 - ``within``. ``against=pooled``
-    trains the same model centrally too, on all clients' samples, as many a round as the participants read together.
+    trains the same model centrally too, on all clients' samples, as many a round as the participants read together. Layer groups that the network
+    does not use at its end are left out.
     The last round does not count: every group is at its end there.
 
     INFERRED: ``samples``, ``looks`` and ``within``.
@@ -64,8 +66,9 @@ class Settling(Study):
         numbers: dict[str, Any] = {}
         panels: list[Panel] = []
         notes: list[str] = []
+        rounds = {label: run.rounds for label, run in runs.items()}
         for label, run in runs.items():
-            found, told = self._one(run)
+            found, told = self._one(run, rounds[label])
             numbers[label] = found
             kinds = {"": found} | ({", pooled": found["pooled"]} if "pooled" in found else {})
             notes += [f"{label}: {said}" for said in told] + [f"{label}{kind}: {said}" for kind, one in kinds.items() for said in _late(one)]
@@ -77,45 +80,51 @@ class Settling(Study):
             panels.append(_table(label, self.within, kinds))
         return Outcome(numbers, panels, notes=notes)
 
-    def _one(self, run: Finished) -> tuple[dict[str, Any], list[str]]:
-        parts, rounds = run.engine.parts, len(run.result.rounds)
+    def _one(self, run: Finished, rounds: int) -> tuple[dict[str, Any], list[str]]:
+        parts = run.engine.parts
         counted = Counted(Loop(parts.make))
         track = self._track(parts, rounds, counted)
-        found, notes = self._said(track, parts.setup.layout), []
+        found = self._said(track, parts.setup.layout)
+        notes = left_out(parts.setup.layout, found["settled"])
         if not torch.equal(track.flats[-1], run.engine.server.params.flat):
             notes.append("trained again in one thread it ends at other last bits than the run did; distances are to the end of this second training.")
         if self.against == "pooled":
             central = pooled(parts, counted.read)
             other = self._track(central, rounds, None)
+            if parts.setup.layout.settings:
+                notes.append("the run grew its network in stages; the pooled training is of the whole network from the start.")
             found["pooled"] = self._said(other, parts.setup.layout) | {"samples": len(central.federation.training(0)), "read": counted.read}
         return found, notes
 
     def _track(self, parts: Parts, rounds: int, executor: Counted | None) -> Track:
-        marks = {round(k * rounds / (self.looks - 1)) for k in range(self.looks)}
+        looks = min(self.looks, rounds + 1)
+        marks = {round(k * rounds / (looks - 1)) for k in range(looks)}
         samples = parts.federation.train if parts.federation.test is None else parts.federation.test
         x = samples.take(torch.linspace(0, len(samples) - 1, min(self.samples, len(samples))).round().long())
-        track = Track([], [], [])
+        track = Track([], [], [], frozenset())
         for done, engine in enumerate(trained(parts, rounds, executor)):
             if done in marks:
                 params = engine.served()
                 track.rounds.append(done)
                 track.flats.append(params.flat.detach().clone())
                 track.kernels.append(kernels(engine.kit, params, x, batch_statistics=engine.evaluator.batch_statistics))
+                track.used = used(engine.kit, params, x)
         return track
 
     def _said(self, track: Track, layout: Layout) -> dict[str, Any]:
-        distance, similarity = distances(track.flats, layout), similarities(track.kernels)
+        shown = groups_of(layout, track.used)
+        distance, similarity = ({g: of[g] for g in shown} for of in (distances(track.flats, layout), similarities(track.kernels)))
         settled = {
             group: {
                 "distance": settled_by(track.rounds, [None if v is None else v <= self.within for v in distance[group]]),
                 "similarity": settled_by(track.rounds, [None if v is None else v >= 1 - self.within for v in similarity[group]]),
             }
-            for group in layout.groups
+            for group in shown
         }
         return {"rounds": track.rounds, "distance": distance, "similarity": similarity, "settled": settled}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Track:
     """A training, looked at.
 
@@ -123,11 +132,13 @@ class Track:
         rounds: how many were done at each look.
         flats: [P] the server's parameters.
         kernels: of the outputs of layer groups, see :func:`kernels`.
+        used: parameters that the network computes with at the last look.
     """
 
     rounds: list[int]
     flats: list[Tensor]
     kernels: list[Mapping[str, Tensor | None]]
+    used: Names
 
 
 def distances(flats: Sequence[Tensor], layout: Layout) -> By:
@@ -159,7 +170,7 @@ def _late(one: Mapping[str, Any]) -> list[str]:
 
 def _table(label: str, within: float, kinds: Mapping[str, Mapping[str, Any]]) -> Panel:
     heads = [f"{what}{kind}" for kind in kinds for what in WHAT]
-    groups = next(iter(kinds.values()))["settled"]
-    rows = {group: [one["settled"][group][what] for one in kinds.values() for what in WHAT] for group in groups}
+    groups = dict.fromkeys(group for one in kinds.values() for group in one["settled"])
+    rows = {group: [one["settled"].get(group, {}).get(what) for one in kinds.values() for what in WHAT] for group in groups}
     said = f"{Settling.text} Settled: within {within:g} from then on; no number: not before the end."
     return Panel(f"Rounds until settled: {label}", said, "table", heads, rows, x_name="")

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata.errors import ConfigError
 from fedstrata.measure.panel import Panel
 from fedstrata.piece import require
 from fedstrata.studies.base import Outcome, Study
 from fedstrata.studies.directions import Vectors, filterwise, gaussian
 from fedstrata.studies.spectrum import Eigen, extremes
 from fedstrata.studies.surface import Split, Surface, known, sampled, surfaces
+from fedstrata.studies.used import groups_of, left_out
 from fedstrata.use.finished import Finished
 
 Found = Mapping[str, Mapping[str, Any]]
@@ -74,11 +74,10 @@ class Sharpness(Study):
         sampled("sharpness", self.samples, self.batch)
         require(self.iterations >= 2, "sharpness.iterations", self.iterations, "a number of products, at least 2")
         require(0 < self.tolerance < 1, "sharpness.tolerance", self.tolerance, "a relative change, in (0, 1)")
-        require(self.directions >= 1, "sharpness.directions", self.directions, "a number of random directions, at least 1")
+        require(1 <= self.directions <= 10_000, "sharpness.directions", self.directions, "a number of random directions, from 1 to 10000")
         require(self.rho > 0, "sharpness.rho", self.rho, "a length, above 0")
-        ascending = all(a < b for a, b in zip((0.0, *self.radii), self.radii, strict=False)) and all(map(math.isfinite, self.radii))
-        if not self.radii or not ascending:
-            raise ConfigError(f"sharpness.radii is {list(self.radii)}; it is shares of a filter's length, above 0 and ascending, as in [0.01, 0.1].")
+        fits = bool(self.radii) and all(a < b for a, b in zip((0.0, *self.radii), self.radii, strict=False))
+        require(fits, "sharpness.radii", list(self.radii), "shares of a filter's length, above 0 and ascending, as in [0.01, 0.1]")
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
         """The numbers of each run, side by side."""
@@ -86,6 +85,8 @@ class Sharpness(Study):
         found = {label: self._one(surface) for label, surface in laid.items()}
         panels = [self._table(found), self._whole(found), *self._groups(found), *self._nearby(found)]
         told = [f"{label}: {note}" for label, run in runs.items() for note in (*run.told(None), *run.notes)]
+        if self.groups == "each":
+            told += [f"{label}: {said}" for label, one in found.items() for said in left_out(laid[label].layout, one["groups"])]
         numbers = {"samples": next(iter(laid.values())).samples, "runs": found}
         return Outcome(numbers, panels, notes=(*told, *self._unsettled(found)))
 
@@ -96,13 +97,13 @@ class Sharpness(Study):
         near = surface.loss(surface.centre)
         after = surface.loss(surface.centre + self.rho * steepest)
         whole = self._extremes(surface, layout.spec.names, "all")
-        each = layout.groups if self.groups == "each" else {}
+        each = groups_of(layout, surface.used()) if self.groups == "each" else []
         return {
             "loss": known(near),
             "slope": known(float(slope.double().norm())),
             "largest_by_magnitude": _plain(whole[0]),
             "largest": _plain(whole[1]),
-            "groups": {name: _plain(self._extremes(surface, group.names, name)[1]) for name, group in each.items()},
+            "groups": {name: _plain(self._extremes(surface, layout.groups[name].names, name)[1]) for name in each},
             "random": [self._random(surface, place) for place in range(self.directions)],
             "filterwise_ascent": self._along(surface, filterwise(slope, surface.centre, layout, self.vectors)),
             "ascent": {"rho": self.rho, "loss": known(after), "rise": known(after - near)},

@@ -62,10 +62,11 @@ class Steps(Study):
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
         """See :class:`Study`."""
-        walks = {label: self._walk(run.engine.parts, len(run.result.rounds)) for label, run in runs.items()}
+        rounds = {label: run.rounds for label, run in runs.items()}
+        walks = {label: self._walk(run.engine.parts, rounds[label]) for label, run in runs.items()}
         found = compared(walks, self.window, "")
         if self.optimizer == "sgd":
-            controls = {label: self._walk(self._control(label, run.engine.parts), len(run.result.rounds)) for label, run in runs.items()}
+            controls = {label: self._walk(self._control(label, run.engine.parts), rounds[label]) for label, run in runs.items()}
             found = _joined(found, compared(controls, self.window, " (plain SGD)"))
         return found
 

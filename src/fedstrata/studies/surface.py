@@ -12,9 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedstrata.data.samples import Samples
 from fedstrata.errors import ConfigError
+from fedstrata.layout import Names
 from fedstrata.params import Params
 from fedstrata.piece import draw_without_replacement, require
 from fedstrata.streams import stream
+from fedstrata.studies.used import used
 from fedstrata.use.finished import Finished
 
 Split: TypeAlias = Literal["train", "test"]
@@ -112,6 +114,10 @@ class Surface:
 
         return product
 
+    def used(self) -> Names:
+        """Names of the parameters that the loss hangs on: a network that grows has layers for other rounds."""
+        return used(self.kit, Params(self.centre, self.layout.spec, buffers=self.statistics), self.batches[0][0])
+
     def _leaves(self, names: Sequence[str]) -> tuple[list[Tensor], Params]:
         views = dict(Params(self.centre, self.layout.spec).views)
         leaves = [views[name].detach().requires_grad_() for name in names]
@@ -198,7 +204,7 @@ def same_data(one: str, first: Finished, other: str, run: Finished) -> None:
 
 def cut(index: Tensor, batch: int) -> list[Tensor]:
     """Positions in batches; a single one left over joins the batch before, as a norm cannot look at one sample."""
-    parts = list(torch.split(index, batch))
+    parts = list(torch.split(index, min(batch, len(index))))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts

@@ -6,14 +6,17 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from rich import box
 from rich.table import Table
 
 from fedstrata import __version__
+from fedstrata.errors import ConfigError
 from fedstrata.measure.panel import Panel
 from fedstrata.report.files import atomic
 from fedstrata.report.page.paint import Picture, save
@@ -36,7 +39,6 @@ def written(outcome: Outcome, name: str, study: Study, runs: Mapping[str, str], 
     Returns:
         the files.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     kept = {
         "study": name,
         "settings": asdict(study),
@@ -45,9 +47,34 @@ def written(outcome: Outcome, name: str, study: Study, runs: Mapping[str, str], 
         "notes": list(outcome.notes),
         "numbers": outcome.numbers,
     }
-    files = [_text(folder / "outcome.json", json.dumps(kept, indent=1, allow_nan=False) + "\n")]
+    text = json.dumps(kept, indent=1, allow_nan=False) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [_text(folder / "outcome.json", text)]
     files += [_text(folder / f"{stem(panel.title)}.csv", csv_of(panel)) for panel in outcome.panels]
     return files + [file for picture in drawn(outcome) for file in save(picture, folder, (), ())]
+
+
+@contextmanager
+def place(folder: Path) -> Iterator[None]:
+    """A folder that can be written to while this is open; where it fails inside, folders that were made for it go again, if they are empty.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise ConfigError(f"out is {str(folder)!r}, where nothing can be written ({error.strerror}); name a folder of yours.") from None
+        yield
+    except BaseException:
+        for path in missing:
+            with suppress(OSError):  # another's file is in it by now, or it was never made
+                path.rmdir()
+        raise
 
 
 def drawn(outcome: Outcome) -> list[Picture]:

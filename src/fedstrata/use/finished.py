@@ -52,6 +52,19 @@ class Finished:
         """That it ran on."""
         return self.engine.parts.federation
 
+    @property
+    def rounds(self) -> int:
+        """How many it had, after a check that rounds.jsonl holds each of them.
+
+        Raises:
+            StateError: it does not.
+        """
+        done, found = self.engine.server.round, [row.get("round") for row in self.result.rounds]
+        if found != list(range(done)):
+            told = f"has {len(found)} lines" if len(found) != done else "has lines that are not its rounds in their order"
+            raise StateError(f"{self.folder / 'rounds.jsonl'} is damaged: it {told}, and the run had {done} rounds; put the whole file back.")
+        return done
+
     @cached_property
     def served(self) -> Params:
         """The server's model, as the run's evaluation served it."""
