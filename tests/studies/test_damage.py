@@ -17,7 +17,7 @@ from fedstrata.studies.surface import cut
 from fedstrata.use.finished import finished
 from studies.trained import toy
 
-HUGE = 10**40
+HUGE = 10**18
 
 
 @pytest.fixture(scope="module")

@@ -118,6 +118,7 @@ def test_batches_are_augmented_as_in_training():
         ("fedpart(warmup=1, repeat=1)", 4, Masks(samples=2), ["start", "after warm-up", "after one cycle"]),
         ("fedpart(warmup=1, repeat=1, first=2)", 3, Masks(samples=2), ["start", "after warm-up", "end"]),
         ("fedpart(warmup=0, repeat=1)", 3, Masks(samples=2), ["start", "after one cycle"]),
+        ("fedbabu(epochs=0) + fedpart(warmup=1, repeat=1)", 3, Masks(samples=2), ["start", "after warm-up", "after one cycle"]),
         ("fedavg", 3, Masks(samples=2, at=(0, 2)), ["start", "after round 2"]),
     ],
 )

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import torch
@@ -17,10 +18,12 @@ from fedstrata.errors import ConfigError
 from fedstrata.kit import Kit
 from fedstrata.layout import Layout
 from fedstrata.measure.panel import Panel
+from fedstrata.methods.cycle import Calendar
 from fedstrata.methods.fedpart import FedPart
 from fedstrata.net import Batch
 from fedstrata.params import Params
 from fedstrata.piece import require
+from fedstrata.server import Server, base_plan
 from fedstrata.studies.again import trained, union
 from fedstrata.studies.base import Outcome, Study
 from fedstrata.studies.used import groups_of, left_out, used
@@ -87,10 +90,18 @@ class Masks(Study):
         found = {0: "start"}
         for piece in parts.method.pieces:
             if isinstance(piece, FedPart):
-                calendar = piece.calendar(len(piece.blocks(parts.setup.layout.parameters, parts.setup)))
+                calendar = calendar_of(piece, parts)
                 found |= {calendar.first: "after warm-up", calendar.rounds(1): "after one cycle"}
         found = {0: "start"} | {done: name for done, name in sorted(found.items()) if 0 < done <= rounds}
         return found | ({} if rounds in found else {rounds: "end"})
+
+
+def calendar_of(piece: FedPart, parts: Parts) -> Calendar:
+    """When which group trains, over those that the pieces in front of it leave in training."""
+    slots, plan = Server.start(parts.method, parts.setup).slots, base_plan(parts.setup.layout, parts.config.bn)
+    for name, before in takewhile(lambda item: item[1] is not piece, parts.method.named.items()):
+        plan = before.plan(plan, slots[name], None, 0, parts.setup)
+    return piece.calendar(len(piece.blocks(plan.train, parts.setup)))
 
 
 @dataclass(frozen=True)
