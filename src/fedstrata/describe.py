@@ -67,7 +67,8 @@ class LayerCost:
         flops: of one sample when only this layer is trained: whole forward pass, and backward to this layer.
         front_flops: the part of them in front of it that runs once a sample and round, as its values are kept; 0 where none are.
         kept_bytes: of these values, a sample.
-        memory: bytes at the peak of a local step on one batch when only this layer is trained: what autograd keeps, gradients and optimiser state.
+        memory: bytes at the peak of a local step on one batch when only this layer is trained: the model, what is alive at once in the two
+            passes, gradients and optimiser state.
     """
 
     name: str
