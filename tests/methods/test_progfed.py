@@ -355,3 +355,10 @@ def test_an_exported_program_ends_where_the_run_ended(tmp_path, rounds):
     folder, _, given = toy_run(tmp_path, "progfed(each=2)", rounds=rounds)
     made = export(folder, tmp_path / "out", format="all", **given)
     assert max(made.difference.values()) < 1e-5
+
+
+@pytest.mark.parametrize(("rounds", "stage"), [(2, 0), (4, 1), (5, 2)])
+def test_a_run_that_ends_with_a_stage_keeps_the_network_that_it_trained(rounds, stage):
+    """Otherwise its model would end in the next stage's head, which nobody has trained."""
+    found = lab.finish(engine("progfed(each=2)", rounds=rounds))
+    assert found.params[LEFT].item() == 2 - stage

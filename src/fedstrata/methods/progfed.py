@@ -31,6 +31,8 @@ class ProgFed(Piece):
     A stage reaches one exit of the model further. What lies behind is neither run nor sent; the head of a stage is dropped when the next one begins.
     A stage after the first begins with ``warmup`` further rounds in which only its newest block and its head train. ``stages`` takes the last so many
     exits. Features have room for those of every stage; the others' are 0. A round that is lost delays the next stage until a round succeeds.
+    The server's model is in the next stage from the end of a stage's last round on, so that a score taken there is of a head that nobody has trained;
+    after the run's last round it stays in the stage that was trained.
 
     INFERRED: the start of the heads, PyTorch's default from a stream that follows from the start of the model's own head.
 
@@ -140,7 +142,8 @@ class ProgFed(Piece):
         if not slot:
             return step, slot
         stages = len(self.exits(v.setup.net))
-        left = stages - 1 - self.turn(v.round + 1, stages, v.setup.rounds)[0]
+        following = min(v.round + 1, v.setup.rounds - 1)  # after the run's last round the network stays what was trained
+        left = stages - 1 - self.turn(following, stages, v.setup.rounds)[0]
         return step | Params.of({LEFT: torch.tensor([float(left)]) - v.params[LEFT]}), {"left": torch.tensor(left)}
 
 
