@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fedstrata.compare.cache import DECIDES
+
 ROOT = Path(__file__).parents[1] / "src" / "fedstrata"
 
 # From the bottom up. A room may import itself and what stands on lower floors; rooms of one floor stand beside each other.
@@ -102,3 +104,10 @@ def test_a_runtime_is_imported_by_its_own_backend_only(library, home):
 def test_pyplot_is_never_imported():
     for path in sources():
         assert "pyplot" not in path.read_text(), path
+
+
+def test_what_decides_a_run_calls_only_what_decides_or_is_known_to_look_on():
+    """Otherwise a change in what is called would leave cached runs standing that would come out differently."""
+    onlookers = {"__init__", "plugins", "report", "track"}
+    called = {room for path in sources() if room_of(path) in DECIDES for _, room, _ in imports(path)}
+    assert called - DECIDES == onlookers

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 
-class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
+class Alive(TorchDispatchMode):
     """Counts the bytes of storages that operations made inside of it and that somebody still holds.
 
     Args:
@@ -22,7 +22,7 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """
 
     def __init__(self, known: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types, and what pyproject says of torch is not seen through super
         self.now = self.peak = 0
         self.seen = WeakIdKeyDictionary()
         self.before = [t.untyped_storage() for t in known]

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise
+from typing import get_args
 
 from fedstrata.calls import bind, parse_calls
 from fedstrata.errors import ConfigError, LayoutError, MethodError, nearest
 from fedstrata.net import Net
-from fedstrata.piece import Piece
+from fedstrata.piece import Piece, Plans
 from fedstrata.plan import Setup
 
 SINGLE = {
@@ -153,7 +154,7 @@ def _check_growth(pieces: tuple[Piece, ...]) -> None:
 
 def _check_plans(pieces: tuple[Piece, ...]) -> None:
     """A plan made for what other pieces leave is not changed behind its back."""
-    order = ("model", "round", "client")
+    order = get_args(Plans)
     for first, later in combinations([p for p in pieces if p.overrides("plan")], 2):
         if order.index(first.plans) > order.index(later.plans):
             raise MethodError(

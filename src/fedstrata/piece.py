@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 Loss: TypeAlias = Callable[[Params, Batch], Tensor]
+Plans: TypeAlias = Literal["model", "round", "client"]  # what a piece plans, in the order in which pieces stand
 Gradient: TypeAlias = Callable[[Params, Batch], Params]
 
 
@@ -212,7 +213,7 @@ class Piece:
     one_phase: ClassVar[bool] = False
     one_start: ClassVar[bool] = False
     grows: ClassVar[bool] = False
-    plans: ClassVar[Literal["model", "round", "client"]] = "model"
+    plans: ClassVar[Plans] = "model"
     reads: ClassVar[str] = ""
     measures: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[str] = ""

@@ -17,6 +17,8 @@ from fedstrata.cli import main
 from fedstrata.config import Config
 from fedstrata.errors import ConfigError, MethodError
 from fedstrata.methods import method
+from fedstrata.methods.budgets import Budgets
+from fedstrata.plan import Load
 from fedstrata.round import Session
 from fedstrata.server import Server, plan_round
 from fedstrata.wire import messages
@@ -173,6 +175,15 @@ def test_a_client_that_can_afford_no_shared_layers_is_refused_before_training_wh
     with pytest.raises(MethodError, match=f"client {client} can train no layer group: the cheapest that is shared takes 69% .* and 61% of its FLOPs"):
         lab.parts(f"fedper + budgets(time={budgets})", cohort=2)
     lab.parts(f"budgets(time={budgets})", cohort=2)
+
+
+def test_a_budget_of_1_is_no_limit_even_where_a_part_takes_more_than_the_whole():
+    """Its backward pass may make what that of the whole model does not."""
+    setup = lab.parts("fedavg").setup
+    odd = replace(setup, load=lambda names: Load(1.0, 10 if names == setup.layout.parameters else 11))
+    part = setup.layout.group("head")
+    assert Budgets(memory=(1.0, 0.9)).affords(0, part, odd)
+    assert not Budgets(memory=(1.0, 0.9)).affords(1, part, odd)
 
 
 def test_budgets_are_measured_on_one_sample_where_nobody_has_more():

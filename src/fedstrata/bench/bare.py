@@ -61,7 +61,7 @@ class Bare:
             optimizer = torch.optim.SGD(model.parameters(), lr)
             for index in order:
                 optimizer.zero_grad()
-                cross_entropy(model(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
+                cross_entropy(model(x[index]), y[index]).backward()
                 optimizer.step()
                 samples += len(index)
             self.ends.append({name: tensor.clone() for name, tensor in model.state_dict().items()})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedstrata.errors import MethodError
 from fedstrata.layout import Names
-from fedstrata.piece import Piece, require
+from fedstrata.piece import Piece, Plans, require
 from fedstrata.plan import Answers, Plan, Setup
 from fedstrata.states import State
 
@@ -26,7 +26,7 @@ class Budgets(Piece):
     """
 
     source: ClassVar[str] = "of our own, after Wang et al., NeurIPS 2024"
-    plans: ClassVar[Literal["model", "round", "client"]] = "client"
+    plans: ClassVar[Plans] = "client"
     memory: tuple[float, ...] = ()
     time: tuple[float, ...] = ()
 

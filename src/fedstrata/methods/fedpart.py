@@ -11,7 +11,7 @@ from fedstrata import streams
 from fedstrata.errors import ConfigError, MethodError
 from fedstrata.layout import Names
 from fedstrata.methods import cycle
-from fedstrata.piece import Piece, require
+from fedstrata.piece import Piece, Plans, require
 from fedstrata.plan import Answers, Plan, Setup
 from fedstrata.states import State
 
@@ -31,7 +31,7 @@ class FedPart(Piece):
     """
 
     source: ClassVar[str] = "Wang et al., NeurIPS 2024"
-    plans: ClassVar[Literal["model", "round", "client"]] = "round"
+    plans: ClassVar[Plans] = "round"
     order: Literal["sequential", "reverse", "random", "random_round", "random_client"] = "sequential"
     repeat: int = 2
     warmup: int = 5

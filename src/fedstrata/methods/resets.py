@@ -119,7 +119,7 @@ def laplace(rows: int, width: int, generator: torch.Generator, dtype: torch.dtyp
 def orthogonal(rows: int, width: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     """Rows (or columns, where there are fewer of them) of length sqrt(max(rows, width)), at right angles, uniform: variance 1.
 
-    The specification's length is sqrt(width) for up to ``width`` rows; more rows cannot stand at right angles, and keep the variance instead.
+    Up to ``width`` rows have length sqrt(width); more of them cannot stand at right angles, and keep the variance instead.
     """
     tall = torch.randn(max(rows, width), min(rows, width), generator=generator, dtype=dtype)
     q, r = torch.linalg.qr(tall)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedstrata.params import Params
-from fedstrata.piece import Piece, ServerView
+from fedstrata.piece import Piece, Plans, ServerView
 from fedstrata.plan import Answers, Plan, Setup
 from fedstrata.states import State
 
@@ -25,7 +25,7 @@ class Returning(Piece):
 
     source: ClassVar[str] = "Wang et al., NeurIPS 2024"
     one_start: ClassVar[bool] = True
-    plans: ClassVar[Literal["model", "round", "client"]] = "client"
+    plans: ClassVar[Plans] = "client"
 
     def init(self, setup: Setup) -> State:
         return {

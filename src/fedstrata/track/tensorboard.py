@@ -55,7 +55,7 @@ class TensorBoard:
         name = "run" if event.folder is None else event.folder.name
         self.file = EventFile(self.folder / name, event.first + 1)
         given = settings(event.folder)
-        experiment, start, self.ending = hparams(given, {"accuracy": 0.0})  # type: ignore[no-untyped-call]
+        experiment, start, self.ending = hparams(given, {"accuracy": 0.0})
         self.file.write(event.first, experiment, start, _text("settings", "\n".join(f"    {n} = {value}" for n, value in given.items())))
 
     def close(self) -> None:
@@ -106,4 +106,4 @@ def _scalars(values: Mapping[str, float]) -> Any:
 
 
 def _text(tag: str, words: str) -> Any:
-    return text(tag, words)  # type: ignore[no-untyped-call]
+    return text(tag, words)
