@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata import streams
 from fedstrata.bench.timing import hardware
-from fedstrata.data.task import Task
+from fedstrata.common import random_streams
+from fedstrata.data.types import Task
 from fedstrata.models import build
 from fedstrata.models.registry import CHANNELS_LAST
 
@@ -58,11 +58,11 @@ def main() -> None:
     print(hardware())
     print(f"one thread, batch {BATCH}, speed of channels-last over the default format, median of {PAIRS} pairs (lowest, highest)")
     for name in (*sorted(CHANNELS_LAST), "vgg11", "resnet18(stem=3)"):
-        model = build(name, TASK, None, streams.torch_stream(0, "model"))
+        model = build(name, TASK, None, random_streams.torch_stream(0, "model"))
         speed(model, last=False), speed(model, last=True)
         ratios = [speed(model, last=False) / speed(model, last=True) for _ in range(PAIRS)]
         print(f"  {name:18} {statistics.median(ratios):.2f} ({min(ratios):.2f}, {max(ratios):.2f})", flush=True)
-    model = build("cnn", TASK, None, streams.torch_stream(0, "model"))
+    model = build("cnn", TASK, None, random_streams.torch_stream(0, "model"))
     errors: dict[bool, list[float]] = {False: [], True: []}
     for x, y in batches(STEPS, 1):
         for last, found in errors.items():

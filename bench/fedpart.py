@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from fedstrata.bench.timing import hardware
-from fedstrata.build import Parts, assemble
-from fedstrata.config import Config
+from fedstrata.client.update import Session, Work
+from fedstrata.client.worker import Kit
+from fedstrata.config.config import Config
+from fedstrata.core.layout import Names
 from fedstrata.data.federation import Federation
-from fedstrata.kit import Kit
-from fedstrata.layout import Names
-from fedstrata.round import Session, Work
-from fedstrata.server import Server, plan_round
+from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.engine.server import Server, plan_round
 
 STEPS, BATCH, PAIRS = 6, 32, 7
 Seconds: TypeAlias = "tuple[float, float]"

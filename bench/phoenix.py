@@ -12,19 +12,19 @@ from functools import partial
 import numpy as np
 import torch
 
-from fedstrata import streams
 from fedstrata.bench.timing import hardware
-from fedstrata.build import assemble
-from fedstrata.config import Config
+from fedstrata.client.update import Session
+from fedstrata.common import random_streams
+from fedstrata.config.config import Config
+from fedstrata.core.layout import Layout, entries_of
+from fedstrata.core.params import Params
 from fedstrata.data.federation import Federation
-from fedstrata.data.task import Task
-from fedstrata.layout import Layout, entries_of
+from fedstrata.data.types import Task
+from fedstrata.engine.assembly import assemble
+from fedstrata.engine.server import Server, finish_round, plan_round
 from fedstrata.methods.fedphoenix import FedPhoenix
-from fedstrata.methods.resets import seeded
+from fedstrata.methods.parts.resets import seeded
 from fedstrata.models import build
-from fedstrata.params import Params
-from fedstrata.round import Session
-from fedstrata.server import Server, finish_round, plan_round
 
 COHORT, PAIRS = 10, 7
 IMAGES, EPOCHS, BATCH, STEPS = 500, 5, 50, 6  # of a client; steps that are timed
@@ -48,7 +48,7 @@ def main() -> None:
     """Print one line a law."""
     torch.set_num_threads(1)
     print(hardware())
-    model = build("resnet18(stem=3)", Task("classification", (3, 32, 32), 10), None, streams.torch_stream(0, "model"))
+    model = build("resnet18(stem=3)", Task("classification", (3, 32, 32), 10), None, random_streams.torch_stream(0, "model"))
     layout = Layout(entries_of(model, "head"))
     flat = Params.of({n: model.get_parameter(n) for n in layout.spec.names}).flat
     print(f"resnet18(stem=3), {len(flat):,} parameters, cohort {COHORT}, one thread, all layers active; median of {PAIRS} pairs (lowest, highest)")
@@ -59,7 +59,7 @@ def main() -> None:
             plain = seconds(partial(clones, fresh))
 
             def cohort(p: Params = fresh, t: int = pair, piece: FedPhoenix = piece) -> list[Params]:
-                return [piece.reset(p, layout, 0, seeded(streams.stream(0, "send.fedphoenix", t, place))) for place in range(COHORT)]
+                return [piece.reset(p, layout, 0, seeded(random_streams.stream(0, "send.fedphoenix", t, place))) for place in range(COHORT)]
 
             reset = seconds(cohort)
             if pair >= 2:  # the first two warm up

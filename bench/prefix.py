@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedstrata.allocator import keep_freed_blocks
 from fedstrata.bench.timing import hardware
-from fedstrata.build import assemble
-from fedstrata.compose import Method
-from fedstrata.config import Config
+from fedstrata.client.update import Work, train_client
+from fedstrata.client.worker import Kit
+from fedstrata.common.allocator import keep_freed_blocks
+from fedstrata.config.config import Config
+from fedstrata.core.chain import Method
+from fedstrata.core.piece import Piece, Reply
+from fedstrata.core.plan import Answers, Plan, Setup
+from fedstrata.core.state import State
 from fedstrata.data.federation import Federation
-from fedstrata.engine import Engine
-from fedstrata.kit import Kit
-from fedstrata.piece import Piece, Reply
-from fedstrata.plan import Answers, Plan, Setup
-from fedstrata.round import Work, train_client
-from fedstrata.server import plan_round
-from fedstrata.states import State
+from fedstrata.engine.assembly import assemble
+from fedstrata.engine.rounds import Engine
+from fedstrata.engine.server import plan_round
 
 SETTINGS = {"clients": 1, "cohort": 1, "rounds": 1, "model": "resnet8", "norm": "group", "executor": "loop", "test": "server"}
 LOCAL = {"local.epochs": 8, "local.batch": 32, "local.lr": 1e-3, "local.optimizer": "adam"}

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from fedstrata import Federation
-from fedstrata.config import Config
-from fedstrata.data.facts import facts_of
+from fedstrata.config.config import Config
+from fedstrata.data.statistics.facts import facts_of
 
 LAWS = ("iid", "dirichlet(alpha=100)", "dirichlet(alpha=1)", "dirichlet(alpha=0.3)", "dirichlet(alpha=0.1, min=1)", "classes(k=2)", "classes(k=1)")
 SIZES = ("quantity(alpha=10)", "quantity(alpha=1, min=0)", "quantity(alpha=0.3, min=0)", "quantity(alpha=0.1, min=0)")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedstrata.compare.conduct import works
-from fedstrata.compare.contest import contest
-from fedstrata.compare.pool import Pool
-from fedstrata.config import Config
+from fedstrata.compare.execution import works
+from fedstrata.compare.process_pool import Pool
+from fedstrata.compare.request import contest
+from fedstrata.config.config import Config
 
 SMALL = {
     "data": "synthetic_iid",

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import torch
 
 import lab
-from fedstrata.layout import Entry, Layout
-from fedstrata.measure.look import Look, Measure
-from fedstrata.measure.registry import measures
-from fedstrata.params import Params
-from fedstrata.piece import Reply
+from fedstrata.core.layout import Entry, Layout
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Reply
+from fedstrata.diagnostics.base import Look, Measure
+from fedstrata.diagnostics.registry import measures
 
 
 @dataclass(frozen=True)

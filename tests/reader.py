@@ -24,8 +24,8 @@ import fedstrata.report.page
 import fedstrata.report.runs
 import handbook
 from fedstrata.cli import main
-from fedstrata.compare import conduct
-from fedstrata.config import KEYS, Config
+from fedstrata.compare import execution
+from fedstrata.config.config import KEYS, Config
 
 TRAINS = ("run", "compare", "sweep", "check", "describe", "doctor")  # commands that take settings
 PYTHON = ("run", "compare", "sweep")  # functions that do
@@ -71,8 +71,8 @@ def play(name: str, folder: str, log: str, brought: Brought) -> None:
 
 
 def _surroundings() -> None:
-    plain = conduct.prepare
-    conduct.prepare = lambda asked, here: plain(asked, here=True)
+    plain = execution.prepare
+    execution.prepare = lambda asked, here: plain(asked, here=True)
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path.cwd()))  # a file of the reader's own can be imported
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from fedstrata import ConfigError, bibliography, chain, data
-from fedstrata.bibliography import ENTRIES, REQUIRED, key_of
-from fedstrata.cite import cite, unpublished
+from fedstrata import ConfigError, chain, citations, data
+from fedstrata.citations import ENTRIES, REQUIRED, key_of
+from fedstrata.citations.cite import cite, unpublished
 from fedstrata.cli import main
-from fedstrata.config import MODELS, Config
+from fedstrata.config.config import MODELS, Config
+from fedstrata.core.piece import Piece
 from fedstrata.methods import registry as methods
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.models import registry as models
-from fedstrata.piece import Piece
 
 ROWS = [
     *(("method", row) for row in methods.rows()),
@@ -27,7 +27,7 @@ ROWS = [
 def complaint(row):
     """What a row lacks; the law that a new method, model or data set meets."""
     if bool(row.cite) == bool(row.uncited):
-        return f"{row.name}: give keys of fedstrata.bibliography, or the reason for having none"
+        return f"{row.name}: give keys of fedstrata.citations, or the reason for having none"
     return next((f"{row.name}: no entry {key}" for key in row.cite if key not in ENTRIES), None)
 
 
@@ -89,8 +89,8 @@ def test_every_entry_is_used():
 
 
 def test_letters_with_accents_are_written_for_latex():
-    assert "Kone{\\v{c}}n{\\'y}, Jakub" in bibliography.entry("caldas2018leaf").bibtex
-    assert "Jakub Konečný" in bibliography.entry("caldas2018leaf").text
+    assert "Kone{\\v{c}}n{\\'y}, Jakub" in citations.entry("caldas2018leaf").bibtex
+    assert "Jakub Konečný" in citations.entry("caldas2018leaf").text
 
 
 def test_a_chain_cites_fedavg_each_piece_and_fedstrata():
@@ -181,7 +181,7 @@ def test_a_broken_entry_is_refused(bad):
 
 def test_an_unknown_key_names_the_nearest():
     with pytest.raises(ConfigError, match="li2020federated"):
-        bibliography.entry("li2020federate")
+        citations.entry("li2020federate")
 
 
 def test_the_command_prints_a_bib_file(capsys):

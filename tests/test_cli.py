@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.config import KEYS, Config
-from fedstrata.keys import flatten
+from fedstrata.config.config import KEYS, Config
+from fedstrata.config.fields import flatten
 
 SMALL = ["rounds=3", "cohort=4", "local.epochs=1", "executor=loop", "model=logistic"]
 

@@ -6,13 +6,13 @@ from typing import ClassVar
 import pytest
 
 import lab
-from fedstrata.compose import PLAIN, Method, chain, parse
-from fedstrata.errors import ConfigError, FedstrataError, LayoutError, MethodError
+from fedstrata.common.errors import ConfigError, FedstrataError, LayoutError, MethodError
+from fedstrata.core.chain import PLAIN, Method, chain, parse
+from fedstrata.core.piece import Piece
 from fedstrata.methods import Row, method, register, rows, table
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.scaffold import Scaffold
 from fedstrata.methods.serveropt import FedAvgM
-from fedstrata.piece import Piece
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ import tomllib
 
 import pytest
 
-from fedstrata.calls import parse_call
-from fedstrata.config import KEYS, MODELS, PLACEMENT, Config
-from fedstrata.data.task import Task
-from fedstrata.errors import ConfigError
-from fedstrata.keys import flatten, near
-from fedstrata.sections import Local
+from fedstrata.common.call_syntax import parse_call
+from fedstrata.common.errors import ConfigError
+from fedstrata.config.config import KEYS, MODELS, PLACEMENT, Config
+from fedstrata.config.fields import flatten, near
+from fedstrata.config.sections import Local
+from fedstrata.data.types import Task
 
 DESIGN = [
     "method",

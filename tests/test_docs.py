@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 OPTIONAL = ("ray", "flower")  # backends whose libraries are extras
 MODULES = [m.name for m in pkgutil.walk_packages(fedstrata.__path__, "fedstrata.") if m.name.rsplit(".", 1)[-1] not in (*OPTIONAL, "__main__")]
 PRELOADED = [
-    *("fedstrata.cli", "fedstrata.run", "fedstrata.compare.comparison", "fedstrata.doctor", "fedstrata.use", "fedstrata.report.page"),
+    *("fedstrata.cli", "fedstrata.run", "fedstrata.compare.comparison", "fedstrata.doctor", "fedstrata.inference", "fedstrata.report.page"),
     *(
         "fedstrata.report.export",
         "fedstrata.report.figures",

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import lab
-from fedstrata.build import assemble
+from fedstrata.common.errors import ConfigError
 from fedstrata.data.federation import Federation
-from fedstrata.ending import Ending
-from fedstrata.errors import ConfigError
-from fedstrata.ledger import Bill
-from fedstrata.run import Stopped, resume, run
+from fedstrata.engine.assembly import assemble
+from fedstrata.engine.ledger import Bill
+from fedstrata.engine.stopping import Ending
+from fedstrata.runs.run import Stopped, resume, run
 from fedstrata.wire.frame import Size
 
 COMPARED = ("accuracy", "bytes_up", "bytes_down", "flops", "rounds", "stopped_by", "model_sha256")

@@ -10,12 +10,12 @@ import torch
 
 import fedstrata
 import lab
-from fedstrata.engine import Engine
-from fedstrata.errors import ConfigError, StateError
+from fedstrata.common.errors import ConfigError, StateError
+from fedstrata.engine.rounds import Engine
 from fedstrata.methods import rows
 from fedstrata.methods.fedprox import FedProx
-from fedstrata.run import Stopped, resume, run
-from fedstrata.summary import fingerprint
+from fedstrata.runs.run import Stopped, resume, run
+from fedstrata.runs.summary import fingerprint
 from methods.rules import World
 
 SOME = ("fedavg", "scaffold", "fedadam(lr=0.05)", "fedrep", "ditto(mu=0.5)", "moon", "pfedme(lam=5, inner=2)", "fednova")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.compare.cache import DECIDES
+from fedstrata.compare.run_cache import DECIDES
 
 ROOT = Path(__file__).parents[1] / "src" / "fedstrata"
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import lab
-from fedstrata.errors import LayoutError
-from fedstrata.layout import GroupSpec, Layout, entries_of
+from fedstrata.common.errors import LayoutError
+from fedstrata.core.layout import GroupSpec, Layout, entries_of
 
 
 def layout(module, head="head"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import lab
-from fedstrata.ledger import Ledger
+from fedstrata.engine.ledger import Ledger
 from test_vocabulary import PowerOfChoice
 
 # multiply-adds count two; element-wise work (norms, ReLU, losses) counts nothing

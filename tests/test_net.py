@@ -7,9 +7,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import lab
-from fedstrata.errors import MethodError
-from fedstrata.net import Batch, Bound, Dropout, gradient_at
-from fedstrata.params import Params
+from fedstrata.common.errors import MethodError
+from fedstrata.core.network import Batch, Bound, Dropout, gradient_at
+from fedstrata.core.params import Params
 
 
 def bound(module=None):

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 import fedstrata
-from fedstrata import ConfigError, StateError, plugins
-from fedstrata.catalogue import rows
+from fedstrata import ConfigError, StateError
 from fedstrata.cli import main
-from fedstrata.new import new
-from fedstrata.templates import KINDS
+from fedstrata.cli.catalogue import rows
+from fedstrata.common import plugins
+from fedstrata.templates.generate import new
+from fedstrata.templates.texts import KINDS
 
 LOOSE = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST")}
 
@@ -185,7 +186,7 @@ def test_what_exists_is_not_touched(tmp_path):
 
 
 def test_half_a_package_is_never_left(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedstrata.new.FILES", {"method": {"one.txt": "one", "two.txt": "$nothing"}})
+    monkeypatch.setattr("fedstrata.templates.generate.FILES", {"method": {"one.txt": "one", "two.txt": "$nothing"}})
     with pytest.raises(KeyError):
         new("method", "FedMine", tmp_path)
     assert list(tmp_path.iterdir()) == []

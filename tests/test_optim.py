@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import lab
-from fedstrata.errors import ConfigError
-from fedstrata.optim import Optimizer
+from fedstrata.client.optimizers import Optimizer
+from fedstrata.common.errors import ConfigError
 from methods.rules import World
 
 CASES = [

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.params import Params, dot, sqdist, tmap, zeros
+from fedstrata.core.params import Params, dot, sqdist, tmap, zeros
 
 
 def three(start=0.0):

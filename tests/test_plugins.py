@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 import fedstrata
-from fedstrata import ConfigError, plugins
-from fedstrata.catalogue import rows
-from fedstrata.cite import cite
-from fedstrata.config import Config
+from fedstrata import ConfigError
+from fedstrata.citations.cite import cite
+from fedstrata.cli.catalogue import rows
+from fedstrata.common import plugins
+from fedstrata.config.config import Config
 from fedstrata.data.registry import find_dataset, find_partition
-from fedstrata.data.task import Task
-from fedstrata.measure.registry import find as find_measure
+from fedstrata.data.types import Task
+from fedstrata.diagnostics.registry import find as find_measure
 from fedstrata.methods import find, method
 from fedstrata.models.registry import build
 from fedstrata.models.registry import find as find_model
@@ -26,8 +27,8 @@ import numpy as np
 from torch import nn
 from fedstrata import Piece
 from fedstrata.data import Place, source_of
-from fedstrata.data.laws import Iid
-from fedstrata.measure.look import Measure
+from fedstrata.data.partition.laws import Iid
+from fedstrata.diagnostics.base import Measure
 from fedstrata.methods import Limit, Row
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def no_task(width): ...
         ("models", "thing", "THING", find_model, "must be a function"),
         ("models", "bare", "Bare", find_model, "must be a function"),
         ("models", "notask", "no_task", find_model, "needs a parameter called task"),
-        ("measures", "bare", "Bare", find_measure, "must be a subclass of fedstrata.measure.look.Measure"),
+        ("measures", "bare", "Bare", find_measure, "must be a subclass of fedstrata.diagnostics.base.Measure"),
     ],
 )
 def test_an_object_of_a_wrong_type_names_the_package(site, kind, name, value, look, reason):

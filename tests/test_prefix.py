@@ -12,18 +12,18 @@ from torch import nn
 from torch.nn import functional
 
 import lab
-from fedstrata.compose import Method
-from fedstrata.config import Config
+from fedstrata.client.activation_cache import Kept
+from fedstrata.client.frozen_prefix import Cut
+from fedstrata.client.update import Session, train_client
+from fedstrata.config.config import Config
+from fedstrata.core.chain import Method
+from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
-from fedstrata.data.task import Task
-from fedstrata.describe import describe, trial
-from fedstrata.kept import Kept
+from fedstrata.data.types import Task
+from fedstrata.engine.describe import describe, trial
+from fedstrata.engine.server import plan_round
 from fedstrata.models import build
-from fedstrata.piece import Piece
-from fedstrata.prefix import Cut
-from fedstrata.round import Session, train_client
-from fedstrata.run import Stopped, resume, run
-from fedstrata.server import plan_round
+from fedstrata.runs.run import Stopped, resume, run
 
 N, BATCH, EPOCHS = 10, 4, 3  # a last batch of two samples
 IMAGES, TOKENS = Task("classification", (3, 12, 12), 3), Task("classification", (6,), 3, vocabulary=11)

@@ -36,7 +36,7 @@ def test_run_stays_a_function_after_its_module_was_imported():
 
 
 def test_run_and_resume_from_python(tmp_path):
-    from fedstrata.run import Stopped  # noqa: PLC0415
+    from fedstrata.runs.run import Stopped  # noqa: PLC0415
 
     settings = {"rounds": 3, "cohort": 3, "executor": "loop", "local": {"epochs": 1}, "out": str(tmp_path)}
     whole = fedstrata.run("fedprox(mu=0.1)", name="whole", **settings)

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import lab
-from fedstrata.compose import chain
-from fedstrata.errors import MethodError
+from fedstrata.client.batch_order import Order
+from fedstrata.client.update import Failure, Session, train_client
+from fedstrata.common.errors import MethodError
+from fedstrata.core.chain import chain
+from fedstrata.core.piece import Piece
+from fedstrata.core.plan import Phase
+from fedstrata.engine.server import plan_round
 from fedstrata.methods import rows
-from fedstrata.order import Order
-from fedstrata.piece import Piece
-from fedstrata.plan import Phase
-from fedstrata.round import Failure, Session, train_client
-from fedstrata.server import plan_round
 
 
 def order(n, batch=4, draw="cycle", merge=False, key=("local", 0, 0, 0)):

@@ -14,19 +14,19 @@ import psutil
 import pytest
 import torch
 
-from fedstrata.build import Eligible, assemble
-from fedstrata.config import Config
+from fedstrata.common.errors import StateError
+from fedstrata.config.config import Config
 from fedstrata.data.federation import Federation
-from fedstrata.engine import Engine
-from fedstrata.errors import StateError
-from fedstrata.run import run
-from fedstrata.summary import fingerprint
+from fedstrata.engine.assembly import Eligible, assemble
+from fedstrata.engine.rounds import Engine
+from fedstrata.runs.run import run
+from fedstrata.runs.summary import fingerprint
 
 MILLION = """
 import json, resource, sys, time
-from fedstrata.build import assemble
-from fedstrata.config import Config
-from fedstrata.engine import Engine
+from fedstrata.engine.assembly import assemble
+from fedstrata.config.config import Config
+from fedstrata.engine.rounds import Engine
 
 config = Config(data="digits", partition="overlap(size=20)", clients=int(sys.argv[1]), cohort=10, rounds=8, executor="loop", method="scaffold")
 engine = Engine(assemble(config), "loop", 1)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fedstrata.errors import ConfigError
-from fedstrata.schedules import SHAPES, schedule
+from fedstrata.common.errors import ConfigError
+from fedstrata.config.lr_schedules import SHAPES, schedule
 
 
 def factors(text, rounds):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import lab
-from fedstrata.errors import ConfigError, MethodError
-from fedstrata.piece import Piece, draw_without_replacement
-from fedstrata.server import base_plan
+from fedstrata.common.errors import ConfigError, MethodError
+from fedstrata.core.piece import Piece, draw_without_replacement
+from fedstrata.engine.server import base_plan
 
 POLICIES = ("share", "local", "server", "trained", "batch")
 

@@ -10,8 +10,8 @@ import os
 import pytest
 import torch
 
-from fedstrata.errors import StateError
-from fedstrata.state import Checkpoint, MappedRows, MemoryRows, committed, load, save, sha256_of
+from fedstrata.common.errors import StateError
+from fedstrata.storage import Checkpoint, MappedRows, MemoryRows, committed, load, save, sha256_of
 
 
 def tensors(seed):

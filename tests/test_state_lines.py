@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.errors import StateError
-from fedstrata.state import append_line, lock, read_lines, truncate_lines
+from fedstrata.common.errors import StateError
+from fedstrata.storage import append_line, lock, read_lines, truncate_lines
 
 ROWS = [{"round": n, "accuracy": 0.1 * n, "name": 'é"\n', "auc": None} for n in range(4)]
 
@@ -116,7 +116,7 @@ def test_a_second_owner_in_this_process_is_refused(tmp_path):
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from fedstrata.state import lock
+from fedstrata.storage import lock
 with lock(Path(sys.argv[1])):
     if sys.argv[2] == "fork" and os.fork() == 0:
         os.setsid()

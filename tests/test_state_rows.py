@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.errors import StateError
-from fedstrata.state import Checkpoint, MappedRows, MemoryRows, load, preflight, save
-from fedstrata.state import rows as rows_module
+from fedstrata.common.errors import StateError
+from fedstrata.storage import Checkpoint, MappedRows, MemoryRows, load, preflight, save
+from fedstrata.storage import client_state as rows_module
 
 STORES = [MemoryRows, MappedRows]
 

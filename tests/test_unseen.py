@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import lab
-from fedstrata.config import Config
+from fedstrata.client.update import Session
+from fedstrata.common.errors import ConfigError, LayoutError
+from fedstrata.config.config import Config
 from fedstrata.data.federation import Federation
-from fedstrata.engine import Engine
-from fedstrata.errors import ConfigError, LayoutError
+from fedstrata.engine.rounds import Engine
 from fedstrata.methods import rows
-from fedstrata.round import Session
 
 SETTINGS = {"unseen.steps": 4, "unseen.lr": 0.05, "rounds": 2}
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import lab
-from fedstrata import streams
-from fedstrata.compose import Method
-from fedstrata.errors import FedstrataError, MethodError
-from fedstrata.params import Params, tmap
-from fedstrata.piece import Piece, uniform_weights
-from fedstrata.plan import Ask, Phase
+from fedstrata.common import random_streams
+from fedstrata.common.errors import FedstrataError, MethodError
+from fedstrata.core.chain import Method
+from fedstrata.core.params import Params, tmap
+from fedstrata.core.piece import Piece, uniform_weights
+from fedstrata.core.plan import Ask, Phase
 from methods import rules
 from methods.rules import World, against, alone, distance
 
@@ -157,7 +157,7 @@ class Masks(Piece):
 
 def mask(t, place, seed, total):
     """[total] 1 where this place sends; the shift is shared by the cohort of a round."""
-    shift = int(streams.stream(seed, "mask", t).integers(C))
+    shift = int(random_streams.stream(seed, "mask", t).integers(C))
     return ((torch.arange(total) + place + shift) % C < 2).float()
 
 

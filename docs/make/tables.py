@@ -10,14 +10,14 @@ import click
 import typer
 
 import fedstrata
-from fedstrata.build import assemble
-from fedstrata.catalogue import CATALOGUES, rows
 from fedstrata.cli import app
-from fedstrata.config import KEYS, Config
-from fedstrata.describe import Trial, trial
-from fedstrata.describe import _bytes as state_bytes
-from fedstrata.errors import FedstrataError
-from fedstrata.keys import Key
+from fedstrata.cli.catalogue import CATALOGUES, rows
+from fedstrata.common.errors import FedstrataError
+from fedstrata.config.config import KEYS, Config
+from fedstrata.config.fields import Key
+from fedstrata.engine.assembly import assemble
+from fedstrata.engine.describe import Trial, trial
+from fedstrata.engine.describe import _bytes as state_bytes
 from fedstrata.methods import method
 from fedstrata.methods import rows as methods
 

@@ -2,23 +2,23 @@
 
 __version__ = "0.1.0"  # before the imports: run folders record it
 
+from fedstrata.analysis.comparison import Budget, Comparison, Entry
 from fedstrata.api import resume, run
+from fedstrata.common.errors import ConfigError, DataError, FedstrataError, LayoutError, MethodError, StateError, WireError
 from fedstrata.compare import compare, sweep
-from fedstrata.compose import Method, chain
-from fedstrata.config import Config
+from fedstrata.config.config import Config
+from fedstrata.core.chain import Method, chain
+from fedstrata.core.layout import Layout
+from fedstrata.core.network import Dropout, Net
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece, Reply, ServerView, View
+from fedstrata.core.plan import Ask, Phase, Plan, Setup
 from fedstrata.data.federation import Federation
-from fedstrata.errors import ConfigError, DataError, FedstrataError, LayoutError, MethodError, StateError, WireError
-from fedstrata.layout import Layout
-from fedstrata.measure.look import Look, Measure
-from fedstrata.measure.panel import Panel
-from fedstrata.net import Dropout, Net
-from fedstrata.params import Params
-from fedstrata.piece import Piece, Reply, ServerView, View
-from fedstrata.plan import Ask, Phase, Plan, Setup
-from fedstrata.report.comparison import Budget, Comparison, Entry
-from fedstrata.report.result import Result
+from fedstrata.diagnostics.base import Look, Measure
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.inference import export, load, predict
+from fedstrata.runs.result import Result
 from fedstrata.studies import Outcome, Study, study
-from fedstrata.use import export, load, predict
 
 __all__ = [
     "run",

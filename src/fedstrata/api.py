@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import nn
 
-from fedstrata.compose import Method, chain
-from fedstrata.config import Config
+from fedstrata.common.events import Observer
+from fedstrata.config.config import Config
+from fedstrata.core.chain import Method, chain
+from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
-from fedstrata.events import Observer
-from fedstrata.piece import Piece
 from fedstrata.report.files import write
 from fedstrata.report.progress import shown
-from fedstrata.report.result import Result
-from fedstrata.run import resume as _resume
-from fedstrata.run import run as _run
+from fedstrata.runs.result import Result
+from fedstrata.runs.run import resume as _resume
+from fedstrata.runs.run import run as _run
 
 
 def run(
@@ -42,7 +42,7 @@ def run(
         settings: the keys of ``fedstrata run --help``; a dot is written as an underscore (``local_lr=0.05``) or as a table (``local={"lr": 0.05}``).
     Raises:
         FedstrataError: what cannot be meant, before anything is written.
-        fedstrata.run.Stopped: ``stop`` said so.
+        fedstrata.runs.run.Stopped: ``stop`` said so.
 
     >>> result = run("fedprox(mu=0.01)", rounds=2, local_epochs=1, seed=1)  # doctest: +SKIP
     >>> result.summary["accuracy"]["final"]  # doctest: +SKIP

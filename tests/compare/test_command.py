@@ -10,10 +10,10 @@ import time
 import pytest
 
 from contests import WORDS
+from fedstrata.common.errors import StateError
 from fedstrata.compare import read
 from fedstrata.compare.comparison import REPORT
-from fedstrata.errors import StateError
-from fedstrata.report.result import Result
+from fedstrata.runs.result import Result
 
 
 def test_compare_prints_runs_table_answer_and_where_the_report_is(call, tmp_path):

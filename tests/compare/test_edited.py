@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from contests import asked, make
-from fedstrata.compare.conduct import works
+from fedstrata.compare.execution import works
 
 HERE = [lambda event: None]
 

@@ -2,13 +2,13 @@
 
 import pytest
 
+from fedstrata.analysis.comparison import Budget
 from fedstrata.cli.compare import spread
-from fedstrata.compare.contest import budgeted, check_target, command_of, contest, share
-from fedstrata.compare.grid import LABEL, OWN, baseline_of, check_seeds, rivals, split_settings
-from fedstrata.config import KEYS, Config
-from fedstrata.errors import ConfigError
+from fedstrata.common.errors import ConfigError
+from fedstrata.compare.entries import LABEL, OWN, baseline_of, check_seeds, rivals, split_settings
+from fedstrata.compare.request import budgeted, check_target, command_of, contest, share
+from fedstrata.config.config import KEYS, Config
 from fedstrata.methods.fedprox import FedProx
-from fedstrata.report.comparison import Budget
 
 BASE = Config(model="logistic", rounds=4)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedstrata.compare import live, room
+from fedstrata.compare import progress, resources
 from fedstrata.compare.job import Job
-from fedstrata.compare.live import Board, board
-from fedstrata.compare.room import Room
-from fedstrata.config import Config
+from fedstrata.compare.progress import Board, board
+from fedstrata.compare.resources import Room
+from fedstrata.config.config import Config
 
 
 def turns(left, cores=8, wanted=None, **settings):
@@ -38,7 +38,7 @@ def test_where_seconds_decide_all_runs_have_the_same_share():
 
 
 def test_memory_serves_fewer_than_cores_do_and_says_so(monkeypatch):
-    monkeypatch.setattr(room, "available", lambda: 10_000)
+    monkeypatch.setattr(resources, "available", lambda: 10_000)
     here = Room(Config(), None, 8, needed=3_000)
     assert here.fits([])
     assert here.fits([3_000])
@@ -47,25 +47,25 @@ def test_memory_serves_fewer_than_cores_do_and_says_so(monkeypatch):
     assert here.note == "memory serves 3 runs at a time: one takes up to 3 kB, and 10 kB are free"
     assert here.together(20) == 3
     assert Room(Config(), None, 8).together(5) == 5
-    monkeypatch.setattr(room, "available", lambda: 1)
+    monkeypatch.setattr(resources, "available", lambda: 1)
     assert here.fits([]), "one run is always tried"
 
 
 def test_before_a_run_has_told_its_peak_it_is_taken_to_need_a_multiple_of_this_process(monkeypatch):
-    rss = room.psutil.Process().memory_info().rss
-    monkeypatch.setattr(room, "available", lambda: 20 * rss)
+    rss = resources.psutil.Process().memory_info().rss
+    monkeypatch.setattr(resources, "available", lambda: 20 * rss)
     assert Room(Config(), None, 64).fits([0] * 8)
     assert not Room(Config(), None, 64).fits([0] * 9)
 
 
 def test_what_a_control_group_leaves_is_what_is_free(monkeypatch, tmp_path):
-    monkeypatch.setattr(room, "_CGROUP", tmp_path)
-    free = room.available()
+    monkeypatch.setattr(resources, "_CGROUP", tmp_path)
+    free = resources.available()
     (tmp_path / "memory.current").write_text("600\n")
     (tmp_path / "memory.max").write_text("1000\n")
-    assert room.available() == 400
+    assert resources.available() == 400
     (tmp_path / "memory.max").write_text("max\n")
-    assert room.available() > 1_000_000
+    assert resources.available() > 1_000_000
     assert free > 1_000_000
 
 
@@ -116,6 +116,6 @@ def test_a_sparse_line_says_that_it_is_still_alive(monkeypatch):
     told(drawn)
     drawn.tick()
     assert out.getvalue() == ""
-    monkeypatch.setattr(live, "HEARTBEAT", -1.0)
+    monkeypatch.setattr(progress, "HEARTBEAT", -1.0)
     drawn.tick()
     assert out.getvalue() == "still at: fedavg s0 3/10; about 34.0 s left\n"

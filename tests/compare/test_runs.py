@@ -14,19 +14,19 @@ import torch
 
 import fedstrata
 from contests import asked, make, summaries, without_times
-from fedstrata.build import assemble
-from fedstrata.compare import cache, child, record
-from fedstrata.compare.conduct import Halted
-from fedstrata.compare.contest import Own, only_here
-from fedstrata.config import Config
-from fedstrata.errors import StateError
+from fedstrata.common.errors import StateError
+from fedstrata.compare import comparison_file, process_worker, run_cache
+from fedstrata.compare.execution import Halted
+from fedstrata.compare.request import Own, only_here
+from fedstrata.config.config import Config
+from fedstrata.core.params import tmap
+from fedstrata.core.piece import Piece
+from fedstrata.engine.assembly import assemble
 from fedstrata.methods import rows
 from fedstrata.models import registry
-from fedstrata.params import tmap
-from fedstrata.piece import Piece
-from fedstrata.report.result import Result
-from fedstrata.state import lock
-from fedstrata.summary import fingerprint
+from fedstrata.runs.result import Result
+from fedstrata.runs.summary import fingerprint
+from fedstrata.storage import lock
 
 METHODS = ("fedavg", "fedprox(mu=1)", "fedprox(mu=0)")
 HERE = [lambda event: None]  # an observer keeps runs in this process
@@ -115,7 +115,7 @@ def test_a_further_method_and_another_name_run_only_what_is_missing(made, tmp_pa
 
 def test_other_code_runs_everything_anew(made, tmp_path, monkeypatch):
     contest = copied(made, tmp_path)
-    monkeypatch.setattr(cache, "code_version", lambda: "f" * 64)
+    monkeypatch.setattr(run_cache, "code_version", lambda: "f" * 64)
     grid, _ = make(contest, observers=HERE)
     assert len(grid.done) == 6
     assert not {job.folder for job in grid.jobs.values()} & {job.folder for job in made[1].jobs.values()}
@@ -126,10 +126,10 @@ def damage(cached):
     """Three runs of a cache in three ways; the folders of those that have something to lose."""
     folders = sorted(path for path in cached.iterdir() if path.name[0] != ".")
     (folders[0] / "summary.json").write_text("{}")
-    (folders[1] / cache.SEAL).unlink()  # begun, then its checkpoint was damaged
+    (folders[1] / run_cache.SEAL).unlink()  # begun, then its checkpoint was damaged
     for file in (folders[1] / "checkpoints").iterdir():
         file.write_bytes(file.read_bytes()[:-3])
-    (folders[2] / cache.SEAL).unlink()
+    (folders[2] / run_cache.SEAL).unlink()
     (folders[2] / "manifest.json").unlink()  # it has lines of results, but nothing says whose
     return folders[:3]
 
@@ -139,7 +139,7 @@ def test_damaged_runs_are_set_aside_with_a_notice_and_run_anew(made, tmp_path, o
     contest = copied(made, tmp_path)
     folders = damage(tmp_path / "runs" / "cache")
     said = io.StringIO()
-    held = cache.held(folders[0])
+    held = run_cache.held(folders[0])
     waited = []
     if not observers:
         held.__enter__()  # as another process would; a child waits for it
@@ -160,10 +160,10 @@ def test_damaged_runs_are_set_aside_with_a_notice_and_run_anew(made, tmp_path, o
 
 def test_a_comparison_whose_runs_are_gone_is_not_read_as_one_with_fewer_runs(made, tmp_path):
     contest = copied(made, tmp_path)
-    assert len(record.read(contest.folder).results) == 6
+    assert len(comparison_file.read(contest.folder).results) == 6
     shutil.rmtree(tmp_path / "runs" / "cache" / made[1].jobs["fedavg", 1].folder.name)
     with pytest.raises(StateError, match=r"1 finished runs of .* are gone .*fedavg-"):
-        record.read(contest.folder)
+        comparison_file.read(contest.folder)
 
 
 def test_two_comparisons_cannot_write_one_folder(made, tmp_path):
@@ -201,7 +201,7 @@ def test_a_child_that_dies_goes_on_from_its_checkpoint_and_a_second_death_is_a_f
     assert set(grid.failures) == {victim}
     assert grid.done == {("fedavg", 0), ("fedprox(mu=0)", 0)}
     assert started == 3
-    comparison = record.read(contest.folder)
+    comparison = comparison_file.read(contest.folder)
     assert set(comparison.results) == grid.done
     assert comparison.failures == grid.failures
 
@@ -229,11 +229,11 @@ def test_a_child_tells_a_refusal_and_a_crash_and_serves_on(made, tmp_path, monke
     order = {"job": "x", "key": "k", "data": job.data, "code": job.code, "until": None, "executor": "loop", "workers": 1, "together": 1}
     out = io.StringIO()
     try:
-        served = child.Child(out, child.Stop(os.getppid()))
+        served = process_worker.Child(out, process_worker.Stop(os.getppid()))
         settings = dict(job.config) | {"out": str(tmp_path)}
         served.serve(order | {"folder": str(tmp_path / "a"), "config": settings | {"name": "a", "bn": "local"}})
         with monkeypatch.context() as broken:
-            broken.setattr(child, "run", lambda *given, **more: 1 / 0)
+            broken.setattr(process_worker, "run", lambda *given, **more: 1 / 0)
             served.serve(order | {"folder": str(tmp_path / "b"), "config": settings | {"name": "b"}})
         served.serve(order | {"folder": str(tmp_path / "c"), "config": settings | {"name": "c"}})
     finally:
@@ -244,7 +244,7 @@ def test_a_child_tells_a_refusal_and_a_crash_and_serves_on(made, tmp_path, monke
     assert "bn=local is set, but the model has no batch norm" in told[0]["why"]
     assert told[1]["why"].startswith("ZeroDivisionError: division by zero")
     assert "Traceback" in capfd.readouterr().err, "what the log of the comparison holds"
-    assert cache.look(tmp_path / "c", "k").state == "finished"
+    assert run_cache.look(tmp_path / "c", "k").state == "finished"
 
 
 def test_what_can_be_checked_is_refused_before_anything_runs(tmp_path):
@@ -265,7 +265,7 @@ def test_asked_to_stop_runs_finish_their_round_and_the_same_call_goes_on(made, t
     contest = asked(tmp_path, METHODS, how={"side_by_side": 1})
     with pytest.raises(Halted, match="of 6 runs finished; call the same command again to go on"):
         make(contest, stop=lambda: stop[0], react=react)
-    assert json.loads((contest.folder / record.FILE).read_text())["state"] == "stopped"
+    assert json.loads((contest.folder / comparison_file.FILE).read_text())["state"] == "stopped"
     begun = list((tmp_path / "cache").glob("*/checkpoints"))
     assert begun, "the runs at hand kept a checkpoint"
     first = {}
@@ -341,7 +341,7 @@ def test_a_module_from_python_has_no_identity_and_is_not_cached(tmp_path):
         grid, _ = make(asked(tmp_path, ["fedavg"], seeds=(0,), how=how, model="auto"))
         assert grid.jobs["fedavg", 0].folder.parent == grid.asked.folder / "runs"
         assert grid.jobs["fedavg", 0].folder.name == f"fedavg-s0-{number}"
-        assert ("fedavg", 0) in record.read(grid.asked.folder).results
+        assert ("fedavg", 0) in comparison_file.read(grid.asked.folder).results
 
 
 class Table:

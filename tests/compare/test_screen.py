@@ -6,10 +6,10 @@ from rich.console import Console
 from scipy.stats import beta
 
 from contests import asked, make, summaries, without_times
-from fedstrata.compare import record, screen
-from fedstrata.compare.conduct import works
-from fedstrata.compare.contest import Own
-from fedstrata.errors import ConfigError
+from fedstrata.common.errors import ConfigError
+from fedstrata.compare import comparison_file, screening
+from fedstrata.compare.execution import works
+from fedstrata.compare.request import Own
 
 METHODS = ("fedavg", "fedprox(mu=1)", "fedavgm(beta=0.5)", "fedprox(mu=5)", "fedavg | local.lr=0.001", "fedavg | local.lr=0.2", "fedavgm")
 HERE = [lambda event: None]
@@ -21,7 +21,7 @@ def screened(contest, react=None):
         if react is not None:
             tell = making.maker.tell
             making.maker.tell = lambda job, message: (react(job, message), tell(job, message))[1]
-        found = screen.screened(making)
+        found = screening.screened(making)
         making.grid.write("finished", found)
         return making.grid, found
 
@@ -37,11 +37,11 @@ def halved(tmp_path_factory):
 
 def test_the_better_half_is_kept_with_ties_and_the_baseline():
     scores = {"a": 0.5, "b": 0.4, "c": 0.4, "d": 0.4, "e": 0.1}
-    assert screen.better_half(scores, "a") == ["a", "b", "c", "d"]
-    assert screen.better_half(scores, "e") == ["a", "b", "c", "d", "e"]
-    assert screen.better_half({"a": 0.1, "b": 0.2}, "none") == ["b"]
-    assert screen.better_half({"a": 0.1}, "none") == ["a"]
-    assert screen.better_half({}, "none") == []
+    assert screening.better_half(scores, "a") == ["a", "b", "c", "d"]
+    assert screening.better_half(scores, "e") == ["a", "b", "c", "d", "e"]
+    assert screening.better_half({"a": 0.1, "b": 0.2}, "none") == ["b"]
+    assert screening.better_half({"a": 0.1}, "none") == ["a"]
+    assert screening.better_half({}, "none") == []
 
 
 def test_methods_are_dropped_at_a_quarter_and_at_half_of_the_rounds(halved):
@@ -65,7 +65,7 @@ def test_survivors_go_on_and_no_round_is_trained_twice(halved, tmp_path):
 
 def test_what_was_screened_is_read_back(halved):
     grid, found, _ = halved
-    comparison = record.read(grid.asked.folder)
+    comparison = comparison_file.read(grid.asked.folder)
     assert comparison.screening == found
     assert set(comparison.results) == set(grid.jobs)
 
@@ -73,7 +73,7 @@ def test_what_was_screened_is_read_back(halved):
 def test_the_audit_counts_what_ends_above_the_lowest_that_was_kept(halved):
     grid, found, _ = halved
     assert set(found.audited) == set(found.dropped)
-    best = {label: screen.best_score(grid, label) for label in (r.entry.label for r in grid.asked.rivals)}
+    best = {label: screening.best_score(grid, label) for label in (r.entry.label for r in grid.asked.rivals)}
     alive = list(best)
     expected = set()
     for rung in found.rungs:
@@ -85,21 +85,21 @@ def test_the_audit_counts_what_ends_above_the_lowest_that_was_kept(halved):
 
 
 def test_the_interval_of_the_share_is_that_of_clopper_and_pearson():
-    told = screen.judged((1, 2), {"a": 1, "b": 1, "c": 2}, ["a", "b", "c"], ["b"])
+    told = screening.judged((1, 2), {"a": 1, "b": 1, "c": 2}, ["a", "b", "c"], ["b"])
     assert told.share == 1 / 3
     assert told.low == pytest.approx(beta.ppf(0.025, 1, 3), rel=1e-9)  # the same quantiles by another way
     assert told.high == pytest.approx(beta.ppf(0.975, 2, 2), rel=1e-9)
-    none = screen.judged((1, 2), {"a": 1}, ["a"], [])
+    none = screening.judged((1, 2), {"a": 1}, ["a"], [])
     assert (none.low, none.high) == (0.0, pytest.approx(0.975, rel=1e-9))  # 1 - 0.025 ** (1 / 1)
-    assert screen.judged((1, 2), {}, [], []).share is None
+    assert screening.judged((1, 2), {}, [], []).share is None
 
 
 def test_a_part_of_the_dropped_is_audited_and_the_same_part_in_every_call():
     gone = [f"m{i}" for i in range(8)]
-    assert [len(screen.audit(gone, share, 0, 5)) for share in (0.01, 0.25, 0.3, 1.0)] == [1, 2, 3, 8]
-    assert screen.audit([], 0.25, 0, 5) == []
-    assert screen.audit(gone, 0.25, 0, 5) == screen.audit(gone, 0.25, 0, 5)
-    assert len({tuple(screen.audit(gone, 0.25, seed, 5)) for seed in range(12)}) > 3
+    assert [len(screening.audit(gone, share, 0, 5)) for share in (0.01, 0.25, 0.3, 1.0)] == [1, 2, 3, 8]
+    assert screening.audit([], 0.25, 0, 5) == []
+    assert screening.audit(gone, 0.25, 0, 5) == screening.audit(gone, 0.25, 0, 5)
+    assert len({tuple(screening.audit(gone, 0.25, seed, 5)) for seed in range(12)}) > 3
 
 
 def test_what_was_dropped_and_not_audited_has_no_result(tmp_path):
@@ -107,7 +107,7 @@ def test_what_was_dropped_and_not_audited_has_no_result(tmp_path):
     assert found.audited
     missing = set(found.dropped) - set(found.audited)
     assert missing
-    comparison = record.read(grid.asked.folder)
+    comparison = comparison_file.read(grid.asked.folder)
     assert {label for label, _ in comparison.results} == {r.entry.label for r in grid.asked.rivals} - missing
 
 
@@ -126,4 +126,4 @@ def test_a_run_that_is_not_cached_goes_on_after_its_pause(tmp_path):
 def test_screening_needs_data_to_choose_by(tmp_path):
     for settings, said in (({"validation": 0.0}, "validation is 0"), ({"rounds": 3}, "3 rounds"), ({"eval_every": 2}, "eval.every is 2")):
         with pytest.raises(ConfigError, match=said):
-            screen.rungs(asked(tmp_path, how={"screen": True}, **settings))
+            screening.rungs(asked(tmp_path, how={"screen": True}, **settings))

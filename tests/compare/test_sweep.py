@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 
 from contests import SMALL
-from fedstrata.compare.grid import rivals
+from fedstrata.compare.entries import rivals
 from fedstrata.compare.sweep import Swept, Trial, Trials, Vary, draw, sweep, text_with
-from fedstrata.config import Config
-from fedstrata.report.result import Result
+from fedstrata.config.config import Config
+from fedstrata.runs.result import Result
 
 BASE = Config(**SMALL)
 HERE = [lambda event: None]

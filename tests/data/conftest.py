@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstrata.data.partition import Pool
+from fedstrata.data.partition.base import Pool
 
 ROOT = Path(os.environ.get("FEDSTRATA_TEST_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 

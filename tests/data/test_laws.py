@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.calls import parse_call
-from fedstrata.data.laws import Dirichlet, Overlap
-from fedstrata.data.partition import Pool
+from fedstrata.common.call_syntax import parse_call
+from fedstrata.common.errors import ConfigError, DataError
+from fedstrata.common.random_streams import stream
+from fedstrata.data.partition.base import Pool
+from fedstrata.data.partition.laws import Dirichlet, Overlap
 from fedstrata.data.registry import find_law, partitions, register_law
-from fedstrata.data.task import Groups
-from fedstrata.errors import ConfigError, DataError
-from fedstrata.streams import stream
+from fedstrata.data.types import Groups
 
 DISJOINT = ["iid", "dirichlet(alpha=0.3, min=1)", "dirichlet(alpha=100.0, min=0)", "dirichlet_equal(alpha=0.1)", "classes(k=1)", "classes(k=2)"]
 DISJOINT += ["quantity(alpha=0.5)", "quantity(alpha=0.05, min=0)"]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from fedstrata.cli.common import console_for
-from fedstrata.config import Config
+from fedstrata.config.config import Config
 from fedstrata.data import Facts, Federation
 from fedstrata.doctor import examine
 from fedstrata.doctor.show import CAVEAT, show
-from fedstrata.run import run
+from fedstrata.runs.run import run
 
 QUICK = ["model=mlp", "rounds=20", "executor=loop"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedstrata.config import Config
+from fedstrata.config.config import Config
 from fedstrata.data import Federation
 from fedstrata.doctor import examine
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import lab
-from fedstrata.ledger import codecs_of
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece
+from fedstrata.core.state import flatten_state, restore_state
+from fedstrata.engine.ledger import codecs_of
 from fedstrata.methods import rows
-from fedstrata.params import Params
-from fedstrata.piece import Piece
-from fedstrata.states import flatten_state, restore_state
 from fedstrata.testing import claims
 from fedstrata.wire import decode, encode, messages, unpack
 

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from contests import asked, make
-from fedstrata.compare.record import FILE, read
-from fedstrata.errors import StateError
-from fedstrata.report.findings import findings
+from fedstrata.analysis.findings import findings
+from fedstrata.common.errors import StateError
+from fedstrata.compare.comparison_file import FILE, read
 from report.made import comparison, result
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from contests import asked, make
 from fedstrata import Federation, Piece, compare
-from fedstrata.compare.conduct import LOG
-from fedstrata.errors import ConfigError, DataError, MethodError
-from fedstrata.report.answer import written
+from fedstrata.analysis.conclusion import written
+from fedstrata.analysis.records import Difference, Spread
+from fedstrata.common.errors import ConfigError, DataError, MethodError
+from fedstrata.compare.execution import LOG
 from fedstrata.report.figures import Picture
-from fedstrata.report.records import Difference, Spread
-from fedstrata.report.tables import difference, mean
+from fedstrata.report.terminal import difference, mean
 
 HERE = (lambda _event: None,)
 

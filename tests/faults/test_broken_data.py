@@ -8,8 +8,8 @@ from PIL import Image
 
 import fedstrata
 from fedstrata.cli import main
-from fedstrata.config import Config
-from fedstrata.errors import DataError
+from fedstrata.common.errors import DataError
+from fedstrata.config.config import Config
 
 
 @pytest.mark.filterwarnings("error")

@@ -7,8 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fedstrata
 import lab
-from fedstrata.errors import ConfigError
-from fedstrata.kit import FlopCounter
+from fedstrata.client.worker import FlopCounter
+from fedstrata.common.errors import ConfigError
 from fedstrata.models import build, check
 
 SMALL = {"cohort": 3, "rounds": 2, "local_epochs": 1, "executor": "loop"}

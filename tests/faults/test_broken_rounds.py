@@ -7,8 +7,8 @@ import torch
 
 import fedstrata
 import lab
-from fedstrata.evaluate import passes
-from fedstrata.piece import Piece
+from fedstrata.core.piece import Piece
+from fedstrata.engine.evaluation import passes
 from fedstrata.wire.gate import finite
 
 TINY = {"clients": 5, "cohort": 2, "rounds": 2, "local_epochs": 1, "executor": "loop", "model": "mlp(hidden=8)", "norm": "batch"}

@@ -5,8 +5,8 @@ from torch import nn
 
 import fedstrata
 from fedstrata.cli import main
-from fedstrata.config import Config
-from fedstrata.errors import ConfigError, FedstrataError
+from fedstrata.common.errors import ConfigError, FedstrataError
+from fedstrata.config.config import Config
 from fedstrata.methods import method
 
 SMALL = {"clients": 4, "cohort": 2, "rounds": 2, "local_epochs": 1, "executor": "loop", "model": "mlp(hidden=8)"}

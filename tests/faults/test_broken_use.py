@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedstrata.errors import ConfigError, DataError
-from fedstrata.new import new
-from fedstrata.use.inputs import _arrays, read
-from fedstrata.use.predict import Predictions
+from fedstrata.common.errors import ConfigError, DataError
+from fedstrata.inference.inputs import _arrays, read
+from fedstrata.inference.predict import Predictions
+from fedstrata.templates.generate import new
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,6 @@ def test_an_array_that_was_cut_short_is_not_called_a_pickle_alone(tmp_path):
 
 
 def test_data_without_a_name_are_not_the_folder_at_hand(monkeypatch):
-    monkeypatch.setattr("fedstrata.use.inputs.intake_of", lambda _: None)
+    monkeypatch.setattr("fedstrata.inference.inputs.intake_of", lambda _: None)
     with pytest.raises(DataError, match="name of the data is empty"):
         read("", None)

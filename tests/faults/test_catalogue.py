@@ -14,11 +14,11 @@ import torch
 
 import lab
 from faults.test_recipes import Raises, every_example, finite, in_folder, lines
-from fedstrata.config import KEYS, Config
-from fedstrata.data import DataSpec, Federation, load
-from fedstrata.errors import ConfigError, DataError
-from fedstrata.piece import Piece
-from fedstrata.round import Session
+from fedstrata.client.update import Session
+from fedstrata.common.errors import ConfigError, DataError
+from fedstrata.config.config import KEYS, Config
+from fedstrata.core.piece import Piece
+from fedstrata.data import DataSpec, Federation, loading
 
 TESTS = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", (TESTS / "README.md").read_text())))
@@ -185,7 +185,7 @@ def test_row_72_hostile_client_names_are_data_and_reach_no_path(tmp_path):
 @pytest.mark.parametrize("executor", ["loop", "processes"])
 def test_row_72_what_a_client_says_cannot_break_a_line_of_results(tmp_path, monkeypatch, executor):
     text = 'x"}\n{"round": 9}\x1b[2J{0}%s\u2028\ud800' + "a" * 10_000
-    monkeypatch.setattr("fedstrata.build.parse_method", lambda _: lab.parse("fedavg") + Raises(RuntimeError(text)))
+    monkeypatch.setattr("fedstrata.engine.assembly.parse_method", lambda _: lab.parse("fedavg") + Raises(RuntimeError(text)))
     found = in_folder(tmp_path, lab.TOYS["layer"](), cohort=6, executor=executor)
     written = lines(found.folder)
     assert [row["round"] for row in written] == [0, 1, 2]
@@ -202,7 +202,7 @@ def test_row_72_what_a_client_says_cannot_break_a_line_of_results(tmp_path, monk
 
 @pytest.mark.parametrize("alpha", [0.01, 0.1])
 def test_row_59_a_skewed_split_with_empty_clients_trains_and_names_them(alpha):
-    data = load(DataSpec(data="digits", partition=f"dirichlet(alpha={alpha}, min=0)", clients=40))
+    data = loading(DataSpec(data="digits", partition=f"dirichlet(alpha={alpha}, min=0)", clients=40))
     empty = {i for i in range(40) if data.partition.size(i) == 0}
     assert empty
     module = lab.filled(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.ReLU(), torch.nn.Linear(4, 10)))

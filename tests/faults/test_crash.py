@@ -14,9 +14,22 @@ import warnings
 import pytest
 import torch
 
-from fedstrata.errors import StateError
-from fedstrata.state import Checkpoint, MappedRows, MemoryRows, append_line, committed, crash_point, disk, load, lock, save, sha256_of, truncate_lines
-from fedstrata.streams import stream
+from fedstrata.common.errors import StateError
+from fedstrata.common.random_streams import stream
+from fedstrata.storage import (
+    Checkpoint,
+    MappedRows,
+    MemoryRows,
+    append_line,
+    atomic_files,
+    committed,
+    crash_point,
+    load,
+    lock,
+    save,
+    sha256_of,
+    truncate_lines,
+)
 
 ROUNDS = 4
 
@@ -61,7 +74,7 @@ def killed(folder, store, order):
         code = 1
         try:
             os.environ["FEDSTRATA_CRASH"] = order
-            disk._passed.clear()
+            atomic_files._passed.clear()
             train(folder, store)
             code = 0
         finally:
@@ -123,7 +136,7 @@ def test_a_kill_during_rotation_leaves_two_good_checkpoints(tmp_path):
 READ = """
 import sys
 from pathlib import Path
-from fedstrata.state import MappedRows, load, sha256_of
+from fedstrata.storage import MappedRows, load, sha256_of
 print(sha256_of([load(Path(sys.argv[1]), MappedRows()).tensors["model"]]))
 """
 
@@ -136,17 +149,17 @@ def test_another_process_reads_what_this_one_saved(tmp_path, twin):
 
 def test_without_the_variable_nothing_is_counted(monkeypatch):
     monkeypatch.delenv("FEDSTRATA_CRASH", raising=False)
-    before = disk.passed()
+    before = atomic_files.passed()
     crash_point("any")
-    assert disk.passed() == before
+    assert atomic_files.passed() == before
 
 
 def test_points_are_counted_without_a_kill(monkeypatch):
-    monkeypatch.setattr(disk, "_passed", type(disk._passed)())
+    monkeypatch.setattr(atomic_files, "_passed", type(atomic_files._passed)())
     monkeypatch.setenv("FEDSTRATA_CRASH", "*:0")
     crash_point("any")
     crash_point("other")
-    assert disk.passed() == {"any": 1, "other": 1, "*": 2}
+    assert atomic_files.passed() == {"any": 1, "other": 1, "*": 2}
 
 
 @pytest.mark.parametrize("order", ["state.written", "state.written:", ":3", "state.written:x", "state.written:-1"])

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import lab
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Reply
 from fedstrata.methods import rows
-from fedstrata.params import Params
-from fedstrata.piece import Reply
 from test_vocabulary import Median
 
 METHODS = ("fedavg", *(example for row in rows() for example in row.examples))

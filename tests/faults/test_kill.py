@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import fedstrata
-from fedstrata.config import Config
-from fedstrata.run import resume, run
-from fedstrata.state import committed
+from fedstrata.config.config import Config
+from fedstrata.runs.run import resume, run
+from fedstrata.storage import committed
 
 SETTINGS: dict[str, Any] = {
     "data": "digits",

@@ -10,8 +10,8 @@ import time
 import traceback
 
 from contests import asked, make, summaries, without_times
-from fedstrata.compare import record
-from fedstrata.report.findings import findings
+from fedstrata.analysis.findings import findings
+from fedstrata.compare import comparison_file
 
 METHODS = ("fedavg", "scaffold", "fedprox(mu=1) | local.lr=0.1", "ditto")
 TIMED = {"seconds", "eval_seconds", "time"}
@@ -62,7 +62,7 @@ def test_five_kills_of_all_processes_leave_the_same_table_and_the_same_models(tm
     again, started = make(asked(tmp_path / "killed", METHODS, seeds=(0, 1), executor="loop"))
     assert started == 0
     assert without_times(summaries(again)) == without_times(summaries(whole))
-    ours, theirs = (record.read(grid.asked.folder) for grid in (again, whole))
+    ours, theirs = (comparison_file.read(grid.asked.folder) for grid in (again, whole))
     assert {id_: r.summary["model_sha256"] for id_, r in ours.results.items()} == {
         id_: r.summary["model_sha256"] for id_, r in theirs.results.items()
     }

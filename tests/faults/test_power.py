@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fedstrata.state import Checkpoint, MappedRows, committed, load, save, sha256_of
+from fedstrata.storage import Checkpoint, MappedRows, committed, load, save, sha256_of
 
 
 class Recorder:

@@ -15,17 +15,17 @@ import torch
 
 import fedstrata
 import lab
-from fedstrata.backends.choose import build
+from fedstrata.backends.selection import build
 from fedstrata.cli import main
+from fedstrata.client.update import Session
+from fedstrata.common.errors import ConfigError, DataError
+from fedstrata.core.piece import Piece
+from fedstrata.core.plan import Phase
 from fedstrata.data import Federation, datasets
-from fedstrata.errors import ConfigError, DataError
-from fedstrata.measure.scores import CLASSIFICATION
+from fedstrata.engine.metrics import CLASSIFICATION
+from fedstrata.engine.server import plan_round
 from fedstrata.methods import rows
-from fedstrata.piece import Piece
-from fedstrata.plan import Phase
-from fedstrata.round import Session
-from fedstrata.run import run
-from fedstrata.server import plan_round
+from fedstrata.runs.run import run
 from fedstrata.wire import Frame, decode, encode
 
 EXAMPLES = ("fedavg", *(example for row in rows() for example in row.examples))
@@ -106,7 +106,7 @@ def test_row_4_a_score_that_is_no_number_is_null_in_the_file_and_chooses_nothing
     x, y, _ = lab.arrays((20, 20))
     module = lab.filled(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3 if classes else 1)))
     data = lab.listed(x, y if classes else x.sum(1), (20, 20), testing="own", validation=0.2)
-    monkeypatch.setattr("fedstrata.build.parse_method", lambda text: lab.parse("fedavg") + Huge())
+    monkeypatch.setattr("fedstrata.engine.assembly.parse_method", lambda text: lab.parse("fedavg") + Huge())
     found = in_folder(tmp_path, (data, module), cohort=2, validation=0.2, eval_every=1, rounds=2)
     first, late = lines(found.folder)
     assert first["personal"] is not None
@@ -180,7 +180,7 @@ class Wild(Piece):
 
 def test_t17_one_client_with_a_learning_rate_of_a_million_is_left_out_and_counted(tmp_path, monkeypatch):
     module = lab.filled(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)))
-    monkeypatch.setattr("fedstrata.build.parse_method", lambda text: lab.parse("fedavg") + Wild())
+    monkeypatch.setattr("fedstrata.engine.assembly.parse_method", lambda text: lab.parse("fedavg") + Wild())
     found = in_folder(tmp_path, (lab.federation(lab.EQUAL), module), cohort=6, gate_norm=100.0)
     written = lines(found.folder)
     assert finite(found.params)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata.state import sha256_of
+from fedstrata.storage import sha256_of
 from fedstrata.wire import Bounds, Frame, decode, encode, inspect, unpack
 
 SHAPES = {"conv.weight": ((4, 3), torch.float32), "bn.count": ((), torch.int64)}

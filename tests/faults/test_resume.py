@@ -8,10 +8,10 @@ import shutil
 import pytest
 
 import lab
-from fedstrata.config import KEYS, PLACEMENT, Config
-from fedstrata.errors import StateError
-from fedstrata.run import Stopped, resume, run
-from fedstrata.state import lock
+from fedstrata.common.errors import StateError
+from fedstrata.config.config import KEYS, PLACEMENT, Config
+from fedstrata.runs.run import Stopped, resume, run
+from fedstrata.storage import lock
 
 OTHER = {
     "method": "fedprox(mu=0.1)",

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from fedstrata.build import assemble
-from fedstrata.config import Config
-from fedstrata.engine import Engine
-from fedstrata.summary import fingerprint
+from fedstrata.config.config import Config
+from fedstrata.engine.assembly import assemble
+from fedstrata.engine.rounds import Engine
+from fedstrata.runs.summary import fingerprint
 
 FILE = Path(__file__).with_name("fingerprints.json")
 COMMON = {"clients": 10, "cohort": 4, "rounds": 4, "local.epochs": 4, "local.lr": 0.1, "executor": "loop", "eval.every": 4, "seed": 3}

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import fedstrata.methods as shelf
+from fedstrata.core.piece import Piece
 from fedstrata.methods import Limit, NoLimit, Row
-from fedstrata.piece import Piece
 
 TESTS = Path(__file__).parents[1]
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from fedstrata.core.piece import Piece
 from fedstrata.methods import NoLimit, rows
-from fedstrata.piece import Piece
 from laws import law
 
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import lab
-from fedstrata.compose import Method
+from fedstrata.core.chain import Method
+from fedstrata.core.params import Params, tmap
+from fedstrata.core.piece import Piece
 from fedstrata.methods import Limit, NoLimit, Row, rows
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.personal import FedPer
 from fedstrata.methods.scaffold import Scaffold
 from fedstrata.methods.serveropt import FedAvgM
-from fedstrata.params import Params, tmap
-from fedstrata.piece import Piece
 from fedstrata.testing import claims, laws, toys
 from methods import rules
 

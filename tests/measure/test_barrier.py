@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import lab
-from fedstrata.errors import ConfigError
-from fedstrata.measure.barrier import Barrier, average
-from fedstrata.measure.registry import measures, panels
-from fedstrata.round import Session
+from fedstrata.client.update import Session
+from fedstrata.common.errors import ConfigError
+from fedstrata.diagnostics.barrier import Barrier, average
+from fedstrata.diagnostics.registry import measures, panels
 from looked import hand_made, layout, looked
 
 # ---- a quadratic, by hand -------------------------------------------------------------------------------------------------------------------

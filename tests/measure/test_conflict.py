@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import lab
-from fedstrata.measure import registry
-from fedstrata.measure.conflict import Conflict, conflict, products
-from fedstrata.measure.updates import Drift
+from fedstrata.diagnostics import registry
+from fedstrata.diagnostics.conflict import Conflict, conflict, products
+from fedstrata.diagnostics.updates import Drift
 from looked import hand_made, layout, looked
 
 PLACES = layout(a={"a.weight": (2,)}, b={"b.weight": (1,)})

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata.errors import ConfigError
-from fedstrata.layout import Layout, entries_of
-from fedstrata.measure.diversity import _weights, cosines, effective_rank
-from fedstrata.measure.registry import measures
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.layout import Layout, entries_of
+from fedstrata.diagnostics.diversity import _weights, cosines, effective_rank
+from fedstrata.diagnostics.registry import measures
 from looked import looked
 
 
@@ -62,7 +62,7 @@ def test_cosines_are_those_of_all_pairs_of_kernels(shape, signed, monkeypatch):
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     weight[0] *= 5
     for block in (1024, 2):  # kernels are taken in blocks of any size
-        monkeypatch.setattr("fedstrata.measure.diversity._BLOCK", block)
+        monkeypatch.setattr("fedstrata.diagnostics.diversity._BLOCK", block)
         assert cosines(weight, signed=signed) == pytest.approx(by_hand(weight, signed=signed), abs=1e-9)
 
 

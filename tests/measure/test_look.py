@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import lab
-from fedstrata.engine import Engine
-from fedstrata.errors import ConfigError, MethodError
-from fedstrata.measure import registry
-from fedstrata.measure.look import Look, Measure, defined
-from fedstrata.piece import Piece
+from fedstrata.common.errors import ConfigError, MethodError
+from fedstrata.core.piece import Piece
+from fedstrata.diagnostics import registry
+from fedstrata.diagnostics.base import Look, Measure, defined
+from fedstrata.engine.rounds import Engine
 
 
 def rounds(method="fedavg", **settings):

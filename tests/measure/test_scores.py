@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.errors import DataError
-from fedstrata.measure.scores import CLASSIFICATION, REGRESSION, scores
+from fedstrata.common.errors import DataError
+from fedstrata.engine.metrics import CLASSIFICATION, REGRESSION, scores
 
 cases = st.tuples(st.integers(1, 40), st.integers(2, 6), st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 3.0]))
 

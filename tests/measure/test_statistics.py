@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedstrata.errors import DataError
-from fedstrata.measure import statistics as s
+from fedstrata.analysis import statistics as s
+from fedstrata.common.errors import DataError
 
 numbers = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 6))
 samples = st.lists(numbers, min_size=1, max_size=12)

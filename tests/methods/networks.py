@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 import lab
-from fedstrata import streams
-from fedstrata.build import assemble
-from fedstrata.config import Config
+from fedstrata.common import random_streams
+from fedstrata.config.config import Config
 from fedstrata.data.federation import Federation
+from fedstrata.engine.assembly import assemble
 from fedstrata.models import build
 
 
@@ -24,4 +24,4 @@ def residual(text, federation=None, name="resnet8", **settings):
     federation = federation or pictures()
     known = {"rounds": 25, "bn": "local", "local.epochs": 1, "local.batch": 3, "local.optimizer": "adam", "local.lr": 1e-3, "eval.every": 1000}
     config = Config(method=text, cohort=federation.clients, executor="loop", model=name, **(known | settings))
-    return lab.engine(assemble(config, federation, build(name, federation.task, None, streams.torch_stream(0, "model"))))
+    return lab.engine(assemble(config, federation, build(name, federation.task, None, random_streams.torch_stream(0, "model"))))

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 import lab
-from fedstrata.order import Order
-from fedstrata.streams import key, stream
+from fedstrata.client.batch_order import Order
+from fedstrata.common.random_streams import key, stream
 
 NORM, HEAD = ("norm.weight", "norm.bias"), ("head.weight", "head.bias")
 

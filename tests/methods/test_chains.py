@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lab
-from fedstrata.errors import FedstrataError
+from fedstrata.common.errors import FedstrataError
 from fedstrata.methods import rows
 
 FIRST = {row.name: row.examples[0] for row in rows()}

@@ -11,7 +11,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
 import lab
-from fedstrata.errors import MethodError
+from fedstrata.common.errors import MethodError
 from fedstrata.methods.clusteredsampling import cut, distributions, draw
 from fedstrata.methods.fedmut import FedMut
 

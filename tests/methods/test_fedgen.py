@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import lab
-from fedstrata.errors import MethodError
+from fedstrata.common.errors import MethodError
 from fedstrata.methods.fedgen import FedGen
-from fedstrata.methods.generator import Lessons, features, fresh, likeness, taught
+from fedstrata.methods.parts.generator import Lessons, features, fresh, likeness, taught
 
 SMALL = "latent=4, hidden=8, batch=8, steps=2"
 NUMBERS = 8 * (4 + lab.CLASSES) + 4 * 8 + 5 * 8 + 5  # first layer, norm with statistics, last layer to the five features of the laws' toy

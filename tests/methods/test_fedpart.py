@@ -9,19 +9,20 @@ import pytest
 import torch
 
 import lab
-from fedstrata import streams
-from fedstrata.build import assemble
-from fedstrata.config import Config
-from fedstrata.costs import cost, forward
-from fedstrata.data.task import Task
-from fedstrata.errors import ConfigError
-from fedstrata.layout import Layout, entries_of
-from fedstrata.methods import cycle, method
+from fedstrata.client.optimizers import Optimizer
+from fedstrata.client.step_cost import cost, forward
+from fedstrata.client.update import Session
+from fedstrata.common import random_streams
+from fedstrata.common.errors import ConfigError
+from fedstrata.config.config import Config
+from fedstrata.core.layout import Layout, entries_of
+from fedstrata.core.network import Batch
+from fedstrata.data.types import Task
+from fedstrata.engine.assembly import assemble
+from fedstrata.methods import method
+from fedstrata.methods.parts import cycle
 from fedstrata.models import build
-from fedstrata.net import Batch
-from fedstrata.optim import Optimizer
-from fedstrata.round import Session
-from fedstrata.studies.walk import Walk, restricted, walk
+from fedstrata.studies.local_step_lengths import Walk, restricted, walk
 from fedstrata.wire import messages
 from methods.networks import pictures, residual
 
@@ -39,7 +40,7 @@ TRANSFORMER = [6_066_600, *[160_800, 81_200] * 3, 1_005]
 
 
 def model(name, task=CIFAR):
-    return build(name, task, None, streams.torch_stream(0, "model"))
+    return build(name, task, None, random_streams.torch_stream(0, "model"))
 
 
 def layout(name, task=CIFAR):
@@ -388,7 +389,7 @@ def test_8_one_group_or_a_warm_up_without_end_is_fedavg_bit_for_bit(text):
 def test_9_gradients_of_the_active_group_are_those_of_the_full_backward_pass(norm):
     federation = pictures(16)
     config = Config(method="fedavg", cohort=2, norm=norm, executor="loop")
-    kit = assemble(config, federation, build("resnet8", federation.task, norm, streams.torch_stream(0, "model"))).make()
+    kit = assemble(config, federation, build("resnet8", federation.task, norm, random_streams.torch_stream(0, "model"))).make()
     batch = Batch(federation.train.take(torch.arange(5)), federation.train.y[:5])
 
     def slopes(names):

@@ -10,20 +10,21 @@ import torch
 from torch import nn
 
 import lab
-from fedstrata import streams
 from fedstrata.cli import main
-from fedstrata.data.task import Task
-from fedstrata.errors import ConfigError
-from fedstrata.layout import Layout, entries_of
-from fedstrata.methods import costs, fedphoenix
+from fedstrata.common import random_streams
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.layout import Layout, entries_of
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece
+from fedstrata.core.plan import Seat
+from fedstrata.data.types import Task
+from fedstrata.engine.server import Server, plan_round
+from fedstrata.methods import fedphoenix
 from fedstrata.methods.fedphoenix import FedPhoenix
 from fedstrata.methods.fedphoenixblend import FedPhoenixBlend, parts
-from fedstrata.methods.resets import LAWS, Matrix, draw, matrices, matrix, seeded, whole
+from fedstrata.methods.parts import costs
+from fedstrata.methods.parts.resets import LAWS, Matrix, draw, matrices, matrix, seeded, whole
 from fedstrata.models import build
-from fedstrata.params import Params
-from fedstrata.piece import Piece
-from fedstrata.plan import Seat
-from fedstrata.server import Server, plan_round
 
 THETA = 2 / 64
 IMAGES = Task("classification", (3, 32, 32), 10)
@@ -33,7 +34,7 @@ LAYERS = {"resnet18(stem=3)": 20, "vgg16": 13, "mobilenet": 27}  # convolutions
 @functools.lru_cache(maxsize=1)
 def resnet18():
     """(module, layout, parameters with statistics)."""
-    module = build("resnet18(stem=3)", IMAGES, None, streams.torch_stream(0, "model"))
+    module = build("resnet18(stem=3)", IMAGES, None, random_streams.torch_stream(0, "model"))
     layout = Layout(entries_of(module, "head"))
     buffers = Params.of({n: module.get_buffer(n) for n in layout.statistics.names})
     flat = Params.of({n: module.get_parameter(n) for n in layout.spec.names}).flat
@@ -49,7 +50,7 @@ def layout_of(model):
 
 
 def stream(place=0, t=0, seed=0):
-    return seeded(streams.stream(seed, "send.fedphoenix", t, place))
+    return seeded(random_streams.stream(seed, "send.fedphoenix", t, place))
 
 
 def convs_by_module():
@@ -289,7 +290,7 @@ def test_8_each_arm_touches_its_own_layers_only(layers, kinds):
 @functools.lru_cache(maxsize=1)
 def transformer():
     module = build(
-        "transformer(width=16, heads=2, feedforward=32)", Task("classification", (6,), 4, vocabulary=50), None, streams.torch_stream(0, "m")
+        "transformer(width=16, heads=2, feedforward=32)", Task("classification", (6,), 4, vocabulary=50), None, random_streams.torch_stream(0, "m")
     )
     layout = Layout(entries_of(module, "head"))
     flat = Params.of({n: module.get_parameter(n) for n in layout.spec.names}).flat
@@ -366,7 +367,7 @@ def test_9_the_blend_trains_a_text_transformer():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randint(0, 50, (36, 6), generator=generator), torch.arange(36) % 4
     federation = lab.listed(x, y, (12, 12, 12), vocabulary=50, test=(x[:8].numpy(), y[:8].numpy()))
-    module = build("transformer(width=16, heads=2, feedforward=32)", federation.task, None, streams.torch_stream(0, "m"))
+    module = build("transformer(width=16, heads=2, feedforward=32)", federation.task, None, random_streams.torch_stream(0, "m"))
     run = lab.engine(lab.parts("fedphoenixblend(rho=0.25, blocks=shift, stop=3)", (federation, module), local_lr=0.01, rounds=2))
     rows = list(run.rounds())
     run.close()

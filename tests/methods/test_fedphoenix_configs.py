@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedstrata.build import assemble
 from fedstrata.cli import main
-from fedstrata.config import Config
+from fedstrata.client.update import Session
+from fedstrata.config.config import Config
+from fedstrata.engine.assembly import assemble
+from fedstrata.engine.server import Server, plan_round
 from fedstrata.methods.fedphoenix import FedPhoenix
-from fedstrata.methods.resets import matrices
-from fedstrata.round import Session
-from fedstrata.server import Server, plan_round
+from fedstrata.methods.parts.resets import matrices
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("fedphoenix_*.toml"))
 CONVS = {"fedphoenix_cifar10_vgg16": 13, "fedphoenix_fc": 13, "fedphoenix_cifar10_mobilenet": 27}  # the others are ResNet-18, with 20

@@ -12,15 +12,15 @@ import torch
 from PIL import Image
 
 import lab
-from fedstrata.build import assemble
 from fedstrata.cli import main
-from fedstrata.config import Config
-from fedstrata.errors import ConfigError, MethodError
+from fedstrata.client.update import Session
+from fedstrata.common.errors import ConfigError, MethodError
+from fedstrata.config.config import Config
+from fedstrata.core.plan import Load
+from fedstrata.engine.assembly import assemble
+from fedstrata.engine.server import Server, plan_round
 from fedstrata.methods import method
 from fedstrata.methods.budgets import Budgets
-from fedstrata.plan import Load
-from fedstrata.round import Session
-from fedstrata.server import Server, plan_round
 from fedstrata.wire import messages
 from methods.networks import residual
 
@@ -216,7 +216,7 @@ def test_a_round_tells_which_layer_groups_were_trained_and_by_how_many():
 
 def test_rows_of_returning_clients_are_counted_before_the_run(monkeypatch):
     asked = []
-    monkeypatch.setattr("fedstrata.engine.preflight", lambda clients, size, where: asked.append((clients, size)))
+    monkeypatch.setattr("fedstrata.engine.rounds.preflight", lambda clients, size, where: asked.append((clients, size)))
     parts = lab.parts("fedpart + returning")
     lab.engine(parts).close()
     assert asked == [(6, 4 * parts.parameters)], "each client keeps a model"

@@ -8,21 +8,21 @@ from torch.func import grad, vmap
 from torch.nn import functional
 
 import lab
-from fedstrata.build import assemble
-from fedstrata.config import Config
-from fedstrata.costs import cost
-from fedstrata.describe import describe
-from fedstrata.errors import FedstrataError, MethodError
+from fedstrata.client.batch_order import Order
+from fedstrata.client.step_cost import cost
+from fedstrata.client.update import Session
+from fedstrata.common.errors import FedstrataError, MethodError
+from fedstrata.config.config import Config
+from fedstrata.core.network import Batch
+from fedstrata.core.params import Params
+from fedstrata.engine.assembly import assemble
+from fedstrata.engine.describe import describe
+from fedstrata.inference import export
 from fedstrata.methods import method
 from fedstrata.methods.progfed import LEFT
 from fedstrata.models.blocks import Norms
 from fedstrata.models.resnet import ResNet
-from fedstrata.net import Batch
-from fedstrata.order import Order
-from fedstrata.params import Params
-from fedstrata.round import Session
 from fedstrata.testing.claims import poisoned
-from fedstrata.use import export
 from fedstrata.wire import messages
 from methods.networks import pictures, residual
 from use.made import toy_run

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import lab
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece
 from fedstrata.methods import method
 from fedstrata.methods.fedcross import FedCross
-from fedstrata.params import Params
-from fedstrata.piece import Piece
 from methods import rules
 from methods.rules import against, distance
 

@@ -13,9 +13,9 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedstrata import models
-from fedstrata.layout import Layout, derive_groups, entries_of
+from fedstrata.core.layout import Layout, derive_groups, entries_of
+from fedstrata.core.network import Dropout
 from fedstrata.models.blocks import ChannelDropout
-from fedstrata.net import Dropout
 
 
 @dataclass(frozen=True)

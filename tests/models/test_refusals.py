@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedstrata import models
-from fedstrata.errors import ConfigError, DataError
+from fedstrata.common.errors import ConfigError, DataError
+from fedstrata.core.network import Dropout
 from fedstrata.models import registry
 from fedstrata.models.blocks import ChannelDropout
-from fedstrata.net import Dropout
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ BAD = [
     (Functional("softmax"), TABLE, ConfigError, "probabilities", "softmax"),
     (Functional("nan"), TABLE, ConfigError, "not finite", "evaluation"),
     (Functional("pair"), TABLE, ConfigError, "tuple", "logits"),
-    (Functional("dropout"), TABLE, ConfigError, "random generator", "fedstrata.net.Dropout"),
+    (Functional("dropout"), TABLE, ConfigError, "random generator", "fedstrata.core.network.Dropout"),
     (own(drop=nn.Dropout(0.5)), CIFAR, ConfigError, "layers drop", "swap_dropout"),
     (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), CIFAR, ConfigError, "lazy", "one batch"),
     (nn.Sequential(nn.Linear(64, 10, device="meta")), TABLE, ConfigError, "meta device", "initialise"),

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import made
 
-from fedstrata.measure.panel import Panel
-from fedstrata.report.comparison import Entry, Screening
-from fedstrata.report.findings import Flag, findings
+from fedstrata.analysis.comparison import Entry, Screening
+from fedstrata.analysis.findings import Flag, findings
+from fedstrata.diagnostics.panel import Panel
 from fedstrata.report.page import write_page
 
 EIGHT = ("fedavg", "fedprox(mu=0.01)", "fedavgm", "fedadam", "scaffold", "moon", "fedper", "ditto")

@@ -8,9 +8,8 @@ import cases
 import numpy as np
 import pytest
 
-from fedstrata.report.page import look
-from fedstrata.report.page.look import DARK, LIGHT, contrast, strokes
-from fedstrata.report.page.words import names, plain, short
+from fedstrata.report.page.text import names, plain, short
+from fedstrata.report.page.theme import DARK, LIGHT, contrast, strokes
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -173,7 +172,7 @@ def lab(colour, eyes):
 @pytest.mark.parametrize("eyes", EYES)
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_series_are_told_apart_by_all_eyes(theme, eyes):
-    colours = [theme[f"c{k}"] for k in range(look.HUES + 1)]
+    colours = [theme[f"c{k}"] for k in range(theme.HUES + 1)]
     apart = [np.linalg.norm(lab(a, EYES[eyes]) - lab(b, EYES[eyes])) for a, b in itertools.combinations(colours, 2)]
     assert min(apart) > 20
 

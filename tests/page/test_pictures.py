@@ -11,15 +11,15 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedstrata.measure.panel import Panel
-from fedstrata.report.page import paint, write_pictures
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.report.page import drawing, write_pictures
 from fedstrata.report.page.content import pictures
-from fedstrata.report.page.paint import svg_text
+from fedstrata.report.page.context import Scene
+from fedstrata.report.page.curve_data import curve
+from fedstrata.report.page.drawing import svg_text
 from fedstrata.report.page.panels import PLAIN, panel_grid, panel_picture
-from fedstrata.report.page.scene import Scene
-from fedstrata.report.page.series import curve
-from fedstrata.report.page.vector import DRAWING, inline
-from fedstrata.report.result import Result
+from fedstrata.report.page.svg import DRAWING, inline
+from fedstrata.runs.result import Result
 
 
 def scene(name):
@@ -227,7 +227,7 @@ def test_a_long_title_is_broken_into_lines_and_stays_inside(tmp_path):
     """Where it ran over the edge, there would be ink in the first columns of pixels."""
     title = "Similarity of outputs to the final ones: fedpart-cycles-2-cifar10-norm-raw-s0-221d9e15, pooled"
     panel = Panel(title, "", "bars", ["first", "second"], {"one": [1.0, 2.0]})
-    png, svg = paint.save(panel_picture(panel, 0, PLAIN, name="long"), tmp_path, (), ())
+    png, svg = drawing.save(panel_picture(panel, 0, PLAIN, name="long"), tmp_path, (), ())
     ink = np.array(Image.open(png).convert("L")) < 160
     assert not ink[:, :6].any()
     assert not ink[:, -6:].any()

@@ -6,11 +6,11 @@ import made
 import pytest
 from rich.console import Console
 
-from fedstrata.config import Config
-from fedstrata.report.findings import findings
-from fedstrata.report.gather import gathered
-from fedstrata.report.result import Result
+from fedstrata.analysis.findings import findings
+from fedstrata.analysis.grouping import gathered
+from fedstrata.config.config import Config
 from fedstrata.report.runs import report
+from fedstrata.runs.result import Result
 
 
 def folder(path, method="fedavg", seed=0, settings=None, custom=(), unfinished=False, **shape):
@@ -133,7 +133,7 @@ def test_the_report_of_a_comparison_is_made_again_from_its_folder(tmp_path, monk
 def test_comparisons_are_reported_together_and_not_beside_runs(tmp_path, monkeypatch, capsys):
     from fedstrata.cli import main  # noqa: PLC0415
     from fedstrata.compare import comparison as compared  # noqa: PLC0415
-    from fedstrata.compare import record  # noqa: PLC0415
+    from fedstrata.compare import comparison_file  # noqa: PLC0415
 
     for name in ("even", "skewed"):
         (tmp_path / name).mkdir()
@@ -147,7 +147,7 @@ def test_comparisons_are_reported_together_and_not_beside_runs(tmp_path, monkeyp
         )
         for name, top, skew in (("even", 0.5, 0.1), ("skewed", 0.6, 0.8))
     }
-    monkeypatch.setattr(record, "read", told.get)
+    monkeypatch.setattr(comparison_file, "read", told.get)
     monkeypatch.setattr(compared, "report", lambda comparison, _console: findings(comparison))
     with pytest.raises(SystemExit) as end:
         main(["report", *map(str, told), "--json"])

@@ -15,7 +15,7 @@ import pytest
 
 import fedstrata
 from fedstrata.cli import app
-from fedstrata.config import KEYS
+from fedstrata.config.config import KEYS
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import lab
-from fedstrata.backends.choose import EXECUTORS, build
-from fedstrata.errors import ConfigError, MethodError
-from fedstrata.params import Params
-from fedstrata.piece import Piece, Reply
-from fedstrata.plan import Phase
-from fedstrata.round import Failure
-from fedstrata.server import plan_round
+from fedstrata.backends.selection import EXECUTORS, build
+from fedstrata.client.update import Failure
+from fedstrata.common.errors import ConfigError, MethodError
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece, Reply
+from fedstrata.core.plan import Phase
+from fedstrata.engine.server import plan_round
 
 EXACT = [("threads", 1), ("threads", 3), ("processes", 1), ("processes", 3), ("auto", 2)]
 CLOSE = [("batched", 1), ("batched", 3)]

@@ -6,9 +6,9 @@ import zlib
 
 import numpy as np
 
-from fedstrata.data.facts import Facts
-from fedstrata.report.comparison import Comparison, Entry
-from fedstrata.report.result import Result
+from fedstrata.analysis.comparison import Comparison, Entry
+from fedstrata.data.statistics.facts import Facts
+from fedstrata.runs.result import Result
 
 TOPS = {"fedavg": 0.55, "fedprox(mu=0.01)": 0.56, "fedavgm": 0.62, "fedadam": 0.58, "scaffold": 0.60, "moon": 0.55, "fedper": 0.13, "ditto": 0.55}
 """Where the curve of a method's shared model ends; FedPer's heads are private, so its shared model knows nothing."""

@@ -7,10 +7,10 @@ import sys
 import pandas as pd
 import pytest
 
+from fedstrata.analysis.findings import findings
+from fedstrata.analysis.frames import flat
 from fedstrata.report import export
 from fedstrata.report.export import FIRST, NOTE, parquet_note, tables, write_tables
-from fedstrata.report.findings import findings
-from fedstrata.report.frames import flat
 from report.made import comparison
 
 NAMES = ("table", "differences", "runs", "rounds", "clients")

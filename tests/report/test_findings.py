@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from fedstrata.errors import ConfigError
-from fedstrata.report.comparison import Budget, Screening
-from fedstrata.report.findings import findings
-from fedstrata.report.judge import across, skew_flags
-from fedstrata.report.records import Spread
-from fedstrata.report.scored import points, threshold
-from fedstrata.report.tables import comparison_table, flag_lines
+from fedstrata.analysis.caveats import across, skew_flags
+from fedstrata.analysis.comparison import Budget, Screening
+from fedstrata.analysis.findings import findings
+from fedstrata.analysis.records import Spread
+from fedstrata.analysis.scores import points, threshold
+from fedstrata.common.errors import ConfigError
+from fedstrata.report.terminal import comparison_table, flag_lines
 from report.made import METHODS, comparison, facts, result
 
 EIGHT = ("fedavg", "fedprox(mu=0.01)", "scaffold", "fedavgm", "fedadam", "moon", "fedper", "ditto")

@@ -12,10 +12,10 @@ import pytest
 from matplotlib.figure import Figure
 from nbclient import NotebookClient
 
-from fedstrata.errors import ConfigError, FedstrataError
-from fedstrata.events import Finished, RoundDone, Started
-from fedstrata.report.notebook import Cell, LiveTable, in_notebook
+from fedstrata.common.errors import ConfigError, FedstrataError
+from fedstrata.common.events import Finished, RoundDone, Started
 from fedstrata.report.progress import shown
+from fedstrata.report.progress.notebook import Cell, LiveTable, in_notebook
 from report.made import comparison, result
 
 TESTS = str(Path(__file__).parents[1])
@@ -31,8 +31,8 @@ CELLS = (
     "made.to_pandas('findings')[['label', 'selected_mean']]",
     "print(made)",
     (
-        "from fedstrata.report.notebook import LiveTable\n"
-        "from fedstrata.report.tables import comparison_table\n"
+        "from fedstrata.report.progress.notebook import LiveTable\n"
+        "from fedstrata.report.terminal import comparison_table\n"
         "with LiveTable() as live:\n    live.update('nothing yet')\n    live.update(comparison_table(made.findings()))"
     ),
     "sorted(m for m in sys.modules if m.startswith('matplotlib.pyplot'))",

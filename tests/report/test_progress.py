@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fedstrata.events import Chosen, Finished, RoundDone, Started
+from fedstrata.common.events import Chosen, Finished, RoundDone, Started
 from fedstrata.report.progress import Bar, Lines, progress
 
 START = Started(None, "fedavg", "digits", "mlp", "iid", 20, 5, 3, 9610, "auto", 2, notes=("iid: 1 sample is left over.",))

@@ -9,15 +9,15 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+from fedstrata.common.errors import StateError
+from fedstrata.common.units import duration, number, size, work
 from fedstrata.data.federation import Federation
-from fedstrata.errors import StateError
-from fedstrata.report.costs import as_plain, show
+from fedstrata.report.cost_tables import as_plain, show
 from fedstrata.report.figures import curve, partition
 from fedstrata.report.files import atomic, rounds_csv, write
-from fedstrata.report.result import Result
 from fedstrata.report.runs import report
-from fedstrata.report.tables import comparison, result_table, rounds_table, short_names
-from fedstrata.report.units import duration, number, size, work
+from fedstrata.report.terminal import comparison, result_table, rounds_table, short_names
+from fedstrata.runs.result import Result
 
 
 def row(n, **more):

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import fedstrata
-from fedstrata.errors import ConfigError, StateError
-from fedstrata.measure.panel import Panel
-from fedstrata.piece import require
+from fedstrata.common.errors import ConfigError, StateError
+from fedstrata.core.piece import require
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.inference.finished_run import finished
 from fedstrata.studies import Outcome, Study, find
 from fedstrata.studies.base import finite
 from fedstrata.studies.surface import cut
-from fedstrata.use.finished import finished
 from studies.trained import toy
 
 HUGE = 10**18

@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import fedstrata
-from fedstrata.errors import ConfigError, StateError
-from fedstrata.measure.panel import Panel
-from fedstrata.report.page.grid import Grid, Head, figure, word
-from fedstrata.report.page.paint import Picture
+from fedstrata.common.errors import ConfigError, StateError
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.inference.finished_run import finished
+from fedstrata.report.page.data_table import Grid, Head, figure, word
+from fedstrata.report.page.drawing import Picture
 from fedstrata.studies import Outcome, Study, names, replay, table
-from fedstrata.studies.write import csv_of, panel_table, stem
-from fedstrata.use.finished import finished
+from fedstrata.studies.outputs import csv_of, panel_table, stem
 
 LIGHT = {"model": "logistic", "rounds": 2, "cohort": 3, "executor": "loop", "local": {"epochs": 1}}
 

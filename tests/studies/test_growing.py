@@ -10,19 +10,19 @@ import torch
 
 import fedstrata
 import lab
-from fedstrata.compose import Method
-from fedstrata.costs import whole
-from fedstrata.errors import ConfigError
-from fedstrata.piece import Piece
+from fedstrata.client.step_cost import whole
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.chain import Method
+from fedstrata.core.piece import Piece
+from fedstrata.inference.finished_run import finished
 from fedstrata.studies import find, inversion
-from fedstrata.studies.again import pooled, trained
+from fedstrata.studies.active_groups import used_by
 from fedstrata.studies.directions import filterwise
 from fedstrata.studies.masks import batches, estimate
 from fedstrata.studies.memory import WHOLE, batch_of, measured
 from fedstrata.studies.path import Path
+from fedstrata.studies.retraining import pooled, trained
 from fedstrata.studies.surface import surfaces
-from fedstrata.studies.used import used_by
-from fedstrata.use.finished import finished
 from methods.networks import pictures
 from studies.trained import ended, toy
 
@@ -213,9 +213,9 @@ def test_activations_of_a_network_that_grows_are_those_of_its_own_output(seen):
     """The head's raw output is what the network puts out, so that a start is scored as the plain module scores it."""
     run, _, used = seen
     found = look("maximise(steps=1, channels=[0, 3])", run).numbers["run"][used[-1]]
-    from fedstrata import streams  # noqa: PLC0415  # the start is drawn from the library's own stream
+    from fedstrata.common import random_streams  # noqa: PLC0415  # the start is drawn from the library's own stream
 
-    start = torch.stack([torch.randn(run.federation.task.shape, generator=streams.torch_stream(0, "maximise", c)) for c in (0, 3)])
+    start = torch.stack([torch.randn(run.federation.task.shape, generator=random_streams.torch_stream(0, "maximise", c)) for c in (0, 3)])
     with torch.no_grad():
         wanted = run.module()(start)[[0, 1], [0, 3]]
     assert found["first"] == pytest.approx(wanted.tolist(), abs=2e-6)
@@ -252,8 +252,8 @@ def test_a_residual_network_uses_the_blocks_up_to_its_stage():
 
 
 def _residual():
-    from fedstrata.build import assemble  # noqa: PLC0415
-    from fedstrata.config import Config  # noqa: PLC0415
+    from fedstrata.config.config import Config  # noqa: PLC0415
+    from fedstrata.engine.assembly import assemble  # noqa: PLC0415
 
     federation = pictures()
     settings = {"local.epochs": None, "local.steps": 1}

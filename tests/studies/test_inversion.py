@@ -11,13 +11,13 @@ from torch import nn
 
 import fedstrata
 import lab
-from fedstrata.compose import Method
-from fedstrata.config import Config
+from fedstrata.common.errors import ConfigError, LayoutError
+from fedstrata.config.config import Config
+from fedstrata.core.chain import Method
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
-from fedstrata.errors import ConfigError, LayoutError
-from fedstrata.params import Params
-from fedstrata.piece import Piece
-from fedstrata.run import run as train
+from fedstrata.runs.run import run as train
 from fedstrata.studies import find, inversion
 from fedstrata.studies.attacks import Guess, Target, dlg, inverting, label_of, variation
 from fedstrata.studies.inversion import GREY, Inversion, encoded, matched, slopes
@@ -236,7 +236,7 @@ def test_the_full_gradient_is_the_run_s_own(run):
     _, gradient = views(run)
     held = run.federation.training(0)[:1]
     kit = run.engine.kit
-    wanted, _ = kit.slope(kit.plain_loss, run.served, fedstrata.net.Batch(run.federation.train.take(held), run.federation.train.y[held]))
+    wanted, _ = kit.slope(kit.plain_loss, run.served, fedstrata.core.network.Batch(run.federation.train.take(held), run.federation.train.y[held]))
     assert torch.allclose(Params.of(gradient).flat, wanted.flat, atol=1e-6)
 
 

@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import lab
-from fedstrata.errors import ConfigError
-from fedstrata.params import Params
-from fedstrata.run import run as run_it
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.params import Params
+from fedstrata.inference.finished_run import finished
+from fedstrata.runs.run import run as run_it
 from fedstrata.studies import written
 from fedstrata.studies.directions import gaussian
 from fedstrata.studies.landscape import Landscape, levels, sheet
 from fedstrata.studies.surface import surfaces
-from fedstrata.use.finished import finished
 
 SMALL = Landscape(samples=30, points=5, span=0.5)
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import lab
-from fedstrata.errors import ConfigError
-from fedstrata.layout import Entry, Layout
-from fedstrata.net import Batch
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.layout import Entry, Layout
+from fedstrata.core.network import Batch
 from fedstrata.studies import find
-from fedstrata.studies.again import trained
 from fedstrata.studies.masks import Masks, Variances, Welford, batches, ends, estimate
+from fedstrata.studies.retraining import trained
 from studies.trained import toy
 
 

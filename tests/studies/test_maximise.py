@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import lab
-from fedstrata.config import Config
+from fedstrata.common.errors import ConfigError, LayoutError
+from fedstrata.config.config import Config
 from fedstrata.data.federation import Federation
-from fedstrata.errors import ConfigError, LayoutError
-from fedstrata.run import run as train
+from fedstrata.runs.run import run as train
 from fedstrata.studies import ascent, find
 from fedstrata.studies.ascent import Climb, Probe, Ways, blurred, cropped, in_pixels, total_variation
 from fedstrata.studies.fourier import crops, image_of, magnitude, odd, random_phase

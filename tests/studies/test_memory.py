@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import lab
-from fedstrata import streams
-from fedstrata.alive import Alive
-from fedstrata.build import assemble
-from fedstrata.config import Config
+from fedstrata.client.peak_memory import Alive
+from fedstrata.common import random_streams
+from fedstrata.config.config import Config
+from fedstrata.engine.assembly import assemble
 from fedstrata.models import build
 from fedstrata.studies.memory import KINDS, WHOLE, Memory, batch_of, measured, peaks
 from methods.networks import pictures
@@ -84,7 +84,7 @@ def resnet():
     torch.set_num_threads(1)
     federation = pictures(16, (9, 9))
     config = Config(method="fedpart", cohort=2, executor="loop", model="resnet8", **{"local.batch": 16, "local.optimizer": "adam"})
-    return assemble(config, federation, build("resnet8", federation.task, None, streams.torch_stream(0, "model")))
+    return assemble(config, federation, build("resnet8", federation.task, None, random_streams.torch_stream(0, "model")))
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_what_budgets_go_by_is_near_what_is_measured(batch, optimizer):
     """A device that can hold what is counted can train the group; also a deep one, in front of which only values pass, at many times the samples."""
     federation = pictures(16, (batch // 2, batch // 2))
     config = Config(cohort=2, executor="loop", model="resnet8", **{"local.batch": batch, "local.optimizer": optimizer})
-    told = peaks(assemble(config, federation, build("resnet8", federation.task, None, streams.torch_stream(0, "model"))))
+    told = peaks(assemble(config, federation, build("resnet8", federation.task, None, random_streams.torch_stream(0, "model"))))
     assert told["batch"] == batch
     for name, value in told["measured"].items():
         assert 0.95 * value <= told["counted"][name] <= 1.3 * value, name

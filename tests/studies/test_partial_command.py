@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fedstrata.config import Config
-from fedstrata.run import run
+from fedstrata.config.config import Config
+from fedstrata.runs.run import run
 
 STUDIES = {
     "steps": "steps(optimizer=sgd, lr=0.05)",

@@ -8,10 +8,10 @@ from torch import nn
 
 import fedstrata
 import lab
-from fedstrata.errors import ConfigError
-from fedstrata.run import run as run_it
+from fedstrata.common.errors import ConfigError
+from fedstrata.inference.finished_run import finished
+from fedstrata.runs.run import run as run_it
 from fedstrata.studies.path import Path, barrier_of, recounted
-from fedstrata.use.finished import finished
 
 SMALL = Path(samples=54, points=5, batch=16)
 

@@ -9,11 +9,11 @@ from torch import nn
 
 import lab
 from fedstrata.backends.loop import Loop
-from fedstrata.build import assemble
-from fedstrata.config import Config
-from fedstrata.errors import ConfigError
+from fedstrata.common.errors import ConfigError
+from fedstrata.config.config import Config
+from fedstrata.engine.assembly import assemble
 from fedstrata.studies import find
-from fedstrata.studies.again import Counted, pooled, trained, union
+from fedstrata.studies.retraining import Counted, pooled, trained, union
 from fedstrata.studies.settling import Settling, distances, settled_by
 from fedstrata.studies.similarity import alignment, kernels, unit_gram
 from methods.networks import pictures
@@ -170,11 +170,11 @@ def test_the_pooled_run_is_one_client_with_all_samples_trained_plainly():
     engine = list(trained(pooled(parts, [54, 54]), 2))[-1]
     _, module = lab.TOYS["layer"]()
     x, y, _ = lab.arrays()
-    from fedstrata import streams  # noqa: PLC0415  # the order of samples is the library's own
+    from fedstrata.common import random_streams  # noqa: PLC0415  # the order of samples is the library's own
 
     for t in range(2):
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-        order = torch.from_numpy(streams.stream(7, "order", "local", t, 0, 0).permutation(54))
+        order = torch.from_numpy(random_streams.stream(7, "order", "local", t, 0, 0).permutation(54))
         for part in torch.split(order, 4):
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(x[part]), y[part]).backward()

@@ -11,14 +11,14 @@ from torch import nn
 
 import fedstrata
 import lab
-from fedstrata.errors import ConfigError
-from fedstrata.params import Params
-from fedstrata.run import run as run_it
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.params import Params
+from fedstrata.inference.finished_run import finished
+from fedstrata.runs.run import run as run_it
 from fedstrata.studies.directions import filterwise, gaussian
 from fedstrata.studies.sharpness import Sharpness
 from fedstrata.studies.spectrum import extremes, power
 from fedstrata.studies.surface import Surface, positions, surfaces
-from fedstrata.use.finished import finished
 
 CLOSE = 1e-9  # float64 throughout
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch.func.hessian, which only tests call, loads it

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import lab
-from fedstrata.errors import ConfigError
+from fedstrata.common.errors import ConfigError
 from fedstrata.studies import find
-from fedstrata.studies.again import plain_sgd
+from fedstrata.studies.local_step_lengths import Walk, restricted, walk
+from fedstrata.studies.outputs import drawn
+from fedstrata.studies.retraining import plain_sgd
 from fedstrata.studies.steps import Steps, compared
-from fedstrata.studies.walk import Walk, restricted, walk
-from fedstrata.studies.write import drawn
 from studies.trained import toy
 
 ADAM = {"local_optimizer": "adam", "local_lr": 0.01}

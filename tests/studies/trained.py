@@ -1,9 +1,9 @@
 """Finished runs in memory, for studies of toys."""
 
 import lab
-from fedstrata.engine import Engine
-from fedstrata.report.result import Result
-from fedstrata.use.finished import Finished
+from fedstrata.engine.rounds import Engine
+from fedstrata.inference.finished_run import Finished
+from fedstrata.runs.result import Result
 
 
 def ended(parts):

@@ -14,9 +14,9 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 import fedstrata
-from fedstrata.events import RoundDone, Started
-from fedstrata.track import tracking
-from fedstrata.track.tensorboard import EventFile
+from fedstrata.common.events import RoundDone, Started
+from fedstrata.trackers import tracking
+from fedstrata.trackers.tensorboard import EventFile
 
 SETTINGS = {"rounds": 4, "clients": 6, "cohort": 3, "local_epochs": 1, "eval_every": 2, "executor": "loop", "measures": "drift", "name": "abc"}
 
@@ -224,8 +224,8 @@ def refused(self, address):
 socket.socket.connect = refused
 socket.getaddrinfo = lambda *a, **k: tried.append(a) or (_ for _ in ()).throw(OSError("no network in this test"))
 import fedstrata
-from fedstrata.track import tracking
-from fedstrata.track.tensorboard import EventFile
+from fedstrata.trackers import tracking
+from fedstrata.trackers.tensorboard import EventFile
 with tracking("mlflow(uri='file:ml') + tensorboard(folder='tb')") as found:
     fedstrata.run(rounds=2, clients=4, executor="loop", local_epochs=1, observers=found)
 import time

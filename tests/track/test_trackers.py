@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import fedstrata
-from fedstrata import ConfigError, plugins
-from fedstrata.catalogue import rows
-from fedstrata.events import Finished, RoundDone, Started
-from fedstrata.track import Guarded, check, trackers, tracking
-from fedstrata.track.curves import Curves, numbers
+from fedstrata import ConfigError
+from fedstrata.cli.catalogue import rows
+from fedstrata.common import plugins
+from fedstrata.common.events import Finished, RoundDone, Started
+from fedstrata.trackers import Guarded, check, trackers, tracking
+from fedstrata.trackers.curves import Curves, numbers
 
 SETTINGS = {"rounds": 3, "clients": 6, "cohort": 3, "local_epochs": 1, "eval_every": 1, "executor": "loop"}
 
@@ -22,7 +23,7 @@ def run(tmp_path, name="run", **more):
 
 
 def test_none_is_nothing_and_loads_nothing():
-    code = "import sys, fedstrata.track as t; assert t.trackers('none') == []; print([m for m in sys.modules if 'mlflow' in m or 'board' in m])"
+    code = "import sys, fedstrata.trackers as t; assert t.trackers('none') == []; print([m for m in sys.modules if 'mlflow' in m or 'board' in m])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
@@ -59,7 +60,7 @@ def test_a_check_and_an_opening_refuse_the_same(text, said):
 
 def test_a_check_opens_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("fedstrata.track._made", None)
+    monkeypatch.setattr("fedstrata.trackers._made", None)
     check("none")
     check(f"tensorboard(folder='{tmp_path / 'new'}') + mlflow(uri='{tmp_path / 'file'}')")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -67,7 +68,7 @@ def test_a_check_opens_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow")])
 def test_a_library_that_is_missing_is_named_with_the_extra(name, package, monkeypatch):
-    for module in [m for m in sys.modules if m.split(".")[0] == package or m.startswith(("torch.utils.tensorboard", "fedstrata.track."))]:
+    for module in [m for m in sys.modules if m.split(".")[0] == package or m.startswith(("torch.utils.tensorboard", "fedstrata.trackers."))]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=rf"track={name} needs the package {package}, which is not installed: pip install 'fedstrata\[track\]'"):
@@ -112,7 +113,7 @@ def test_a_tracker_is_closed_after_a_failure_and_a_close_that_fails_is_silent(ca
 
 def test_tracking_closes_however_the_run_ends(monkeypatch):
     breaking = Breaking()
-    monkeypatch.setattr("fedstrata.track._OURS", {"breaking": lambda: breaking})
+    monkeypatch.setattr("fedstrata.trackers._OURS", {"breaking": lambda: breaking})
     with pytest.raises(RuntimeError), tracking("breaking"):
         raise RuntimeError
     assert breaking.closed == 1
@@ -175,6 +176,6 @@ def test_a_library_of_somebody_elses_tracker_is_named_by_its_own_name(monkeypatc
     def needs_more():
         raise ImportError("No module named 'sundial'", name="sundial.clock")
 
-    monkeypatch.setattr("fedstrata.track._OURS", {"sun": needs_more})
+    monkeypatch.setattr("fedstrata.trackers._OURS", {"sun": needs_more})
     with pytest.raises(ConfigError, match=r"track=sun needs the package sundial, which is not installed: pip install sundial\."):
         trackers("sun")

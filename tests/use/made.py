@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import lab
-from fedstrata.build import assemble
 from fedstrata.cli import main
-from fedstrata.compose import chain
-from fedstrata.config import Config
-from fedstrata.engine import Engine
+from fedstrata.config.config import Config
+from fedstrata.core.chain import chain
+from fedstrata.engine.assembly import assemble
+from fedstrata.engine.rounds import Engine
 from fedstrata.report.files import clients_csv
-from fedstrata.run import run
+from fedstrata.runs.run import run
 
 
 def digest(folder: Path) -> dict[str, str]:

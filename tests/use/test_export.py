@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import lab
+from fedstrata.common.errors import ConfigError, StateError
 from fedstrata.data.federation import Federation
-from fedstrata.errors import ConfigError, StateError
-from fedstrata.use import export, finished, load
-from fedstrata.use import export as package_export
+from fedstrata.inference import export, finished_run, load
+from fedstrata.inference import export as package_export
 from use.made import command, digest, quick, toy_run
 from use.test_plain import Unit
 
@@ -33,7 +33,7 @@ def test_all_files_say_what_the_runs_evaluation_says(folder, tmp_path):
     made = export(folder, tmp_path / "out", 3, "all")
     assert set(made.files) == {"model.safetensors", "model.pt2", "model.onnx", "signature.json", "MODEL_CARD.md"}
     assert {p.name for p in made.folder.iterdir()} == set(made.files)
-    found = finished(folder)
+    found = finished_run(folder)
     test = found.federation.test
     index = torch.arange(len(test))
     x, wanted = test.take(index), found.engine.evaluator.predict(found.engine.kit, found.params(3), test, index)
@@ -77,7 +77,7 @@ def test_every_block_of_the_card_runs(folder, tmp_path):
 
 def test_the_card_tells_scores_data_training_costs_and_hashes(folder, tmp_path):
     made = export(folder, tmp_path / "out", 3)
-    text, found = (made.folder / "MODEL_CARD.md").read_text(), finished(folder)
+    text, found = (made.folder / "MODEL_CARD.md").read_text(), finished_run(folder)
     summary = found.result.summary
     for title in ("Use", "Input and output", "Scores", "Data", "Training", "Costs", "Limits", "Intended use", "Licence", "Versions and hashes"):
         assert f"\n## {title}\n" in text
@@ -154,7 +154,7 @@ def test_a_failure_leaves_no_half_written_folder(folder, tmp_path, monkeypatch):
     def fails(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sys.modules["fedstrata.use.export"], "card", fails)
+    monkeypatch.setattr(sys.modules["fedstrata.inference.export"], "card", fails)
     with pytest.raises(StateError, match="No space left on device"):
         package_export(folder, tmp_path / "out", None, "safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -181,7 +181,7 @@ def test_a_model_that_cannot_be_traced_is_refused_with_the_reason_and_the_way_ou
 
 
 def test_a_program_that_computes_something_else_is_not_written(folder, tmp_path, monkeypatch):
-    module = sys.modules["fedstrata.use.export"]
+    module = sys.modules["fedstrata.inference.export"]
     exact = module.program_of
 
     def wrong(model, x):

@@ -10,11 +10,11 @@ from sklearn.datasets import load_digits
 
 import lab
 from fedstrata import models
-from fedstrata.build import assemble
 from fedstrata.data.federation import Federation
-from fedstrata.engine import Engine
-from fedstrata.use.plain import plain
-from fedstrata.use.programs import exported_bytes, onnx_bytes, program_of
+from fedstrata.engine.assembly import assemble
+from fedstrata.engine.rounds import Engine
+from fedstrata.inference.module import plain
+from fedstrata.inference.programs import exported_bytes, onnx_bytes, program_of
 
 SMALL = {  # the same layers in a size that trains in a blink
     "vit_s": "vit_s(layers=1, width=24, heads=2)",

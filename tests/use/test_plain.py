@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 import lab
-from fedstrata.data.samples import Tensors
-from fedstrata.errors import ConfigError
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.network import Dropout
+from fedstrata.core.piece import Piece
+from fedstrata.data.io.samples import Tensors
+from fedstrata.inference import finished_run, load
 from fedstrata.methods import rows
 from fedstrata.models.blocks import ChannelDropout
-from fedstrata.net import Dropout
-from fedstrata.piece import Piece
-from fedstrata.use import finished, load
 from use.made import toy_run
 
 EXAMPLES = [example for row in rows() for example in row.examples]
@@ -46,7 +46,7 @@ def near(a, b):
 @pytest.mark.parametrize("method", ["fedavg", *EXAMPLES])
 def test_shared_and_personal_models_of_every_method_are_those_of_its_evaluation(tmp_path, method, toy):
     folder, live, given = toy_run(tmp_path, method, toy, cohort=2)
-    x, found = given["federation"].test.x, finished(folder, **given)
+    x, found = given["federation"].test.x, finished_run(folder, **given)
     assert near(found.module()(x), said(live, live.served(), x))
     for client in range(4):
         assert near(found.module(client)(x), said(live, lab.own_model(live, client), x)), client
@@ -57,7 +57,7 @@ def test_shared_and_personal_models_of_every_method_are_those_of_its_evaluation(
 @pytest.mark.parametrize("bn", ["share", "local", "server", "trained", "batch"])
 def test_norms_stand_as_the_run_evaluated_them(tmp_path, bn):
     folder, live, given = toy_run(tmp_path, "fedavg", "batch", bn=bn)
-    x, found = given["federation"].test.x, finished(folder, **given)
+    x, found = given["federation"].test.x, finished_run(folder, **given)
     assert near(found.module()(x), said(live, live.served(), x))
     assert near(found.module(2)(x), said(live, lab.own_model(live, 2), x))
     module = found.module()

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 import lab
+from fedstrata.common.errors import DataError, StateError
 from fedstrata.data.federation import Federation
-from fedstrata.errors import DataError, StateError
-from fedstrata.use import finished, load, predict
-from fedstrata.use.inputs import SEEN
+from fedstrata.inference import finished_run, load, predict
+from fedstrata.inference.inputs import SEEN
 from use.made import command, digest, quick, toy_run
 
 ROWS = 90
@@ -52,7 +52,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["ill", "gaps"])
 def test_a_table_is_encoded_and_standardised_as_in_training(place, name, tmp_path):
-    found = finished(place / name)
+    found = finished_run(place / name)
     frame = pd.read_csv(place / ("gaps.csv" if name == "gaps" else "full.csv"))
     shuffled = frame[["ill", "income", "site", "flat", "city", "age"]].assign(note="hello").sample(frac=1, random_state=1)
     shuffled.to_csv(tmp_path / "new.csv", index=False)
@@ -180,7 +180,7 @@ def painted(tmp_path_factory):
 
 def test_pictures_are_cut_and_normalised_as_in_training(painted):
     run, folder = painted
-    found, told = finished(run), predict(run, folder)
+    found, told = finished_run(run), predict(run, folder)
     federation = found.federation
     seen = {str(p.relative_to(folder.resolve())): (s, i) for s in (federation.train, federation.official) for i, p in enumerate(s.paths)}
     for name, values in zip(told.names, told.values, strict=True):
@@ -222,7 +222,7 @@ def test_damaged_pictures_links_and_empty_folders_are_refused(painted, tmp_path)
 
 
 def test_arrays_of_bytes_are_normalised_and_floats_are_read_as_they_are(digits, tmp_path):
-    test = finished(digits).federation.official
+    test = finished_run(digits).federation.official
     x = test.take(torch.arange(len(test))).numpy()
     np.savez(tmp_path / "a.npz", x=x, y=test.y.numpy())
     np.save(tmp_path / "b.npy", x)
@@ -263,7 +263,7 @@ def test_labels_of_another_number_or_range_are_refused(digits, tmp_path):
 
 
 def test_the_runs_own_test_set_gives_the_runs_own_scores(digits):
-    found = finished(digits)
+    found = finished_run(digits)
     told = predict(digits, "digits", split="test")
     for name, value in found.result.summary["metrics"].items():
         if name in told.score:

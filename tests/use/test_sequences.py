@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 import torch
 
-from fedstrata.errors import DataError
-from fedstrata.use import predict
+from fedstrata.common.errors import DataError
+from fedstrata.inference import predict
 from use.made import quick
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.errors import WireError
+from fedstrata.common.errors import WireError
 from fedstrata.wire import Frame, decode, encode, pack, packed_shapes, size, unpack
 from fedstrata.wire.codec import CODECS, Dense, register
 

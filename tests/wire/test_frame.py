@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.container import DTYPES, Limits
-from fedstrata.errors import WireError
+from fedstrata.common.errors import WireError
+from fedstrata.storage.container import DTYPES, Limits
 from fedstrata.wire import Frame, decode, encode, size
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata.container import Limits, parse
-from fedstrata.errors import WireError
-from fedstrata.streams import stream
+from fedstrata.common.errors import WireError
+from fedstrata.common.random_streams import stream
+from fedstrata.storage.container import Limits, parse
 from fedstrata.wire import Frame, decode, encode, pack
 
 INNER = json.dumps({"version": 1, "kind": "up", "fields": {"samples": 3}})

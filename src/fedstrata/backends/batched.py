@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 
+from fedstrata.backends.batched_steps import Stack, StackedSteps
 from fedstrata.backends.protocol import KitMaker
-from fedstrata.backends.stack import Stack, StackedSteps
-from fedstrata.errors import ConfigError, FedstrataError
-from fedstrata.kit import Kit
-from fedstrata.params import Params
-from fedstrata.piece import Reply
-from fedstrata.round import Failure, Session, Work, phase_key, run_steps, train_client, why_not
+from fedstrata.client.update import Failure, Session, Work, phase_key, run_steps, train_client, why_not
+from fedstrata.client.worker import Kit
+from fedstrata.common.errors import ConfigError, FedstrataError
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Reply
 
 NUMBERS = 1_100_000  # parameters of a stack, so that weights and gradients stay in the cache; measured, see bench/
 LARGEST = 32  # clients of a stack

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedstrata.backends.protocol import KitMaker
-from fedstrata.piece import Reply
-from fedstrata.round import Failure, Work, train_client
+from fedstrata.client.update import Failure, Work, train_client
+from fedstrata.core.piece import Reply
 
 
 class Loop:

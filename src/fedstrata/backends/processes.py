@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from fedstrata.allocator import keep_freed_blocks
-from fedstrata.backends import letters
-from fedstrata.backends.memory import Channel
+from fedstrata.backends import serialization
 from fedstrata.backends.protocol import KitMaker
-from fedstrata.errors import ConfigError, FedstrataError
-from fedstrata.kit import Kit
-from fedstrata.params import Params
-from fedstrata.piece import Reply
-from fedstrata.round import Failure, Work, train_client
+from fedstrata.backends.shared_memory import Channel
+from fedstrata.client.update import Failure, Work, train_client
+from fedstrata.client.worker import Kit
+from fedstrata.common.allocator import keep_freed_blocks
+from fedstrata.common.errors import ConfigError, FedstrataError
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Reply
 
 
 class Worker:
@@ -41,9 +41,9 @@ class Worker:
         self.work: Work | None = None
         self.attempt = 0
 
-    def give(self, work: Work, sets: letters.NameSets, *, common: list[list[object]] | None) -> None:
+    def give(self, work: Work, sets: serialization.NameSets, *, common: list[list[object]] | None) -> None:
         """Send one client's work."""
-        head, tensors = letters.work_out(work, sets, shared=common is not None)
+        head, tensors = serialization.work_out(work, sets, shared=common is not None)
         self.work = work
         self.pipe.send_bytes(json.dumps(head | {"tensors": self.inbox.write(tensors), "common": common}).encode())
 
@@ -55,7 +55,7 @@ class Worker:
             raise FedstrataError(head["error"])
         if "failure" in head:
             return Failure(*head["failure"])
-        return letters.reply_in(head, self.outbox.read(head["tensors"]))
+        return serialization.reply_in(head, self.outbox.read(head["tensors"]))
 
     def end(self) -> None:
         """Kill the process and free its memory."""
@@ -88,7 +88,7 @@ class Processes:
             )
         self.kit = make()
         self.workers, self.threads = workers, threads
-        self.sets = letters.NameSets(self.kit.setup.layout)
+        self.sets = serialization.NameSets(self.kit.setup.layout)
         self.common = Channel("common")
         self.pool: list[Worker] = []
         for _ in range(workers):
@@ -164,7 +164,7 @@ def _serve(kit: Kit, threads: int, common: Channel, inbox: Channel, outbox: Chan
         other.close()
     torch.set_num_threads(threads)
     keep_freed_blocks()
-    sets = letters.NameSets(kit.setup.layout)
+    sets = serialization.NameSets(kit.setup.layout)
     model: dict[str, torch.Tensor] = {}
     while True:
         try:
@@ -173,7 +173,7 @@ def _serve(kit: Kit, threads: int, common: Channel, inbox: Channel, outbox: Chan
             os._exit(0)
         if head["common"] is not None:
             model = common.read(head["common"])
-        work = letters.work_in(head, inbox.read(head["tensors"]), model, sets, kit.setup.params)
+        work = serialization.work_in(head, inbox.read(head["tensors"]), model, sets, kit.setup.params)
         try:
             answer = train_client(kit, work)
         except FedstrataError as error:
@@ -182,5 +182,5 @@ def _serve(kit: Kit, threads: int, common: Channel, inbox: Channel, outbox: Chan
         if isinstance(answer, Failure):
             pipe.send_bytes(json.dumps({"failure": [answer.place, answer.client, answer.code, answer.message]}).encode())
         else:
-            plain, tensors = letters.reply_out(answer)
+            plain, tensors = serialization.reply_out(answer)
             pipe.send_bytes(json.dumps(plain | {"tensors": outbox.write(tensors)}).encode())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
-from fedstrata.kit import Kit
-from fedstrata.piece import Reply
-from fedstrata.round import Failure, Work
+from fedstrata.client.update import Failure, Work
+from fedstrata.client.worker import Kit
+from fedstrata.core.piece import Reply
 
 KitMaker: TypeAlias = Callable[[], Kit]
 

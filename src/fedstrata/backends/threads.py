@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import torch
 
 from fedstrata.backends.protocol import KitMaker
-from fedstrata.kit import Kit
-from fedstrata.piece import Reply
-from fedstrata.round import Failure, Work, train_client
+from fedstrata.client.update import Failure, Work, train_client
+from fedstrata.client.worker import Kit
+from fedstrata.core.piece import Reply
 
 
 class Threads:

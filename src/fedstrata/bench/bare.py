@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata import streams
-from fedstrata.build import Parts
+from fedstrata.client.batch_order import Order
+from fedstrata.client.update import Work
+from fedstrata.common import random_streams
+from fedstrata.engine.assembly import Parts
 from fedstrata.models import build
-from fedstrata.order import Order
-from fedstrata.round import Work
 
 CODE = """for client in cohort:
     model.load_state_dict(start); optimizer = torch.optim.SGD(model.parameters(), lr)
@@ -35,7 +35,7 @@ class Bare:
         config = parts.config
         norm = None if config.norm == "auto" else config.norm
         self.model: nn.Module = build(
-            config.model_for(parts.federation.task), parts.federation.task, norm, streams.torch_stream(config.seed, "model")
+            config.model_for(parts.federation.task), parts.federation.task, norm, random_streams.torch_stream(config.seed, "model")
         )
         self.start = copy.deepcopy(self.model.state_dict())
         data = parts.federation.train

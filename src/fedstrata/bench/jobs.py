@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
-from fedstrata.build import Parts, assemble
-from fedstrata.config import Config
+from fedstrata.config.config import Config
 from fedstrata.data.federation import Federation
+from fedstrata.engine.assembly import Parts, assemble
 
 Floats = NDArray[np.float32]
 

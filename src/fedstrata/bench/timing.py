@@ -18,16 +18,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedstrata.allocator import keep_freed_blocks
-from fedstrata.backends.choose import build as build_executor
 from fedstrata.backends.protocol import Executor
+from fedstrata.backends.selection import build as build_executor
 from fedstrata.bench.bare import CODE, Bare
 from fedstrata.bench.jobs import JOBS
-from fedstrata.build import Parts
-from fedstrata.errors import ConfigError
-from fedstrata.piece import Reply
-from fedstrata.round import Work
-from fedstrata.server import Server, plan_round
+from fedstrata.client.update import Work
+from fedstrata.common.allocator import keep_freed_blocks
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.piece import Reply
+from fedstrata.engine.assembly import Parts
+from fedstrata.engine.server import Server, plan_round
 
 CONFIDENCE = 0.95
 

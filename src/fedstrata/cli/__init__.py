@@ -12,7 +12,7 @@ import typer
 
 from fedstrata.cli import compare, doctor, extend, look, study, train, use  # noqa: F401  # each registers its commands
 from fedstrata.cli.common import INTERRUPTED, MACHINE, app, fail, read_settings
-from fedstrata.errors import FedstrataError
+from fedstrata.common.errors import FedstrataError
 
 __all__ = ["app", "main", "read_settings"]
 

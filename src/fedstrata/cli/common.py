@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from fedstrata.config import KEYS, Config
-from fedstrata.errors import ConfigError
-from fedstrata.interrupt import Interrupt
-from fedstrata.keys import suggestion
+from fedstrata.cli.interrupt import Interrupt
+from fedstrata.common.errors import ConfigError
+from fedstrata.config.config import KEYS, Config
+from fedstrata.config.fields import suggestion
 
 if TYPE_CHECKING:
-    from fedstrata.events import Observer
+    from fedstrata.common.events import Observer
 
 MACHINE, USAGE, INTERRUPTED = 1, 2, 130
 """Exit codes: a disk or folder that fails; something that the user can mend in the command; stopped by a signal, with a checkpoint kept."""
@@ -85,7 +85,7 @@ def read_for(method: str, texts: Sequence[str] | None) -> Config:
 
 def _refuse_incomplete(file: Path) -> None:
     """The config.toml of a run that was given data or a model from Python does not say what was run; another run must not pass for it."""
-    from fedstrata.report.result import manifest  # noqa: PLC0415  # torch would slow every --help down
+    from fedstrata.runs.result import manifest  # noqa: PLC0415  # torch would slow every --help down
 
     if file.name == "config.toml" and (custom := manifest(file.parent).get("custom")):
         given = " and ".join(custom)
@@ -104,9 +104,9 @@ def run_config(folder: Path) -> Config:
 @contextmanager
 def observed(*, as_json: bool, plain: bool) -> Iterator[tuple[Console, Observer, Interrupt]]:
     """A console, a progress observer, and the answer to Ctrl-C."""
-    from fedstrata.allocator import keep_freed_blocks  # noqa: PLC0415
+    from fedstrata.common.allocator import keep_freed_blocks  # noqa: PLC0415
     from fedstrata.report.progress import progress  # noqa: PLC0415
-    from fedstrata.run import Stopped  # noqa: PLC0415
+    from fedstrata.runs.run import Stopped  # noqa: PLC0415
 
     keep_freed_blocks()
     console = console_for(stderr=as_json)
@@ -122,7 +122,7 @@ def observed(*, as_json: bool, plain: bool) -> Iterator[tuple[Console, Observer,
 
 def stopped(folder: Path, *, as_json: bool) -> NoReturn:
     """Say how to go on with a run that was asked to stop, and exit with 130."""
-    from fedstrata.report.result import Result  # noqa: PLC0415
+    from fedstrata.runs.result import Result  # noqa: PLC0415
 
     so_far = Result.read(folder).summary
     if as_json:

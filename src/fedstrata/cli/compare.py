@@ -15,14 +15,14 @@ import typer
 from typer.core import TyperCommand
 
 from fedstrata.cli.common import INTERRUPTED, LOOSE, AsJson, Plain, Settings, app, console_for, read_settings, settings_help
-from fedstrata.errors import ConfigError
-from fedstrata.interrupt import Interrupt
+from fedstrata.cli.interrupt import Interrupt
+from fedstrata.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedstrata.config import Config
-    from fedstrata.report.comparison import Budget
+    from fedstrata.analysis.comparison import Budget
+    from fedstrata.config.config import Config
 
 SEVERAL = ("--methods", "--seeds")
 """Options that take all words up to the next option, save settings (key=value) and configuration files (.toml), which mean what they always mean."""
@@ -118,7 +118,7 @@ def compare(
     numbers = {"bytes": budget_bytes, "flops": budget_flops, "seconds": budget_seconds, "accuracy": target_accuracy}
     budget = _budget({kind: text for kind, text in numbers.items() if text is not None})
     from fedstrata.compare.comparison import conduct  # noqa: PLC0415  # torch would slow every --help down
-    from fedstrata.compare.contest import contest  # noqa: PLC0415
+    from fedstrata.compare.request import contest  # noqa: PLC0415
 
     asked = contest(
         methods or (),
@@ -167,7 +167,7 @@ def _command(ctx: typer.Context) -> str:
 
 
 def _budget(given: dict[str, str]) -> Budget | None:
-    from fedstrata.report.comparison import Budget, Unit  # noqa: PLC0415
+    from fedstrata.analysis.comparison import Budget, Unit  # noqa: PLC0415
 
     names: dict[Unit, str] = {"bytes": "--budget-bytes", "flops": "--budget-flops", "seconds": "--budget-seconds", "accuracy": "--target-accuracy"}
     if len(given) > 1:
@@ -178,7 +178,7 @@ def _budget(given: dict[str, str]) -> Budget | None:
         text = given[kind]
         amount = _number(name, text)
         if kind == "accuracy":
-            from fedstrata.compare.contest import check_target  # noqa: PLC0415
+            from fedstrata.compare.request import check_target  # noqa: PLC0415
 
             return check_target(amount)
         if amount <= 0:
@@ -214,8 +214,8 @@ def _number(option: str, text: str) -> float:
 @contextmanager
 def _watched(*, as_json: bool) -> Iterator[tuple[Console, Interrupt]]:
     """A console and the answer to Ctrl-C: the first lets every run finish its round, the second stops at once."""
-    from fedstrata.allocator import keep_freed_blocks  # noqa: PLC0415
-    from fedstrata.compare.conduct import Halted  # noqa: PLC0415
+    from fedstrata.common.allocator import keep_freed_blocks  # noqa: PLC0415
+    from fedstrata.compare.execution import Halted  # noqa: PLC0415
 
     keep_freed_blocks()
     try:

@@ -16,7 +16,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="Leave out what reads every
 def doctor(settings: Settings = None, quick: Quick = False, as_json: AsJson = False) -> None:  # noqa: FBT002  # flags of a command line
     """Skew in numbers and words, problems of the data, costs, and methods that deserve a run, with reasons. Advice before measurement."""
     config = read_settings(settings)
-    from fedstrata.allocator import keep_freed_blocks  # noqa: PLC0415
+    from fedstrata.common.allocator import keep_freed_blocks  # noqa: PLC0415
     from fedstrata.doctor import examine  # noqa: PLC0415  # torch would slow every --help down
     from fedstrata.doctor.show import show  # noqa: PLC0415
 

@@ -20,8 +20,8 @@ def cite(
 ) -> None:
     """BibTeX of the parts that a run uses: FedAvg, the method's pieces, the model, the data, the partition law, and fedstrata."""
     config = read_for(method, settings)
-    from fedstrata.cite import cite as find  # noqa: PLC0415
-    from fedstrata.cite import unpublished  # noqa: PLC0415
+    from fedstrata.citations.cite import cite as find  # noqa: PLC0415
+    from fedstrata.citations.cite import unpublished  # noqa: PLC0415
 
     citations, without = find(method, config), unpublished(method, config)
     if as_json:
@@ -40,7 +40,7 @@ def new(
     folder: Annotated[Path, typer.Option(help="Where the package's folder goes.")] = Path(),
 ) -> None:
     """Write a package of your own, with a method (data set, measure) that already runs, its tests, and the entry point that names it."""
-    from fedstrata.new import new as write  # noqa: PLC0415
+    from fedstrata.templates.generate import new as write  # noqa: PLC0415
 
     target = write(kind, name, folder)
     first = {"method": "method=", "dataset": "clients=6 data=", "measure": "measures="}[kind]

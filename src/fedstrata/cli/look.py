@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli.common import LOOSE, AsJson, Settings, app, console_for, read_for, read_settings, settings_help
-from fedstrata.errors import ConfigError
-from fedstrata.keys import suggestion
+from fedstrata.common.errors import ConfigError
+from fedstrata.config.fields import suggestion
 
 if TYPE_CHECKING:
-    from fedstrata.build import Parts
     from fedstrata.data.federation import Federation
+    from fedstrata.engine.assembly import Parts
 
 COMPARISON = "comparison.json"
 """What the folder of a comparison holds, and that of a run does not."""
@@ -25,9 +25,9 @@ COMPARISON = "comparison.json"
 def check(settings: Settings = None) -> None:
     """Check a configuration against data, model and method, without training."""
     config = read_settings(settings)
-    from fedstrata.build import assemble  # noqa: PLC0415
-    from fedstrata.report.tables import facts_table  # noqa: PLC0415
-    from fedstrata.track import check as check_track  # noqa: PLC0415
+    from fedstrata.engine.assembly import assemble  # noqa: PLC0415
+    from fedstrata.report.terminal import facts_table  # noqa: PLC0415
+    from fedstrata.trackers import check as check_track  # noqa: PLC0415
 
     check_track(config.track)
     console = console_for()
@@ -64,7 +64,7 @@ def list_(
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """What is there, a line each."""
-    from fedstrata.catalogue import CATALOGUES, rows  # noqa: PLC0415
+    from fedstrata.cli.catalogue import CATALOGUES, rows  # noqa: PLC0415
 
     if what not in CATALOGUES:
         raise ConfigError(f"there is no list of {what!r}; it is one of {', '.join(CATALOGUES)}.{suggestion(what, CATALOGUES)}")
@@ -76,7 +76,7 @@ def show_rows(rows: Sequence[Mapping[str, str]], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(list(rows)))
         return
-    from fedstrata.report.tables import list_table  # noqa: PLC0415
+    from fedstrata.report.terminal import list_table  # noqa: PLC0415
 
     console_for().print(list_table(rows) if rows else "none")
 
@@ -89,8 +89,8 @@ def describe(
 ) -> None:
     """What a method costs on a federation: parameters, state, bytes, FLOPs and memory, by layer group."""
     config = read_for(method, settings)
-    from fedstrata.describe import describe as cost  # noqa: PLC0415
-    from fedstrata.report.costs import as_plain, show  # noqa: PLC0415
+    from fedstrata.engine.describe import describe as cost  # noqa: PLC0415
+    from fedstrata.report.cost_tables import as_plain, show  # noqa: PLC0415
 
     description = cost(config)
     if as_json:
@@ -116,8 +116,8 @@ def report(
         return
     if any(compared):
         raise ConfigError(f"{str(folders[compared.index(True)])!r} is a comparison, and other folders are runs; report them one after the other.")
-    from fedstrata.report.result import Result  # noqa: PLC0415
     from fedstrata.report.runs import report as write_report  # noqa: PLC0415
+    from fedstrata.runs.result import Result  # noqa: PLC0415
 
     results = [Result.read(folder) for folder in folders]
     console = console_for(stderr=as_json)
@@ -141,9 +141,9 @@ def _report_comparisons(folders: Sequence[Path], out: Path | None, *, as_json: b
         raise ConfigError(f"--out is for runs; the report of a comparison goes into its own folder {str(folders[0])!r}. Leave it out.")
     from dataclasses import asdict  # noqa: PLC0415
 
+    from fedstrata.analysis.caveats import across  # noqa: PLC0415
     from fedstrata.compare.comparison import report as compared  # noqa: PLC0415
-    from fedstrata.compare.record import read  # noqa: PLC0415
-    from fedstrata.report.judge import across  # noqa: PLC0415
+    from fedstrata.compare.comparison_file import read  # noqa: PLC0415
 
     console = console_for(stderr=as_json)
     told = [(comparison, compared(comparison, console)) for comparison in map(read, folders)]

@@ -24,7 +24,7 @@ def study(
     """Study finished runs: flatness, layers, gradients. Their folders are only read."""
     from fedstrata.studies import find  # noqa: PLC0415  # torch would slow every --help down
     from fedstrata.studies import study as look  # noqa: PLC0415
-    from fedstrata.studies.write import panel_table  # noqa: PLC0415
+    from fedstrata.studies.outputs import panel_table  # noqa: PLC0415
 
     name, chosen = find(what)
     folder = out or Path("study") / name

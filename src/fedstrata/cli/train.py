@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli.common import LOOSE, AsJson, Plain, Settings, app, observed, read_settings, run_config, settings_help
-from fedstrata.config import KEYS, Config
+from fedstrata.config.config import KEYS, Config
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedstrata.report.result import Result
+    from fedstrata.runs.result import Result
 
 
 @app.command(context_settings=LOOSE, epilog=settings_help())
 def run(settings: Settings = None, as_json: AsJson = False, plain: Plain = False) -> None:  # noqa: FBT002  # flags of a command line
     """Train a federation. Without arguments: FedAvg on digits, within a minute."""
     config = read_settings(settings)
-    from fedstrata.run import run as train  # noqa: PLC0415  # torch would slow every --help down
+    from fedstrata.runs.run import run as train  # noqa: PLC0415  # torch would slow every --help down
 
     with observed(as_json=as_json, plain=plain) as (console, observer, interrupt):
         result = train(config, observers=(observer,), stop=interrupt)
@@ -38,7 +38,7 @@ def resume(
     plain: Plain = False,  # noqa: FBT002
 ) -> None:
     """Go on with a run, to the same model as if it had not been interrupted."""
-    from fedstrata.run import resume as go_on  # noqa: PLC0415
+    from fedstrata.runs.run import resume as go_on  # noqa: PLC0415
 
     config = run_config(folder)
     if executor is not None:
@@ -51,7 +51,7 @@ def resume(
 def finish(result: Result, config: Config, console: Console, *, as_json: bool) -> None:
     """Write the files for people and print the result."""
     from fedstrata.report.files import write  # noqa: PLC0415
-    from fedstrata.report.tables import result_table  # noqa: PLC0415
+    from fedstrata.report.terminal import result_table  # noqa: PLC0415
 
     write(result, result.federation or config.federation())
     console.print(result_table(result))

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, cast
 import typer
 
 from fedstrata.cli.common import AsJson, app, console_for
-from fedstrata.errors import ConfigError
-from fedstrata.keys import suggestion
+from fedstrata.common.errors import ConfigError
+from fedstrata.config.fields import suggestion
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run; it is only read.")]
 Client = Annotated[str | None, typer.Option(help="A client's number or name: the model that it uses itself. Default: the shared model.")]
@@ -35,7 +35,7 @@ def predict(
     """
     _one_of("split", split, ("test", "train"))
     _one_of("unknown", unknown, ("refuse", "zeros"))
-    from fedstrata.use import predict as tell  # noqa: PLC0415  # torch would slow every --help down
+    from fedstrata.inference import predict as tell  # noqa: PLC0415  # torch would slow every --help down
 
     found = tell(
         folder, data, client, split=cast('Literal["test", "train"] | None', split), unknown=cast('Literal["refuse", "zeros"]', unknown), root=root
@@ -69,7 +69,7 @@ def export(
 ) -> None:
     """Export: model.safetensors, signature.json, MODEL_CARD.md, and a program that needs nothing of ours (model.pt2, model.onnx)."""
     _one_of("format", kind, ("safetensors", "torch-export", "onnx", "all"))
-    from fedstrata.use import export as write  # noqa: PLC0415  # torch would slow every --help down
+    from fedstrata.inference import export as write  # noqa: PLC0415  # torch would slow every --help down
 
     found = write(folder, out, client, cast('Literal["safetensors", "torch-export", "onnx", "all"]', kind), root=root)
     console = console_for(stderr=as_json)

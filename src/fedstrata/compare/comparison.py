@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from torch import nn
 
-from fedstrata.compare import record, screen
-from fedstrata.compare.conduct import LOG, Halted, works
-from fedstrata.compare.contest import Contest, Observers, Own, check_target, contest
-from fedstrata.compose import Method
-from fedstrata.config import Config
+from fedstrata.analysis.comparison import Budget, Comparison
+from fedstrata.common.errors import ConfigError, MethodError
+from fedstrata.compare import comparison_file, screening
+from fedstrata.compare.execution import LOG, Halted, works
+from fedstrata.compare.request import Contest, Observers, Own, check_target, contest
+from fedstrata.config.config import Config
+from fedstrata.core.chain import Method
+from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
-from fedstrata.errors import ConfigError, MethodError
-from fedstrata.piece import Piece
-from fedstrata.report.comparison import Budget, Comparison
 
 if TYPE_CHECKING:
-    from fedstrata.report.findings import Findings
+    from fedstrata.analysis.findings import Findings
 
 REPORT = "report.html"
 
@@ -90,15 +90,15 @@ def conduct(
         Halted: ``stop`` said so.
     """
     if asked.screen is not None:
-        screen.rungs(asked)  # refused before data are loaded
+        screening.rungs(asked)  # refused before data are loaded
     with works(asked, console, plain=plain, stop=stop, observers=observers) as making:
-        screening = screen.screened(making) if asked.screen is not None else None
-        making.make(list(making.grid.jobs.values()) if screening is None else [])
-        making.grid.write("finished", screening)
+        screened = screening.screened(making) if asked.screen is not None else None
+        making.make(list(making.grid.jobs.values()) if screened is None else [])
+        making.grid.write("finished", screened)
         if not making.grid.done:
             raise MethodError(f"all {len(making.grid.failures)} runs failed; the first: {next(iter(making.grid.failures.values()))}")
     _tidy(asked.folder)
-    comparison = record.read(asked.folder)
+    comparison = comparison_file.read(asked.folder)
     return comparison, report(comparison, console)
 
 
@@ -110,10 +110,10 @@ def report(comparison: Comparison, console: Console, target: float | None = None
         console: for the table.
         target: accuracy that the report tells the way to; default that of the budget.
     """
+    from fedstrata.analysis.findings import findings  # noqa: PLC0415
     from fedstrata.report.export import write_tables  # noqa: PLC0415  # pictures and tables load matplotlib and pandas
-    from fedstrata.report.findings import findings  # noqa: PLC0415
     from fedstrata.report.page import write_page, write_pictures  # noqa: PLC0415
-    from fedstrata.report.tables import comparison_table  # noqa: PLC0415
+    from fedstrata.report.terminal import comparison_table  # noqa: PLC0415
 
     folder = comparison.folder
     assert folder is not None, "a comparison that was read has a folder"

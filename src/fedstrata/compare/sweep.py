@@ -15,19 +15,19 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.calls import Call, parse_calls
-from fedstrata.compare.conduct import Works, works
-from fedstrata.compare.contest import Contest, Observers, contest, differences
-from fedstrata.compare.grid import OWN, Rival, rivals
-from fedstrata.compare.screen import best_score
-from fedstrata.compose import name_of
-from fedstrata.config import KEYS, Config
-from fedstrata.errors import ConfigError, MethodError
-from fedstrata.folder import as_json
-from fedstrata.keys import suggestion
-from fedstrata.report.units import number
-from fedstrata.state.disk import write_file
-from fedstrata.streams import stream
+from fedstrata.common.call_syntax import Call, parse_calls
+from fedstrata.common.errors import ConfigError, MethodError
+from fedstrata.common.random_streams import stream
+from fedstrata.common.units import number
+from fedstrata.compare.entries import OWN, Rival, rivals
+from fedstrata.compare.execution import Works, works
+from fedstrata.compare.request import Contest, Observers, contest, differences
+from fedstrata.compare.screening import best_score
+from fedstrata.config.config import KEYS, Config
+from fedstrata.config.fields import suggestion
+from fedstrata.core.chain import name_of
+from fedstrata.runs.folder import as_json
+from fedstrata.storage.atomic_files import write_file
 
 FILE = "sweep.json"
 ROWS = "sweep.csv"

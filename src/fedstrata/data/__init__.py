@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from fedstrata.data.arrays import source_of
-from fedstrata.data.augment import Augment, parse_augment
-from fedstrata.data.copies import Copy, Duplicates, duplicates
-from fedstrata.data.facts import Facts, facts_of
+from fedstrata.data.augmentation import Augment, parse_augment
 from fedstrata.data.federation import Federation
-from fedstrata.data.load import DataSpec, assemble, check_spec, load
-from fedstrata.data.own import ClientTests
-from fedstrata.data.partition import Partition
-from fedstrata.data.picture import label_table, partition_picture
-from fedstrata.data.place import Place, Reader
+from fedstrata.data.io.samples import Samples
+from fedstrata.data.loading import DataSpec, assemble, check_spec, load
+from fedstrata.data.location import Place, Reader
+from fedstrata.data.partition.base import Partition
+from fedstrata.data.partition.client_tests import ClientTests
 from fedstrata.data.registry import Row, datasets, partitions, register_dataset, register_law
-from fedstrata.data.samples import Samples
-from fedstrata.data.task import Groups, Source, Task
+from fedstrata.data.sources.arrays import source_of
+from fedstrata.data.statistics.duplicates import Copy, Duplicates, duplicates
+from fedstrata.data.statistics.facts import Facts, facts_of
+from fedstrata.data.statistics.plot import label_table, partition_picture
+from fedstrata.data.types import Groups, Source, Task
 
 __all__ = [
     "Augment",

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedstrata.data.augment import Augment
-from fedstrata.data.intake import Intake
-from fedstrata.data.own import ClientTests, kept_out
-from fedstrata.data.partition import Partition, check_client
-from fedstrata.data.samples import Samples
-from fedstrata.data.task import Groups, Ints, Task
-from fedstrata.streams import stream
+from fedstrata.common.random_streams import stream
+from fedstrata.data.augmentation import Augment
+from fedstrata.data.inputs import Intake
+from fedstrata.data.io.samples import Samples
+from fedstrata.data.partition.base import Partition, check_client
+from fedstrata.data.partition.client_tests import ClientTests, kept_out
+from fedstrata.data.types import Groups, Ints, Task
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -153,8 +153,8 @@ class Federation:
         Raises:
             DataError: shapes, labels or features that cannot be meant.
         """
-        from fedstrata.data.arrays import source_of  # noqa: PLC0415  # arrays and load build on this file
-        from fedstrata.data.load import DataSpec, assemble  # noqa: PLC0415
+        from fedstrata.data.loading import DataSpec, assemble  # noqa: PLC0415
+        from fedstrata.data.sources.arrays import source_of  # noqa: PLC0415  # arrays and load build on this file
 
         source = source_of(x, y, client=client, test=test, labels=labels, vocabulary=vocabulary, name=name)
         how = testing or ("server" if test is not None else "own")

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata import plugins
-from fedstrata.calls import Call, bind
-from fedstrata.data import folders, hub, images, laws, series, skew, synthetic, tables, text, toys
-from fedstrata.data.laws import Law
-from fedstrata.data.place import Reader
-from fedstrata.errors import ConfigError, nearest
+from fedstrata.common import plugins
+from fedstrata.common.call_syntax import Call, bind
+from fedstrata.common.errors import ConfigError, nearest
+from fedstrata.data.location import Reader
+from fedstrata.data.partition import label_skew, laws
+from fedstrata.data.partition.laws import Law
+from fedstrata.data.sources import bundled, folders, hub, images, series, synthetic, tables, text
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Row:
         about: one line.
         source: where it comes from.
         offline: True where it needs neither files of the user's nor a network.
-        cite: keys of ``fedstrata.bibliography``, or BibTeX entries of your own.
+        cite: keys of ``fedstrata.citations``, or BibTeX entries of your own.
         uncited: why there is nothing to cite.
     """
 
@@ -131,7 +132,7 @@ def _cited(cite: tuple[str, ...] | str) -> tuple[tuple[str, ...], str]:
 for _name, _factory, _about, _source, _offline, _cite in (
     (
         "digits",
-        toys.Digits,
+        bundled.Digits,
         "8x8 grey digits, 10 classes; the default",
         "scikit-learn, from UCI",
         True,
@@ -175,9 +176,16 @@ for _name, _factory, _about, _source, _offline, _cite in (
         "your own pictures",
     ),
     ("table", tables.Table, "CSV or parquet with a label column, and a client column where there is one", "your own", False, "your own table"),
-    ("breast_cancer", toys.BreastCancer, "30 measurements, 2 classes", "scikit-learn, from UCI", True, ("street1993nuclear", "pedregosa2011scikit")),
-    ("wine", toys.Wine, "13 measurements, 3 classes", "scikit-learn, from UCI", True, ("aeberhard1992wine", "pedregosa2011scikit")),
-    ("diabetes", toys.Diabetes, "10 measurements, regression", "scikit-learn, Efron et al. 2004", True, ("efron2004least", "pedregosa2011scikit")),
+    (
+        "breast_cancer",
+        bundled.BreastCancer,
+        "30 measurements, 2 classes",
+        "scikit-learn, from UCI",
+        True,
+        ("street1993nuclear", "pedregosa2011scikit"),
+    ),
+    ("wine", bundled.Wine, "13 measurements, 3 classes", "scikit-learn, from UCI", True, ("aeberhard1992wine", "pedregosa2011scikit")),
+    ("diabetes", bundled.Diabetes, "10 measurements, regression", "scikit-learn, Efron et al. 2004", True, ("efron2004least", "pedregosa2011scikit")),
     ("series", series.Series, "long CSV or parquet of time series: forecast from windows", "your own", False, "your own series"),
     (
         "eeg",
@@ -206,15 +214,15 @@ for _law, _rule, _what, _from, _cite in (
     ("dirichlet", laws.Dirichlet, "label skew, unequal sizes, a minimum", "FedFN harness, LDA(alpha)", ("yurochkin2019bayesian",)),
     (
         "dirichlet_equal",
-        skew.DirichletEqual,
+        label_skew.DirichletEqual,
         "label skew, equal sizes, class priors for each client",
         "FedDyn, FedSMU",
         ("hsu2019measuring", "acar2021federated"),
     ),
-    ("shards", skew.Shards, "s shards of one class each for every client", "FedFN harness, Sharding(s)", ("mcmahan2017communication",)),
-    ("classes", skew.Classes, "exactly k classes a client (pathological)", "-", ("li2022federated",)),
-    ("quantity", skew.Quantity, "unequal sizes, equal label mix", "-", ("li2022federated",)),
-    ("natural", skew.Natural, "the data's own writers, roles, domains or client column", "LEAF", "the data's own clients; cite the data"),
+    ("shards", label_skew.Shards, "s shards of one class each for every client", "FedFN harness, Sharding(s)", ("mcmahan2017communication",)),
+    ("classes", label_skew.Classes, "exactly k classes a client (pathological)", "-", ("li2022federated",)),
+    ("quantity", label_skew.Quantity, "unequal sizes, equal label mix", "-", ("li2022federated",)),
+    ("natural", label_skew.Natural, "the data's own writers, roles, domains or client column", "LEAF", "the data's own clients; cite the data"),
     ("overlap", laws.Overlap, "independent draws of equal size; clients overlap and are derived when asked for", "FedPart", ("wang2024why",)),
 ):
     _add(_LAWS, "partition", Row(_law, _rule, _what, _from, True, *_cited(_cite)))

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 from torch import nn
 
-from fedstrata.build import Parts, assemble
-from fedstrata.config import KEYS, Config
+from fedstrata.common.errors import FedstrataError
+from fedstrata.config.config import KEYS, Config
 from fedstrata.data.federation import Federation
-from fedstrata.data.meaning import Meaning
-from fedstrata.data.survey import Survey
-from fedstrata.describe import trial
+from fedstrata.data.statistics.interpretation import Meaning
+from fedstrata.data.statistics.survey import Survey
 from fedstrata.doctor.costs import Sizes
 from fedstrata.doctor.diagnosis import Advice, Verdict
 from fedstrata.doctor.rules import MOST, RULES, Rule, Seen
-from fedstrata.errors import FedstrataError
+from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.engine.describe import trial
 from fedstrata.methods import method as parse_method
 from fedstrata.methods import rows
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.build import Parts
-from fedstrata.data.survey import Survey
-from fedstrata.describe import Trial, cost
+from fedstrata.client.update import Session
+from fedstrata.common.units import size, work
+from fedstrata.core.network import Batch
+from fedstrata.data.statistics.survey import Survey
 from fedstrata.doctor.diagnosis import Cost
-from fedstrata.evaluate import Evaluator
-from fedstrata.measure.scores import scores
-from fedstrata.net import Batch
-from fedstrata.report.units import size, work
-from fedstrata.round import Session
+from fedstrata.engine.assembly import Parts
+from fedstrata.engine.describe import Trial, cost
+from fedstrata.engine.evaluation import Evaluator
+from fedstrata.engine.metrics import scores
 
 PROBE = 1.0  # seconds of local steps that are timed
 TIMES = 4  # measurements, of which the fastest counts

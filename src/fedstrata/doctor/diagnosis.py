@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedstrata.data.facts import Facts
-from fedstrata.data.meaning import Meaning
-from fedstrata.report.costs import as_plain
+from fedstrata.data.statistics.facts import Facts
+from fedstrata.data.statistics.interpretation import Meaning
+from fedstrata.report.cost_tables import as_plain
 
 Weight = Literal["serious", "look", "note"]
 WEIGHTS: tuple[Weight, ...] = ("serious", "look", "note")

@@ -9,19 +9,19 @@ import numpy as np
 import psutil
 from torch import nn
 
-from fedstrata.build import Parts, assemble
-from fedstrata.config import Config
-from fedstrata.data.copies import Duplicates, duplicates
-from fedstrata.data.facts import facts_from
+from fedstrata.config.config import Config
 from fedstrata.data.federation import Federation
-from fedstrata.data.meaning import meanings
-from fedstrata.data.survey import WALKED, Survey, spaced, survey
-from fedstrata.describe import trial
+from fedstrata.data.statistics.duplicates import Duplicates, duplicates
+from fedstrata.data.statistics.facts import facts_from
+from fedstrata.data.statistics.interpretation import meanings
+from fedstrata.data.statistics.survey import WALKED, Survey, spaced, survey
 from fedstrata.doctor.advice import advise, candidates, look, tests_of
 from fedstrata.doctor.costs import EVALUATION, TRAINING, costs, sizes
 from fedstrata.doctor.diagnosis import Advice, Cost, Diagnosis
 from fedstrata.doctor.problems import Case, problems
-from fedstrata.track import check as check_track
+from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.engine.describe import trial
+from fedstrata.trackers import check as check_track
 
 SEEDS = "0 1 2"
 

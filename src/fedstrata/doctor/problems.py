@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstrata.build import Parts
-from fedstrata.data.copies import Copy, Duplicates
-from fedstrata.data.survey import Survey
-from fedstrata.data.task import Ints
+from fedstrata.data.statistics.duplicates import Copy, Duplicates
+from fedstrata.data.statistics.survey import Survey
+from fedstrata.data.types import Ints
 from fedstrata.doctor.diagnosis import WEIGHTS, Problem, Weight
+from fedstrata.engine.assembly import Parts
 
 NAMED = 5  # clients whose names are told
 LEAK = 0.01  # share of test samples seen in training from which scores mislead

@@ -10,10 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fedstrata.common.units import duration, number, size, work
 from fedstrata.doctor.diagnosis import Advice, Cost, Diagnosis, Problem
 from fedstrata.doctor.problems import printable
-from fedstrata.report.tables import facts_table
-from fedstrata.report.units import duration, number, size, work
+from fedstrata.report.terminal import facts_table
 
 LONG = 3600.0  # seconds from which a way to less is told
 TOLD = 2  # methods refused for one reason whose publications are still told

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedstrata.errors import MethodError
-from fedstrata.layout import Names
-from fedstrata.piece import Piece, Plans, require
-from fedstrata.plan import Answers, Plan, Setup
-from fedstrata.states import State
+from fedstrata.common.errors import MethodError
+from fedstrata.core.layout import Names
+from fedstrata.core.piece import Piece, Plans, require
+from fedstrata.core.plan import Answers, Plan, Setup
+from fedstrata.core.state import State
 
 
 @dataclass(frozen=True)

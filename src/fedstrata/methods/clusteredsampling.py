@@ -12,12 +12,12 @@ import psutil
 import torch
 from torch import Tensor
 
-from fedstrata.errors import MethodError
-from fedstrata.methods import costs
-from fedstrata.params import Params, zeros
-from fedstrata.piece import Piece, ServerView
-from fedstrata.plan import Answers, Setup
-from fedstrata.states import State
+from fedstrata.common.errors import MethodError
+from fedstrata.core.params import Params, zeros
+from fedstrata.core.piece import Piece, ServerView
+from fedstrata.core.plan import Answers, Setup
+from fedstrata.core.state import State
+from fedstrata.methods.parts import costs
 
 if TYPE_CHECKING:
     from numpy.random import Generator

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedstrata.params import Params
-from fedstrata.piece import Piece, View, require
-from fedstrata.plan import Answers, Plan, Setup
-from fedstrata.states import State
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece, View, require
+from fedstrata.core.plan import Answers, Plan, Setup
+from fedstrata.core.state import State
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata import streams
-from fedstrata.params import Params
-from fedstrata.piece import Piece, Reply, ServerView, require, uniform_weights
-from fedstrata.plan import Seat, Setup
-from fedstrata.states import State
+from fedstrata.common import random_streams
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece, Reply, ServerView, require, uniform_weights
+from fedstrata.core.plan import Seat, Setup
+from fedstrata.core.state import State
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -77,7 +77,7 @@ class FedCross(Piece):
 
 def _dealt(setup: Setup, t: int) -> list[int]:
     """The model of each place."""
-    return [int(j) for j in streams.stream(setup.seed, "fedcross.deal", t).permutation(setup.cohort)]
+    return [int(j) for j in random_streams.stream(setup.seed, "fedcross.deal", t).permutation(setup.cohort)]
 
 
 def _moved(model: Params, delta: Params) -> Params:

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedstrata.params import Params, tmap, zeros
-from fedstrata.piece import Gradient, Piece, Reply, ServerView, View, require, uniform_weights
-from fedstrata.plan import Setup
-from fedstrata.states import State
+from fedstrata.core.params import Params, tmap, zeros
+from fedstrata.core.piece import Gradient, Piece, Reply, ServerView, View, require, uniform_weights
+from fedstrata.core.plan import Setup
+from fedstrata.core.state import State
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata import streams
-from fedstrata.errors import MethodError
-from fedstrata.methods.generator import Head, Lessons, features, fresh, taught, width
-from fedstrata.methods.resets import seeded
-from fedstrata.net import Batch
-from fedstrata.params import Params
-from fedstrata.piece import Loss, Piece, Reply, ServerView, View, require
-from fedstrata.plan import Seat, Setup
-from fedstrata.states import State
+from fedstrata.common import random_streams
+from fedstrata.common.errors import MethodError
+from fedstrata.core.network import Batch
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Loss, Piece, Reply, ServerView, View, require
+from fedstrata.core.plan import Seat, Setup
+from fedstrata.core.state import State
+from fedstrata.methods.parts.generator import Head, Lessons, features, fresh, taught, width
+from fedstrata.methods.parts.resets import seeded
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -29,7 +29,7 @@ class FedGen(Piece):
 
     e and e' are uniform noise, y the batch's labels, y' ``batch`` labels of any class; both in each local step anew. Head and model are the
     client's own current ones, the target of the KL term has no gradient. Before it averages, the server teaches G with the heads that came back
-    (``steps`` of a fresh Adam; see :func:`fedstrata.methods.generator.taught`), each label of a client weighed by its share of all clients' samples
+    (``steps`` of a fresh Adam; see :func:`fedstrata.methods.parts.generator.taught`), each label of a client weighed by its share of all clients' samples
     of that label, which clients mail. ``shares`` mean is the released codes' product of two means, in which the label is lost.
 
     Source: Zhu et al. 2021, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning"; numbers of FedPhoenix's released code, whose 10
@@ -69,7 +69,7 @@ class FedGen(Piece):
     def init(self, setup: Setup) -> State:
         features = width(setup.layout, setup.classes)
         assert features is not None
-        return {"generator": fresh(self.latent, setup.classes, self.hidden, features, streams.torch_stream(setup.seed, "fedgen.start"))}
+        return {"generator": fresh(self.latent, setup.classes, self.hidden, features, random_streams.torch_stream(setup.seed, "fedgen.start"))}
 
     def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
         return params, {"generator": slot["generator"]} if seat.round and seat.place >= 0 else {}

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.methods import costs
-from fedstrata.params import Params, zeros
-from fedstrata.piece import Piece, Reply, ServerView, require, uniform_weights
-from fedstrata.plan import Seat, Setup
-from fedstrata.states import State
+from fedstrata.core.params import Params, zeros
+from fedstrata.core.piece import Piece, Reply, ServerView, require, uniform_weights
+from fedstrata.core.plan import Seat, Setup
+from fedstrata.core.state import State
+from fedstrata.methods.parts import costs
 
 if TYPE_CHECKING:
     from numpy.random import Generator

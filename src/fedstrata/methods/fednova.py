@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.errors import MethodError
+from fedstrata.common.errors import MethodError
+from fedstrata.core.piece import Piece, Reply, ServerView, require
+from fedstrata.core.plan import Setup
+from fedstrata.core.state import State
 from fedstrata.methods.scaffold import effective_steps
-from fedstrata.piece import Piece, Reply, ServerView, require
-from fedstrata.plan import Setup
-from fedstrata.states import State
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, Literal
 
-from fedstrata import streams
-from fedstrata.errors import ConfigError, MethodError
-from fedstrata.layout import Names
-from fedstrata.methods import cycle
-from fedstrata.piece import Piece, Plans, require
-from fedstrata.plan import Answers, Plan, Setup
-from fedstrata.states import State
+from fedstrata.common import random_streams
+from fedstrata.common.errors import ConfigError, MethodError
+from fedstrata.core.layout import Names
+from fedstrata.core.piece import Piece, Plans, require
+from fedstrata.core.plan import Answers, Plan, Setup
+from fedstrata.core.state import State
+from fedstrata.methods.parts import cycle
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class FedPart(Piece):
             return plan
         if self.order != "random_client":
             return plan.only(blocks[active], setup.layout)
-        drawn = [blocks[streams.stream(setup.seed, "fedpart.client", round, place).integers(len(blocks))] for place in range(len(plan.cohort))]
+        drawn = [blocks[random_streams.stream(setup.seed, "fedpart.client", round, place).integers(len(blocks))] for place in range(len(plan.cohort))]
         wide = plan.only(frozenset[str]().union(*drawn), setup.layout) if drawn else plan
         owns = {place: wide.at(place).only(block, setup.layout) for place, block in enumerate(drawn)}
         return replace(
@@ -99,7 +99,7 @@ class FedPart(Piece):
         if found is None or self.order == "sequential":
             return None if found is None else found[1]
         if self.order in ("random_round", "random_client"):
-            return int(streams.stream(seed, "fedpart.round", t).integers(groups))
+            return int(random_streams.stream(seed, "fedpart.round", t).integers(groups))
         if self.order == "random":
-            return int(streams.stream(seed, "fedpart.cycle", found[0]).permutation(groups)[found[1]])
+            return int(random_streams.stream(seed, "fedpart.cycle", found[0]).permutation(groups)[found[1]])
         return groups - 1 - found[1]

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from fedstrata import streams
-from fedstrata.errors import ConfigError
-from fedstrata.layout import Layout
-from fedstrata.methods import costs
-from fedstrata.methods.resets import Law, Matrix, choose, draw, largest, matrices, moments, seeded, seeded_by, whole
-from fedstrata.params import Params
-from fedstrata.piece import Piece, View, require
-from fedstrata.plan import Seat, Setup
-from fedstrata.states import State
+from fedstrata.common import random_streams
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.layout import Layout
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece, View, require
+from fedstrata.core.plan import Seat, Setup
+from fedstrata.core.state import State
+from fedstrata.methods.parts import costs
+from fedstrata.methods.parts.resets import Law, Matrix, choose, draw, largest, matrices, moments, seeded, seeded_by, whole
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -130,7 +130,7 @@ class FedPhoenix(Piece):
         if self.side == "client" or seat.place < 0:  # outside a round there is no start to be reset
             return params, {}
         common = self.resets == "common"
-        generator = streams.torch_stream(setup.seed, "fedphoenix.common", seat.round) if common else seeded(rng)
+        generator = random_streams.torch_stream(setup.seed, "fedphoenix.common", seat.round) if common else seeded(rng)
         return self.reset(params, setup.layout, seat.round, generator), {}
 
     def receive(self, p: Params, own: State, v: View) -> tuple[Params, State]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from fedstrata.layout import Layout
-from fedstrata.methods.resets import Matrix, choose, matrix, moments, normal, seeded, whole
-from fedstrata.params import Params
-from fedstrata.piece import Piece, require
-from fedstrata.plan import Seat, Setup
-from fedstrata.states import State
+from fedstrata.core.layout import Layout
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece, require
+from fedstrata.core.plan import Seat, Setup
+from fedstrata.core.state import State
+from fedstrata.methods.parts.resets import Matrix, choose, matrix, moments, normal, seeded, whole
 
 if TYPE_CHECKING:
     from numpy.random import Generator

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstrata.methods import costs
-from fedstrata.params import Params, tmap
-from fedstrata.piece import Gradient, Piece, View, require
-from fedstrata.plan import Setup
+from fedstrata.core.params import Params, tmap
+from fedstrata.core.piece import Gradient, Piece, View, require
+from fedstrata.core.plan import Setup
+from fedstrata.methods.parts import costs
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from fedstrata.net import Batch
-from fedstrata.params import Params
-from fedstrata.piece import Loss, Piece, View, require
-from fedstrata.plan import Setup
-from fedstrata.states import State
+from fedstrata.core.network import Batch
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Loss, Piece, View, require
+from fedstrata.core.plan import Setup
+from fedstrata.core.state import State
 
 
 @dataclass(frozen=True)

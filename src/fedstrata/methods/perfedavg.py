@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstrata.net import Batch
-from fedstrata.params import Params
-from fedstrata.piece import Gradient, Piece, View, require
-from fedstrata.states import State
+from fedstrata.core.network import Batch
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Gradient, Piece, View, require
+from fedstrata.core.state import State
 
 
 @dataclass(frozen=True)

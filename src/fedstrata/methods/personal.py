@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedstrata.piece import Piece, require
-from fedstrata.plan import Answers, Phase, Plan, Setup
-from fedstrata.states import State
+from fedstrata.core.piece import Piece, require
+from fedstrata.core.plan import Answers, Phase, Plan, Setup
+from fedstrata.core.state import State
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedstrata.net import Batch
-from fedstrata.params import Params, tmap
-from fedstrata.piece import Gradient, Piece, ServerView, View, require
-from fedstrata.plan import Setup
-from fedstrata.states import State
+from fedstrata.core.network import Batch
+from fedstrata.core.params import Params, tmap
+from fedstrata.core.piece import Gradient, Piece, ServerView, View, require
+from fedstrata.core.plan import Setup
+from fedstrata.core.state import State
 
 
 @dataclass(frozen=True)

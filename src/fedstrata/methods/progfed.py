@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedstrata import streams
-from fedstrata.errors import MethodError
-from fedstrata.layout import Layout, Names
-from fedstrata.net import Net
-from fedstrata.params import Params
-from fedstrata.piece import Piece, ServerView, require
-from fedstrata.plan import Answers, Plan, Setup
-from fedstrata.states import State
+from fedstrata.common import random_streams
+from fedstrata.common.errors import MethodError
+from fedstrata.core.layout import Layout, Names
+from fedstrata.core.network import Net
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece, ServerView, require
+from fedstrata.core.plan import Answers, Plan, Setup
+from fedstrata.core.state import State
 
 LEFT = "progfed.left"  # the setting: stages that are still to come
 
@@ -150,7 +150,7 @@ class ProgFed(Piece):
 def _with_heads(net: Net, widths: list[int]) -> Net:
     """A linear head for each of these stages, in the numbers of the model's own."""
     own = next(net.initial[e.name] for e in net.entries if e.role == "head" and len(e.shape) == 2)  # [classes, d]
-    draw = streams.torch_stream(0, "progfed", zlib.crc32(own.detach().contiguous().numpy().tobytes()))
+    draw = random_streams.torch_stream(0, "progfed", zlib.crc32(own.detach().contiguous().numpy().tobytes()))
     for stage, width in enumerate(widths):
         for name, shape in (("weight", (len(own), width)), ("bias", (len(own),))):
             value = ((2 * torch.rand(shape, generator=draw) - 1) / width**0.5).to(own.dtype)

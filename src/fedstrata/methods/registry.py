@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedstrata import compose, plugins
-from fedstrata.calls import parse_calls
-from fedstrata.compose import Method
-from fedstrata.errors import ConfigError, nearest
+from fedstrata.common import plugins
+from fedstrata.common.call_syntax import parse_calls
+from fedstrata.common.errors import ConfigError, nearest
+from fedstrata.core import chain
+from fedstrata.core.chain import Method
+from fedstrata.core.piece import Piece
 from fedstrata.methods.budgets import Budgets
 from fedstrata.methods.clusteredsampling import ClusteredSampling
 from fedstrata.methods.ditto import Ditto
@@ -31,7 +33,6 @@ from fedstrata.methods.progfed import ProgFed
 from fedstrata.methods.returning import Returning
 from fedstrata.methods.scaffold import Scaffold
 from fedstrata.methods.serveropt import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from fedstrata.piece import Piece
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Row:
         summary: one line.
         examples: in call syntax, settings with which the laws hold it.
         limit: the law, or why there is none.
-        cite: keys of ``fedstrata.bibliography``, or BibTeX entries of your own.
+        cite: keys of ``fedstrata.citations``, or BibTeX entries of your own.
         uncited: why there is nothing to cite.
     """
 
@@ -284,7 +285,7 @@ _ROWS: list[Row] = [
 
 
 def rows() -> tuple[Row, ...]:
-    """All registered methods; those of installed packages are in ``fedstrata.plugins``."""
+    """All registered methods; those of installed packages are in ``fedstrata.common.plugins``."""
     return tuple(_ROWS)
 
 
@@ -334,6 +335,6 @@ def _row(plugin: plugins.Plugin, offered: object) -> Row:
 
 
 def method(text: str) -> Method:
-    """A method from call syntax; see :func:`fedstrata.compose.parse`. Packages are imported for the names that they offer."""
+    """A method from call syntax; see :func:`fedstrata.core.chain.parse`. Packages are imported for the names that they offer."""
     named = {call.name: find(call.name).piece for call in parse_calls(text) if call.name != "fedavg"}
-    return compose.parse(text, named)
+    return chain.parse(text, named)

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.params import Params
-from fedstrata.piece import Piece, Plans, ServerView
-from fedstrata.plan import Answers, Plan, Setup
-from fedstrata.states import State
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece, Plans, ServerView
+from fedstrata.core.plan import Answers, Plan, Setup
+from fedstrata.core.state import State
 
 
 @dataclass(frozen=True)

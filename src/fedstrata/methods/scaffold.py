@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedstrata.errors import MethodError
-from fedstrata.params import Params, sum_over_senders, zeros
-from fedstrata.piece import Gradient, Piece, Reply, ServerView, View, require, uniform_weights
-from fedstrata.plan import Seat, Setup
-from fedstrata.states import State
+from fedstrata.common.errors import MethodError
+from fedstrata.core.params import Params, sum_over_senders, zeros
+from fedstrata.core.piece import Gradient, Piece, Reply, ServerView, View, require, uniform_weights
+from fedstrata.core.plan import Seat, Setup
+from fedstrata.core.state import State
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from fedstrata.params import Params, tmap, zeros
-from fedstrata.piece import Piece, ServerView, require
-from fedstrata.plan import Setup
-from fedstrata.states import State
+from fedstrata.core.params import Params, tmap, zeros
+from fedstrata.core.piece import Piece, ServerView, require
+from fedstrata.core.plan import Setup
+from fedstrata.core.state import State
 
 
 @dataclass(frozen=True)

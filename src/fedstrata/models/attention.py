@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedstrata.errors import ConfigError, DataError
-from fedstrata.layout import GroupSpec
+from fedstrata.common.errors import ConfigError, DataError
+from fedstrata.core.layout import GroupSpec
 from fedstrata.models.blocks import Layer, Model, drop_layer, fill, fill_affine
 from fedstrata.models.task import Task, image, outputs, tokens
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedstrata.errors import ConfigError
-from fedstrata.net import Dropout
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.network import Dropout
 
 Norm: TypeAlias = Literal["batch", "group", "none"]
 ConvInit: TypeAlias = Literal["torch", "fan_out"]

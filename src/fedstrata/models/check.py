@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from fedstrata.errors import ConfigError, DataError
+from fedstrata.common.errors import ConfigError, DataError
+from fedstrata.core.network import Dropout
 from fedstrata.models.blocks import ChannelDropout
 from fedstrata.models.task import Task
-from fedstrata.net import Dropout
 
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _OTHERS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -68,7 +68,7 @@ def swap_dropout(module: nn.Module) -> nn.Module:
         return _ours(swapped, "the module itself")
     for name, part in list(swapped.named_modules()):
         if isinstance(part, _OTHERS):
-            raise ConfigError(f"layer {name} is {type(part).__name__}, which has no seeded counterpart here. Use fedstrata.net.Dropout.")
+            raise ConfigError(f"layer {name} is {type(part).__name__}, which has no seeded counterpart here. Use fedstrata.core.network.Dropout.")
         if isinstance(part, (nn.Dropout, *_CHANNELS)):
             swapped.set_submodule(name, _ours(part, f"layer {name}"))
     return swapped
@@ -179,7 +179,11 @@ def _draws_nothing(module: nn.Module, probe: Tensor, task: Task) -> None:
             if layers
             else "there is a functional dropout, an attention or recurrent layer with dropout, or noise"
         )
-        remedy = "call fedstrata.models.swap_dropout(model)" if layers else "use the layer fedstrata.net.Dropout, which draws from the seeded stream"
+        remedy = (
+            "call fedstrata.models.swap_dropout(model)"
+            if layers
+            else "use the layer fedstrata.core.network.Dropout, which draws from the seeded stream"
+        )
         raise ConfigError(f"the model draws from torch's own random generator while training ({found}), so runs could not be repeated: {remedy}.")
     _finite(out, "training")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedstrata.errors import ConfigError
+from fedstrata.common.errors import ConfigError
 from fedstrata.models.blocks import Conv, ConvInit, Layer, Model, Norm, Norms, drop_layer, fill
 from fedstrata.models.task import Task, at_least, image, outputs
 

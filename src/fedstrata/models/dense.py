@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedstrata.errors import ConfigError
+from fedstrata.common.errors import ConfigError
 from fedstrata.models.blocks import Layer, Model, Norm, Norms, drop_layer
 from fedstrata.models.task import Task, numbers, outputs
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from fedstrata.errors import ConfigError
-from fedstrata.layout import GroupSpec
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.layout import GroupSpec
 from fedstrata.models.blocks import Layer, Model, drop_layer, fill
 from fedstrata.models.task import Task, outputs, tokens
 

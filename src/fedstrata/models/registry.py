@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstrata import plugins
-from fedstrata.calls import Call, arguments, parse_call
-from fedstrata.errors import ConfigError, nearest
+from fedstrata.common import plugins
+from fedstrata.common.call_syntax import Call, arguments, parse_call
+from fedstrata.common.errors import ConfigError, nearest
 from fedstrata.models import attention, cnn, dense, mobilenet, recurrent, resnet
 from fedstrata.models.blocks import Conv, Model, Norm
 from fedstrata.models.check import check
@@ -32,7 +32,7 @@ class Row:
         source: paper or project whose network it is.
         factory: ``(task, settings...)``; with a parameter called ``norm`` where the norm can be chosen.
         ours: drawn on the meta device and filled from one generator; a user's factory draws as it likes, in a fork of torch's generator.
-        cite: keys of ``fedstrata.bibliography``, or BibTeX entries of your own.
+        cite: keys of ``fedstrata.citations``, or BibTeX entries of your own.
         uncited: why there is nothing to cite.
     """
 
@@ -69,7 +69,7 @@ def register(name: str, factory: Factory, *, summary: str = "", source: str = "r
     Args:
         name: a Python name, not taken yet.
         factory: called with ``task`` and the settings that a user writes (annotated, so that types are checked); a parameter ``norm`` gets the
-            configured norm. It returns any module: ``[B, *task.shape] -> [B, task.classes]``. Dropout must be :class:`fedstrata.net.Dropout`.
+            configured norm. It returns any module: ``[B, *task.shape] -> [B, task.classes]``. Dropout must be :class:`fedstrata.core.network.Dropout`.
         summary: one line for ``fedstrata list models``.
         source: where the network comes from.
     Raises:
@@ -92,7 +92,7 @@ def _check_factory(name: str, factory: Factory) -> None:
 
 
 def rows() -> tuple[Row, ...]:
-    """All models, ours first, in the order of registration; those of installed packages are in ``fedstrata.plugins``."""
+    """All models, ours first, in the order of registration; those of installed packages are in ``fedstrata.common.plugins``."""
     return tuple(_ROWS.values())
 
 

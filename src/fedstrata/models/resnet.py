@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedstrata.layout import GroupSpec, derive_groups
+from fedstrata.core.layout import GroupSpec, derive_groups
 from fedstrata.models.blocks import Conv, ConvInit, Layer, Model, Norm, Norms, drop_layer, fill, max_pool
 from fedstrata.models.task import Task, at_least, image, outputs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, Protocol
 
-from fedstrata.errors import DataError
+from fedstrata.common.errors import DataError
 
 
 class Task(Protocol):

@@ -2,6 +2,6 @@
 
 from fedstrata.report.files import write
 from fedstrata.report.progress import progress
-from fedstrata.report.result import Result
+from fedstrata.runs.result import Result
 
 __all__ = ["Result", "progress", "write"]

@@ -28,10 +28,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstrata.report import frames
-from fedstrata.report.comparison import Comparison
+from fedstrata.analysis import frames
+from fedstrata.analysis.comparison import Comparison
+from fedstrata.analysis.records import Findings
 from fedstrata.report.files import atomic
-from fedstrata.report.records import Findings
 
 FIRST: Mapping[str, Sequence[str]] = {
     "table": ("label", "method"),

@@ -11,14 +11,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedstrata.data.picture import SHOWN, partition_picture
-from fedstrata.errors import ConfigError
+from fedstrata.common.errors import ConfigError
+from fedstrata.data.statistics.plot import SHOWN, partition_picture
 from fedstrata.report.files import atomic
-from fedstrata.report.tables import short_names
+from fedstrata.report.terminal import short_names
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
-    from fedstrata.report.result import Result
+    from fedstrata.runs.result import Result
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 """Okabe and Ito's palette; a ninth line begins again with another stroke."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.report.result import SCORE, Result, Scores
+from fedstrata.runs.result import SCORE, Result, Scores
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation

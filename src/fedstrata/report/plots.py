@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from fedstrata.report.comparison import Comparison
+from fedstrata.analysis.comparison import Comparison
+from fedstrata.analysis.records import Findings
+from fedstrata.analysis.scores import points
 from fedstrata.report.figures import COLOURS, STROKES, Picture
-from fedstrata.report.records import Findings
-from fedstrata.report.scored import points
-from fedstrata.report.tables import short_names
+from fedstrata.report.terminal import short_names
 
 
 def means(comparison: Comparison, findings: Findings) -> Picture:

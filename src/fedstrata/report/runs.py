@@ -7,16 +7,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedstrata.config import Config
-from fedstrata.data.facts import Facts, facts_of
-from fedstrata.errors import FedstrataError
+from fedstrata.analysis.findings import findings
+from fedstrata.analysis.grouping import gathered
+from fedstrata.common.errors import FedstrataError
+from fedstrata.config.config import Config
+from fedstrata.data.statistics.facts import Facts, facts_of
 from fedstrata.report.figures import curve
 from fedstrata.report.files import rounds_csv, write
-from fedstrata.report.findings import findings
-from fedstrata.report.gather import gathered
 from fedstrata.report.page import write_page, write_pictures
-from fedstrata.report.result import Result, manifest
-from fedstrata.report.tables import comparison, result_table, rounds_table
+from fedstrata.report.terminal import comparison, result_table, rounds_table
+from fedstrata.runs.result import Result, manifest
 
 PAGE, PICTURES = "report.html", "pictures"
 

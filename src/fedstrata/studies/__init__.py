@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedstrata.errors import ConfigError
+from fedstrata.common.errors import ConfigError
+from fedstrata.inference.finished_run import finished
 from fedstrata.studies.base import Outcome, Study, finite, replay
+from fedstrata.studies.outputs import place, written
 from fedstrata.studies.registry import find, table
-from fedstrata.studies.write import place, written
-from fedstrata.use.finished import finished
 
 __all__ = ["Outcome", "Study", "find", "replay", "study", "table", "written"]
 

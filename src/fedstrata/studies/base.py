@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from fedstrata.engine import Engine
-from fedstrata.errors import ConfigError
-from fedstrata.measure.panel import Panel
-from fedstrata.params import Params
-from fedstrata.report.page.paint import Picture
-from fedstrata.use.finished import Finished
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.params import Params
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.engine.rounds import Engine
+from fedstrata.inference.finished_run import Finished
+from fedstrata.report.page.drawing import Picture
 
 MANY = 6  # places that a note lists
 

@@ -7,9 +7,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from fedstrata.layout import Entry, Layout
-from fedstrata.params import Params
-from fedstrata.streams import stream
+from fedstrata.common.random_streams import stream
+from fedstrata.core.layout import Entry, Layout
+from fedstrata.core.params import Params
 
 Vectors: TypeAlias = Literal["still", "scaled"]
 """What becomes of biases and of norms' scales and shifts: "still" leaves them as they are, "scaled" takes each of them as one filter."""

@@ -13,23 +13,23 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from fedstrata import streams
-from fedstrata.errors import ConfigError
-from fedstrata.layout import Layout
-from fedstrata.measure.panel import Panel
+from fedstrata.client.update import Session
+from fedstrata.common import random_streams
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.layout import Layout
+from fedstrata.core.params import Params
+from fedstrata.core.piece import require
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.inference.finished_run import Finished
+from fedstrata.inference.module import plain
 from fedstrata.methods import method
-from fedstrata.params import Params
-from fedstrata.piece import require
-from fedstrata.report.page.paint import Picture
-from fedstrata.round import Session
+from fedstrata.report.page.drawing import Picture
+from fedstrata.studies.active_groups import groups_of, left_out
 from fedstrata.studies.attacks import Guess, Target, dlg, inverting, label_of
 from fedstrata.studies.base import Outcome, Study, once_each
+from fedstrata.studies.image_grids import sheet
+from fedstrata.studies.outputs import stem
 from fedstrata.studies.pixels import Pixels, pixels_of, psnr, ssim
-from fedstrata.studies.sheets import sheet
-from fedstrata.studies.used import groups_of, left_out
-from fedstrata.studies.write import stem
-from fedstrata.use.finished import Finished
-from fedstrata.use.plain import plain
 
 PUBLISHED = {"dlg": 300, "ig": 8000}
 COLUMNS = {
@@ -211,7 +211,7 @@ class Inversion(Study):
         pixels = target.pixels
         kept: tuple[Guess, list[float]] | None = None
         for attempt in range(self.restarts):
-            generator = streams.torch_stream(self.seed, "inversion", place, attempt)  # every view starts from the same image
+            generator = random_streams.torch_stream(self.seed, "inversion", place, attempt)  # every view starts from the same image
             best = [0.0] * len(truth)
 
             def watch(x: Tensor, best: list[float] = best) -> None:

@@ -16,16 +16,16 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedstrata.measure.panel import Panel
-from fedstrata.piece import require
-from fedstrata.report.page.grid import Grid, Head, figure, word
-from fedstrata.report.page.look import LIGHT
-from fedstrata.report.page.paint import Picture
-from fedstrata.report.page.words import loose, short
+from fedstrata.core.piece import require
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.inference.finished_run import Finished
+from fedstrata.report.page.data_table import Grid, Head, figure, word
+from fedstrata.report.page.drawing import Picture
+from fedstrata.report.page.text import loose, short
+from fedstrata.report.page.theme import LIGHT
 from fedstrata.studies.base import Outcome, Study
 from fedstrata.studies.directions import Vectors, filterwise, gaussian
 from fedstrata.studies.surface import Split, Surface, known, sampled, surfaces
-from fedstrata.use.finished import Finished
 
 LEVELS = 14  # lines, evenly spaced in the logarithm of the loss
 SIDE = 2.6  # inches of one map

@@ -12,22 +12,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata import streams
-from fedstrata.build import Parts
-from fedstrata.errors import ConfigError
-from fedstrata.kit import Kit
-from fedstrata.layout import Layout
-from fedstrata.measure.panel import Panel
-from fedstrata.methods.cycle import Calendar
+from fedstrata.client.worker import Kit
+from fedstrata.common import random_streams
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.layout import Layout
+from fedstrata.core.network import Batch
+from fedstrata.core.params import Params
+from fedstrata.core.piece import require
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.engine.assembly import Parts
+from fedstrata.engine.server import Server, base_plan
+from fedstrata.inference.finished_run import Finished
 from fedstrata.methods.fedpart import FedPart
-from fedstrata.net import Batch
-from fedstrata.params import Params
-from fedstrata.piece import require
-from fedstrata.server import Server, base_plan
-from fedstrata.studies.again import trained, union
+from fedstrata.methods.parts.cycle import Calendar
+from fedstrata.studies.active_groups import groups_of, left_out, used
 from fedstrata.studies.base import Outcome, Study
-from fedstrata.studies.used import groups_of, left_out, used
-from fedstrata.use.finished import Finished
+from fedstrata.studies.retraining import trained, union
 
 ENDS = ("min", "median", "max")
 
@@ -173,7 +173,7 @@ def estimate(kit: Kit, params: Params, drawn: Iterator[Batch]) -> Variances:
     shown: list[str] = []
     for place, batch in enumerate(drawn):
         shown = shown or groups_of(layout, used(kit, params, batch.x))
-        bound.draw_from(streams.torch_stream(kit.setup.seed, "masks dropout", place))
+        bound.draw_from(random_streams.torch_stream(kit.setup.seed, "masks dropout", place))
         kit.memo.clear()
         slopes, whole = bound.slopes(kit.plain_loss(bound.params, batch), bound.spec.names)
         assert whole is None, "the plain loss has no terms on the whole vector"
@@ -186,14 +186,14 @@ def batches(parts: Parts, count: int) -> Iterator[Batch]:
     """That many mini-batches of the union of clients' training samples, augmented as in training; the same at every call."""
     data, setup = parts.federation, parts.setup
     index = union(data).training(0)
-    rng = streams.stream(setup.seed, "masks batches")
+    rng = random_streams.stream(setup.seed, "masks batches")
     size = min(setup.batch, len(index))
     for place in range(count):
         chosen = index[torch.from_numpy(rng.choice(len(index), size, replace=False))]
         x = data.train.take(chosen)
         if data.augment is not None:
-            key = streams.key(setup.seed, "masks augment", place)
-            x = data.augment(x, torch.from_numpy(streams.uniforms(key, chosen.numpy(), data.augment.draws)))
+            key = random_streams.key(setup.seed, "masks augment", place)
+            x = data.augment(x, torch.from_numpy(random_streams.uniforms(key, chosen.numpy(), data.augment.draws)))
         yield Batch(x, data.train.y[chosen])
 
 

@@ -9,21 +9,21 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedstrata import streams
-from fedstrata.data.samples import Samples
-from fedstrata.errors import ConfigError
-from fedstrata.layout import Layout
-from fedstrata.measure.panel import Panel
-from fedstrata.piece import require
-from fedstrata.report.page.paint import Picture
+from fedstrata.common import random_streams
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.layout import Layout
+from fedstrata.core.piece import require
+from fedstrata.data.io.samples import Samples
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.inference.finished_run import Finished
+from fedstrata.report.page.drawing import Picture
+from fedstrata.studies.active_groups import Standing, groups_of, left_out, used_by
 from fedstrata.studies.ascent import Climb, Crop, Looks, Probe, Ways, in_phase, in_pixels
 from fedstrata.studies.base import Outcome, Study, once_each
 from fedstrata.studies.fourier import magnitude
+from fedstrata.studies.image_grids import sheet
 from fedstrata.studies.pixels import Pixels, pixels_of
-from fedstrata.studies.sheets import sheet
 from fedstrata.studies.surface import known
-from fedstrata.studies.used import Standing, groups_of, left_out, used_by
-from fedstrata.use.finished import Finished
 
 STEPS = {"pixels": 1000, "maco": 256}
 RATE = {"pixels": 0.1, "maco": 1.0}
@@ -143,10 +143,12 @@ class Maximise(Study):
     def _climb(self, probe: Probe, pixels: Pixels, spectrum: Tensor | None, shape: tuple[int, ...]) -> Climb:
         steps, lr = self.steps or STEPS[self.form], self.lr or RATE[self.form]
         if spectrum is None:
-            drawn = [torch.randn(shape, generator=streams.torch_stream(self.seed, "maximise", c)) for c in probe.channels]  # the same for every run
+            drawn = [
+                torch.randn(shape, generator=random_streams.torch_stream(self.seed, "maximise", c)) for c in probe.channels
+            ]  # the same for every run
             return in_pixels(probe, torch.stack(drawn), pixels, steps, lr, Ways(self.tv, self.blur, self.crop, self.share, self.every, self.decay))
         looks = Looks(self.crops, self.boxes[0], self.boxes[1], self.noise)
-        return in_phase(probe, spectrum, pixels, steps, lr, looks, streams.torch_stream(self.seed, "maco"))
+        return in_phase(probe, spectrum, pixels, steps, lr, looks, random_streams.torch_stream(self.seed, "maco"))
 
     def _kernels(self, runs: Mapping[str, Finished]) -> list[Picture]:
         """Planes of the first convolution's filters, each filter over its own largest absolute value: 0.5 is 0."""

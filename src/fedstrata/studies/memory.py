@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fedstrata.alive import Alive
-from fedstrata.build import Parts
-from fedstrata.costs import whole
-from fedstrata.kit import Kit
-from fedstrata.layout import Names
-from fedstrata.measure.panel import Panel
-from fedstrata.net import Batch
-from fedstrata.optim import Optimizer
-from fedstrata.steps import Eager
+from fedstrata.client.local_steps import Eager
+from fedstrata.client.optimizers import Optimizer
+from fedstrata.client.peak_memory import Alive
+from fedstrata.client.step_cost import whole
+from fedstrata.client.worker import Kit
+from fedstrata.core.layout import Names
+from fedstrata.core.network import Batch
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.engine.assembly import Parts
+from fedstrata.inference.finished_run import Finished
+from fedstrata.studies.active_groups import groups_of, left_out, used
 from fedstrata.studies.base import Outcome, Study
-from fedstrata.studies.used import groups_of, left_out, used
-from fedstrata.use.finished import Finished
 
 WHOLE = "whole model"
 KINDS = ("predicted", "counted", "measured")

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata.errors import ConfigError
-from fedstrata.kit import Kit
-from fedstrata.measure.panel import Panel
-from fedstrata.params import Params
-from fedstrata.piece import require
+from fedstrata.client.worker import Kit
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.params import Params
+from fedstrata.core.piece import require
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.inference.finished_run import Finished
 from fedstrata.studies.base import Outcome, Study
 from fedstrata.studies.surface import Split, Surface, known, sampled, surfaces
-from fedstrata.use.finished import Finished
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedstrata.data.intake.pictures import Pictures
-from fedstrata.errors import ConfigError
-from fedstrata.use.finished import Finished
+from fedstrata.common.errors import ConfigError
+from fedstrata.data.inputs.images import Pictures
+from fedstrata.inference.finished_run import Finished
 
 FLOOR = 1e-12
 """Of a mean squared error: 120 dB stand for equality, as a file holds no infinity."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 
-from fedstrata.calls import bind, parse_call
-from fedstrata.errors import ConfigError, nearest
+from fedstrata.common.call_syntax import bind, parse_call
+from fedstrata.common.errors import ConfigError, nearest
 from fedstrata.studies.base import Study
 from fedstrata.studies.inversion import Inversion
 from fedstrata.studies.landscape import Landscape

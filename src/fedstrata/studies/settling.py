@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from fedstrata.backends.loop import Loop
-from fedstrata.build import Parts
-from fedstrata.evaluate import BATCH
-from fedstrata.layout import Layout, Names
-from fedstrata.measure.panel import Panel
-from fedstrata.piece import require
-from fedstrata.studies.again import Counted, pooled, trained
+from fedstrata.core.layout import Layout, Names
+from fedstrata.core.piece import require
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.engine.assembly import Parts
+from fedstrata.engine.evaluation import BATCH
+from fedstrata.inference.finished_run import Finished
+from fedstrata.studies.active_groups import groups_of, left_out, used
 from fedstrata.studies.base import Outcome, Study
+from fedstrata.studies.local_step_lengths import by_group
+from fedstrata.studies.retraining import Counted, pooled, trained
 from fedstrata.studies.similarity import kernels, similarities
-from fedstrata.studies.used import groups_of, left_out, used
-from fedstrata.studies.walk import by_group
-from fedstrata.use.finished import Finished
 
 By = dict[str, list[float | None]]
 WHAT: Mapping[str, tuple[str, str]] = {

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata.measure.panel import Panel
-from fedstrata.piece import require
+from fedstrata.core.piece import require
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.inference.finished_run import Finished
+from fedstrata.studies.active_groups import groups_of, left_out
 from fedstrata.studies.base import Outcome, Study
 from fedstrata.studies.directions import Vectors, filterwise, gaussian
 from fedstrata.studies.spectrum import Eigen, extremes
 from fedstrata.studies.surface import Split, Surface, known, sampled, surfaces
-from fedstrata.studies.used import groups_of, left_out
-from fedstrata.use.finished import Finished
 
 Found = Mapping[str, Mapping[str, Any]]
 """Label of a run -> its numbers."""

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstrata.costs import layers
-from fedstrata.kit import Kit
-from fedstrata.params import Params
+from fedstrata.client.step_cost import layers
+from fedstrata.client.worker import Kit
+from fedstrata.core.params import Params
 
 
 def unit_gram(features: Tensor) -> Tensor | None:

@@ -13,18 +13,18 @@ from typing import Any, ClassVar, Literal
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedstrata.build import Parts
-from fedstrata.errors import ConfigError
-from fedstrata.measure.panel import Panel
-from fedstrata.piece import require
-from fedstrata.report.page.look import LIGHT
-from fedstrata.report.page.paint import Picture, faint_grid
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.piece import require
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.engine.assembly import Parts
+from fedstrata.inference.finished_run import Finished
+from fedstrata.report.page.drawing import Picture, faint_grid
 from fedstrata.report.page.panels import APART, PLAIN, panel_picture, stroke_of
-from fedstrata.studies.again import plain_sgd
+from fedstrata.report.page.theme import LIGHT
 from fedstrata.studies.base import Outcome, Study
-from fedstrata.studies.walk import WINDOW, Walk, What, walk
-from fedstrata.studies.write import stem
-from fedstrata.use.finished import Finished
+from fedstrata.studies.local_step_lengths import WINDOW, Walk, What, walk
+from fedstrata.studies.outputs import stem
+from fedstrata.studies.retraining import plain_sgd
 
 NAMES: Mapping[What, str] = {"steps": "step", "gradients": "gradient"}
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedstrata.data.samples import Samples
-from fedstrata.errors import ConfigError
-from fedstrata.layout import Names
-from fedstrata.params import Params
-from fedstrata.piece import draw_without_replacement, require
-from fedstrata.streams import stream
-from fedstrata.studies.used import used
-from fedstrata.use.finished import Finished
+from fedstrata.common.errors import ConfigError
+from fedstrata.common.random_streams import stream
+from fedstrata.core.layout import Names
+from fedstrata.core.params import Params
+from fedstrata.core.piece import draw_without_replacement, require
+from fedstrata.data.io.samples import Samples
+from fedstrata.inference.finished_run import Finished
+from fedstrata.studies.active_groups import used
 
 Split: TypeAlias = Literal["train", "test"]
 CLIENTS = 1000

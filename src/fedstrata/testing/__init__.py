@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fedstrata.measure.look import Measure
+from fedstrata.diagnostics.base import Measure
 from fedstrata.methods import Limit, Row
 from fedstrata.testing import claims
 from fedstrata.testing.play import engine, finish, play, played, same

@@ -11,11 +11,11 @@ from dataclasses import FrozenInstanceError, fields, replace
 
 from torch import Tensor
 
-from fedstrata.errors import FedstrataError
-from fedstrata.ledger import codecs_of
+from fedstrata.common.errors import FedstrataError
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece, Reply
+from fedstrata.engine.ledger import codecs_of
 from fedstrata.methods import Limit, NoLimit
-from fedstrata.params import Params
-from fedstrata.piece import Piece, Reply
 from fedstrata.testing import toys
 from fedstrata.testing.play import Answers, bits, copied, engine, finish, gap, play, played, same
 from fedstrata.wire import decode, messages, unpack

@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 import torch
 
 from fedstrata.backends.protocol import Executor
-from fedstrata.build import Parts
-from fedstrata.compose import Method
-from fedstrata.engine import Engine, Row
-from fedstrata.params import Params
-from fedstrata.piece import Piece, Reply
-from fedstrata.round import Failure, Work
-from fedstrata.server import Server
-from fedstrata.states import State
+from fedstrata.client.update import Failure, Work
+from fedstrata.core.chain import Method
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece, Reply
+from fedstrata.core.state import State
+from fedstrata.engine.assembly import Parts
+from fedstrata.engine.rounds import Engine, Row
+from fedstrata.engine.server import Server
 from fedstrata.testing.toys import Toy, parts
 
 Answers: TypeAlias = "list[Reply | Failure]"

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedstrata import compose
-from fedstrata.build import Parts, assemble
-from fedstrata.calls import parse_calls
-from fedstrata.compose import Method
-from fedstrata.config import Config
+from fedstrata.common.call_syntax import parse_calls
+from fedstrata.config.config import Config
+from fedstrata.core import chain
+from fedstrata.core.chain import Method
+from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
-from fedstrata.data.partition import Listed
+from fedstrata.data.partition.base import Listed
+from fedstrata.engine.assembly import Parts, assemble
 from fedstrata.methods import find
-from fedstrata.piece import Piece
 
 SIZES = (17, 8, 5, 12, 3, 9)  # with batches of 4: tails of one sample, a client smaller than a batch, one that divides evenly
 EQUAL = (8, 8, 8, 8, 8, 8)
@@ -147,7 +147,7 @@ def know(piece: type[Piece]) -> bool:
 def parse(text: str) -> Method:
     """A method from call syntax, of registered pieces, installed ones, and those that :func:`know` was told of."""
     names = {call.name for call in parse_calls(text)} - {"fedavg"}
-    return compose.parse(text, {name: _known.get(name) or find(name).piece for name in sorted(names)})
+    return chain.parse(text, {name: _known.get(name) or find(name).piece for name in sorted(names)})
 
 
 def config(**settings: Any) -> Config:

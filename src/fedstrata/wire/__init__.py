@@ -1,6 +1,6 @@
 """What crosses the boundary between server and client: frames as bytes, lossless codecs, and the gate that checks every reply."""
 
-from fedstrata.container import Form, Limits, Shapes
+from fedstrata.storage.container import Form, Limits, Shapes
 from fedstrata.wire.codec import CODECS, Codec, pack, packed_shapes, register, unpack
 from fedstrata.wire.frame import Frame, Size, decode, encode, size
 from fedstrata.wire.gate import Bounds, Refusal, inspect

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.container import Form, Shapes, cut
-from fedstrata.errors import WireError, nearest
+from fedstrata.common.errors import WireError, nearest
+from fedstrata.storage.container import Form, Shapes, cut
 
 T = TypeVar("T")
 

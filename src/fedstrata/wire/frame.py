@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from fedstrata import container
-from fedstrata.container import LIMITS, Form, Limits, Shapes, check_name, cut
-from fedstrata.errors import WireError
+from fedstrata.common.errors import WireError
+from fedstrata.storage import container
+from fedstrata.storage.container import LIMITS, Form, Limits, Shapes, check_name, cut
 
 Kind: TypeAlias = Literal["down", "up"]
 Value: TypeAlias = "int | float | str"

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from fedstrata.container import Shapes, cut
+from fedstrata.storage.container import Shapes, cut
 
 Reason: TypeAlias = Literal["missing", "extra", "shape", "dtype", "nonfinite", "samples", "empty", "norm"]
 

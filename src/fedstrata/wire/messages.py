@@ -11,12 +11,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fedstrata.container import Form
-from fedstrata.params import Params
-from fedstrata.piece import Reply
-from fedstrata.plan import Plan
-from fedstrata.round import Work
-from fedstrata.states import State, flatten_state
+from fedstrata.client.update import Work
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Reply
+from fedstrata.core.plan import Plan
+from fedstrata.core.state import State, flatten_state
+from fedstrata.storage.container import Form
 from fedstrata.wire.codec import pack, packed_shapes
 from fedstrata.wire.frame import Frame, Kind, Size, Value, size
 

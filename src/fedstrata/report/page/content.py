@@ -7,26 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from fedstrata.measure.panel import Panel
-from fedstrata.report.page import again, grid, tables
+from fedstrata.analysis.scores import words
+from fedstrata.diagnostics.panel import Panel
+from fedstrata.report.page import data_table, reproduce, tables
+from fedstrata.report.page.blocks import Block, Section, Tab, Tile
+from fedstrata.report.page.clients import partition, served
+from fedstrata.report.page.context import Scene, head
+from fedstrata.report.page.costs import costs, differences, fronts, held
 from fedstrata.report.page.curves import curve_pictures
-from fedstrata.report.page.grid import Grid, Head
-from fedstrata.report.page.paint import Picture
+from fedstrata.report.page.data_table import Grid, Head
+from fedstrata.report.page.drawing import Picture
 from fedstrata.report.page.panels import numbers, panel_grid, panel_picture
-from fedstrata.report.page.parts import Block, Section, Tab, Tile
-from fedstrata.report.page.people import partition, served
-from fedstrata.report.page.prices import costs, differences, fronts, held
-from fedstrata.report.page.scene import Scene, head
-from fedstrata.report.page.skews import skew_table
-from fedstrata.report.page.words import cost, counted, plain, score, short
-from fedstrata.report.scored import words
+from fedstrata.report.page.skew import skew_table
+from fedstrata.report.page.text import cost, counted, plain, score, short
 
 TABS = {"rounds": "Rounds", "bytes": "Bytes", "flops": "FLOPs", "seconds": "Seconds"}
 
 
 def sections(scene: Scene, panels: Sequence[Panel]) -> list[Section]:
     """All sections that have something to show, in the order of the page."""
-    return _made(scene, (_answer, _flags, *_drawn(panels), again.section, again.cite, _glossary))
+    return _made(scene, (_answer, _flags, *_drawn(panels), reproduce.section, reproduce.cite, _glossary))
 
 
 def pictures(scene: Scene, panels: Sequence[Panel]) -> list[Picture]:
@@ -130,7 +130,8 @@ def _failures(scene: Scene) -> Grid | None:
     if not failures:
         return None
     rows = [
-        [grid.word(scene.name_of(label), label), grid.figure(str(seed), seed), grid.word(short(why, 600))] for (label, seed), why in failures.items()
+        [data_table.word(scene.name_of(label), label), data_table.figure(str(seed), seed), data_table.word(short(why, 600))]
+        for (label, seed), why in failures.items()
     ]
     return Grid(
         "Runs that failed; they are missing from all means",
@@ -148,7 +149,7 @@ def _screening(scene: Scene) -> Grid | None:
     rows = []
     for label, rung in told.dropped.items():
         after = "wrongly dropped" if label in told.wrongly else "rightly dropped" if label in told.audited else "not looked at again"
-        rows.append([grid.word(scene.name_of(label), label), grid.figure(str(rung), rung), grid.word(after)])
+        rows.append([data_table.word(scene.name_of(label), label), data_table.figure(str(rung), rung), data_table.word(after)])
     heads = [Head("method", words=True), Head("dropped after round"), Head("trained to the end all the same", words=True)]
     return Grid("Methods that short runs dropped", heads, rows)
 

@@ -7,12 +7,12 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from fedstrata.report.page import grid
-from fedstrata.report.page.grid import Cell, Grid, Head
-from fedstrata.report.page.paint import Picture, amounts, faint_grid, level, line
-from fedstrata.report.page.scene import Scene
-from fedstrata.report.page.series import AXES, Curve, curve
-from fedstrata.report.page.words import cost, counted, score
+from fedstrata.report.page import data_table
+from fedstrata.report.page.context import Scene
+from fedstrata.report.page.curve_data import AXES, Curve, curve
+from fedstrata.report.page.data_table import Cell, Grid, Head
+from fedstrata.report.page.drawing import Picture, amounts, faint_grid, level, line
+from fedstrata.report.page.text import cost, counted, score
 
 ROWS = 20  # of the table behind a picture; rounds.csv has all
 CLIENTS = ("personal", "shared_on_clients", "validation")
@@ -128,7 +128,7 @@ def _table(scene: Scene, caption: str, axis: str, curves: Mapping[int, Curve]) -
     rounds = sorted(set().union(*(c.rounds for c in curves.values())))
     if len(rounds) > ROWS:
         rounds = [rounds[round(k * (len(rounds) - 1) / (ROWS - 1))] for k in range(ROWS)]
-    rows = [[grid.figure(str(r), float(r)), *(cell for c in curves.values() for cell in _cells(c, r, axis))] for r in rounds]
+    rows = [[data_table.figure(str(r), float(r)), *(cell for c in curves.values() for cell in _cells(c, r, axis))] for r in rounds]
     heads = [Head("round")]
     for place in curves:
         heads += [Head(scene.names[place])] if axis == "rounds" else [Head(f"{scene.names[place]}: {axis}"), Head(scene.names[place])]
@@ -137,8 +137,8 @@ def _table(scene: Scene, caption: str, axis: str, curves: Mapping[int, Curve]) -
 
 def _cells(one: Curve, at: int, axis: str) -> Sequence[Cell]:
     if at not in one.rounds:
-        return [grid.figure("-", None)] * (1 if axis == "rounds" else 2)
+        return [data_table.figure("-", None)] * (1 if axis == "rounds" else 2)
     k = list(one.rounds).index(at)
     text = score(one.y[k]) + (f" ± {score(one.std[k])}" if one.std is not None else "")
-    told = grid.figure(text, one.y[k])
-    return [told] if axis == "rounds" else [grid.figure(cost(axis, one.x[k]), one.x[k]), told]
+    told = data_table.figure(text, one.y[k])
+    return [told] if axis == "rounds" else [data_table.figure(cost(axis, one.x[k]), one.x[k]), told]

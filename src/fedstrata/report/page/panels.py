@@ -14,14 +14,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedstrata.measure.panel import Numbers, Panel
-from fedstrata.report.page import grid
-from fedstrata.report.page.grid import Cell, Grid, Head
-from fedstrata.report.page.look import DASHES, HUES, LIGHT, MARKERS, Stroke
-from fedstrata.report.page.paint import WIDTH, Picture, amounts, faint_grid, line
-from fedstrata.report.page.prices import TICK
-from fedstrata.report.page.series import POINTS
-from fedstrata.report.page.words import counted, loose, names, plain, short
+from fedstrata.diagnostics.panel import Numbers, Panel
+from fedstrata.report.page import data_table
+from fedstrata.report.page.costs import TICK
+from fedstrata.report.page.curve_data import POINTS
+from fedstrata.report.page.data_table import Cell, Grid, Head
+from fedstrata.report.page.drawing import WIDTH, Picture, amounts, faint_grid, line
+from fedstrata.report.page.text import counted, loose, names, plain, short
+from fedstrata.report.page.theme import DASHES, HUES, LIGHT, MARKERS, Stroke
 
 ROWS = 20  # of the table behind lines
 ROUNDING = 1e-12  # a spread of equal numbers comes out as this share of their mean at most
@@ -99,12 +99,12 @@ def panel_grid(panel: Panel) -> Grid:
     return Grid(
         plain(panel.title),
         heads,
-        [[grid.word(tag, name), *(_value(panel, name, k) for k in kept)] for tag, name in zip(tags, panel.series, strict=True)],
+        [[data_table.word(tag, name), *(_value(panel, name, k) for k in kept)] for tag, name in zip(tags, panel.series, strict=True)],
     )
 
 
 def _x(x: float | str) -> Cell:
-    return grid.word(short(x, 24), x) if isinstance(x, str) else grid.figure(loose(x), float(x))
+    return data_table.word(short(x, 24), x) if isinstance(x, str) else data_table.figure(loose(x), float(x))
 
 
 def _tick(x: float | str) -> str:
@@ -120,7 +120,7 @@ def _value(panel: Panel, name: str, k: int) -> Cell:
     value, half = _at(panel.series[name], k), _at(panel.spread.get(name, ()), k)
     if value is not None and half is not None and abs(half) <= ROUNDING * abs(value):
         half = 0.0
-    return grid.figure(loose(value) + (f" ± {loose(half)}" if value is not None and half else ""), value)
+    return data_table.figure(loose(value) + (f" ± {loose(half)}" if value is not None and half else ""), value)
 
 
 def numbers(panel: Panel) -> list[tuple[float, str, int]]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedstrata.report.page import grid
-from fedstrata.report.page.grid import Cell, Grid, Head
-from fedstrata.report.page.scene import HEADS, Scene, head
-from fedstrata.report.page.words import cost, score, signed, spread
-from fedstrata.report.records import Difference, Line, Spread
-from fedstrata.report.scored import words
+from fedstrata.analysis.records import Difference, Line, Spread
+from fedstrata.analysis.scores import words
+from fedstrata.report.page import data_table
+from fedstrata.report.page.context import HEADS, Scene, head
+from fedstrata.report.page.data_table import Cell, Grid, Head
+from fedstrata.report.page.text import cost, score, signed, spread
 
 TONES = {"better": "good", "worse": "bad"}
-NONE = grid.figure("-", None)
+NONE = data_table.figure("-", None)
 
 
 def name(scene: Scene, place: int) -> Cell:
     """A row's head: the method with its stroke."""
-    return grid.word(scene.names[place], scene.labels[place], series=place)
+    return data_table.word(scene.names[place], scene.labels[place], series=place)
 
 
 def headline(scene: Scene) -> Grid:
@@ -66,7 +66,7 @@ def _score(scene: Scene, place: int, key: str, *, best: bool = False) -> Cell:
     if found is None:
         return NONE
     leads = best and not scene.alone and scene.best(key, larger=scene.findings.larger) == place
-    return grid.figure(spread(found), found.mean, "best" if leads else "", _seeds(found))
+    return data_table.figure(spread(found), found.mean, "best" if leads else "", _seeds(found))
 
 
 def _seeds(value: Spread) -> str:
@@ -75,7 +75,7 @@ def _seeds(value: Spread) -> str:
 
 def _cost(scene: Scene, place: int, kind: str) -> Cell:
     found = scene.cost(place, kind)
-    return NONE if found is None else grid.figure(cost(kind, found.mean), found.mean)
+    return NONE if found is None else data_table.figure(cost(kind, found.mean), found.mean)
 
 
 def _difference_heads(scene: Scene) -> list[Head]:
@@ -90,15 +90,15 @@ def _difference_heads(scene: Scene) -> list[Head]:
 def _difference(scene: Scene, place: int, key: str) -> list[Cell]:
     line = scene.lines[place]
     if place == scene.baseline:
-        return [grid.figure("-", None, "muted"), grid.word("baseline", tone="muted")]
+        return [data_table.figure("-", None, "muted"), data_table.word("baseline", tone="muted")]
     found = line.differences.get(key) if line is not None else None
     if found is None or line is None:
-        return [NONE, grid.word("no run" if line is None else "-", tone="muted")]
+        return [NONE, data_table.word("no run" if line is None else "-", tone="muted")]
     verdict = found.verdict if line.informative else "not informative"
     tip = "" if found.corrected is None else f"p {found.p:.3g}, corrected {found.corrected:.3g}" if found.p is not None else ""
     return [
         interval(found),
-        grid.word(verdict, tone=TONES.get(verdict, "muted")) if not tip else Cell(verdict, None, tip, TONES.get(verdict, "muted"), words=True),
+        data_table.word(verdict, tone=TONES.get(verdict, "muted")) if not tip else Cell(verdict, None, tip, TONES.get(verdict, "muted"), words=True),
     ]
 
 
@@ -122,7 +122,7 @@ def margins(scene: Scene) -> Grid | None:
         heads += [Head(head(key), words(key)), Head("best other", "the best of the other methods by this score", words=True)]
         for place, line in enumerate(scene.lines):
             found = line.margins.get(key) if line is not None else None
-            rows[place] += [NONE, grid.word("-")] if found is None else [interval(found[1]), grid.word(scene.name_of(found[0]), found[0])]
+            rows[place] += [NONE, data_table.word("-")] if found is None else [interval(found[1]), data_table.word(scene.name_of(found[0]), found[0])]
     return Grid("Margin over the best other method, paired over seeds, with its 95 % interval", heads, rows)
 
 
@@ -171,8 +171,10 @@ def _target(line: Line | None) -> list[Cell]:
     if reached is None:
         return [NONE] * 5
     parts = {"rounds": reached.rounds, "bytes": reached.bytes, "flops": reached.flops, "seconds": reached.seconds}
-    cells = [NONE if found is None else grid.figure(cost(kind, found.mean), found.mean, tip=_range(kind, found)) for kind, found in parts.items()]
-    return [grid.figure(f"{reached.seeds[0]} of {reached.seeds[1]}", reached.seeds[0]), *cells]
+    cells = [
+        NONE if found is None else data_table.figure(cost(kind, found.mean), found.mean, tip=_range(kind, found)) for kind, found in parts.items()
+    ]
+    return [data_table.figure(f"{reached.seeds[0]} of {reached.seeds[1]}", reached.seeds[0]), *cells]
 
 
 def _range(kind: str, found: Spread) -> str:
@@ -196,5 +198,5 @@ def stability(scene: Scene) -> Grid | None:
     rows = []
     for place, line in enumerate(scene.lines):
         values = [line.stability.get(key) if line is not None else None for key in keys]
-        rows.append([name(scene, place), *(grid.figure(score(v, 4), v) for v in values)])
+        rows.append([name(scene, place), *(data_table.figure(score(v, 4), v) for v in values)])
     return Grid("How steady the curves are", [Head("method", words=True), *(Head(text, tip) for text, tip in said)], rows)

@@ -1,0 +1,32 @@
+"""The publications behind what fedstrata offers, one entry each.
+
+Authors, titles, places and years were checked against the papers, their proceedings or the citations that their makers give. An identifier that
+we could not confirm is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedstrata.citations.data import DATA
+from fedstrata.citations.form import REQUIRED, Entry, key_of
+from fedstrata.citations.methods import METHODS
+from fedstrata.citations.models import MODELS
+from fedstrata.common.errors import ConfigError, nearest
+
+ENTRIES: Mapping[str, Entry] = {e.key: e for e in (*METHODS, *MODELS, *DATA)}
+"""Every publication by key."""
+
+
+def entry(key: str) -> Entry:
+    """The publication of that key.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if key not in ENTRIES:
+        raise ConfigError(f"the bibliography has no {key!r}.{nearest(key, ENTRIES)} An entry of your own is given as BibTeX: '@article{{...}}'.")
+    return ENTRIES[key]
+
+
+__all__ = ["ENTRIES", "REQUIRED", "Entry", "entry", "key_of"]

@@ -1,0 +1,329 @@
+"""A network cut in front of the layers that are trained: what lies before the cut is computed once a sample, what lies behind it in each step.
+
+The cut is a set of values: every value that does not depend on a trained parameter and that a dependent one uses. One through a residual block
+is two tensors. The network is read by symbolic tracing; where that fails, or where keeping would not be exact, the reason is given in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+
+from fedstrata.core.network import Bound, Dropout
+from fedstrata.core.params import Params
+
+Names = frozenset[str]
+Context: TypeAlias = Callable[[], AbstractContextManager[None]]
+ROOT = "body."
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A network's body as a graph.
+
+    Attributes:
+        graph: from samples to features.
+        constants: tensors that the body makes without reading samples, by node target.
+        rows: bytes of one sample, of each value that holds one row a sample and depends on what a sample holds.
+        mixed: such values that hold no row a sample, or several tensors; they are computed anew.
+        probe: [B, *shape] samples that it was tried on.
+    """
+
+    graph: fx.Graph
+    constants: Mapping[str, Tensor]
+    rows: Mapping[fx.Node, int]
+    mixed: frozenset[fx.Node]
+    probe: Tensor
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Both parts of a body, on its own parameters.
+
+    Attributes:
+        prefix: samples -> the values at the cut, in order.
+        suffix: samples where it asks for them (``raw``), then those values -> features.
+        raw: whether layers behind the cut read the samples themselves too.
+        bytes: of the values of one sample.
+    """
+
+    prefix: Callable[[Tensor], tuple[Tensor, ...]]
+    suffix: Callable[..., Tensor]
+    raw: bool
+    bytes: int
+
+    def features(self, x: Tensor, values: Iterable[Tensor]) -> Tensor:
+        """[B, d] from samples and the values at the cut."""
+        return self.suffix(*((x,) if self.raw else ()), *values)
+
+
+# ---- tracing --------------------------------------------------------------------------------------------------------------------------------
+
+
+class _Tracer(fx.Tracer):
+    """Symbolic tracing that stops at what it cannot look into: such a layer is one step of the graph."""
+
+    proxy_buffer_attributes = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Dropout) or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inside = self.module_stack.copy()
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            path, self.module_stack = self.path_of_module(m), inside
+            if path + "." == ROOT:
+                raise
+            return self.create_proxy("call_module", path, args, kwargs)
+
+
+class _Shell(nn.Module):
+    """Calls the body with samples alone, so that its further arguments have their defaults; constants found in tracing are hung up here."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(x)
+        return found
+
+
+def trace(bound: Bound, x: Tensor, context: Context) -> Traced | str:
+    """The body as a graph, or why not. Not to be called beside threads that run networks: tracing replaces ``nn.Module.__call__`` for its time.
+
+    Args:
+        bound: the network.
+        x: a few samples, two at least.
+        context: the precision that forward passes run in.
+    """
+    x = bound.laid_out(x)
+    bound.mode(training=True)
+    shell = _Shell(bound.body)
+    try:
+        whole = _Tracer().trace(shell)
+        graph, _ = _copied([n for n in whole.nodes if n in _ancestors([_output(whole)])], [])
+        constants = {str(n.target): getattr(shell, str(n.target)) for n in graph.nodes if n.op == "get_attr" and ROOT not in str(n.target)}
+        bound.body.eval()  # sizes do not hang on it, and neither masks are drawn nor statistics moved
+        look = _Look(_module(bound, graph, constants), graph)
+        with torch.no_grad(), context():
+            look.run(x)
+    except Exception as error:  # noqa: BLE001  # whatever a model's own code raises
+        return f"the model cannot be traced ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
+    finally:
+        bound.mode(training=True)
+    return Traced(graph, constants, look.rows, frozenset(look.mixed), x)
+
+
+class _Look(fx.Interpreter):
+    """Runs a graph and notes which values depend on what samples hold, and their sizes."""
+
+    def __init__(self, module: fx.GraphModule, graph: fx.Graph) -> None:
+        super().__init__(module, graph=graph)
+        self.data: set[fx.Node] = set()
+        self.rows: dict[fx.Node, int] = {}
+        self.mixed: set[fx.Node] = set()
+        self.batch = 0
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "placeholder":
+            self.batch = len(value)
+        if n.op == "output" or not (n.op == "placeholder" or any(i in self.data for i in n.all_input_nodes)):
+            return value
+        if isinstance(value, Tensor):
+            self.data.add(n)
+            if value.dim() and len(value) == self.batch:
+                self.rows[n] = value.numel() * value.element_size() // self.batch
+            else:
+                self.mixed.add(n)
+        elif isinstance(value, tuple | list) and any(isinstance(v, Tensor) for v in value):
+            self.data.add(n)
+            self.mixed.add(n)
+        return value
+
+
+# ---- cutting --------------------------------------------------------------------------------------------------------------------------------
+
+
+def cut(traced: Traced, bound: Bound, names: Names) -> Cut | str | None:
+    """The body in two parts for the training of ``names``; why that would not be exact; or None where no layer lies in front of them."""
+    order = list(traced.graph.nodes)
+    trained = {id(bound.parts[n]) for n in names if n in bound.parts}
+    moving: set[fx.Node] = set()
+    for node in order:
+        if any(i in moving for i in node.all_input_nodes) or trained & {id(p) for p in _parameters(bound, node)}:
+            moving.add(node)
+    inside: set[fx.Node] = set()
+    entries: set[fx.Node] = set()
+    left = [_output(traced.graph)]
+    while left:  # sizes, positions and the like depend on no sample: they are computed anew, from what they are of
+        node = left.pop()
+        if node.op == "placeholder" or (node not in moving and node in traced.rows):
+            entries.add(node)
+        elif node not in inside:
+            inside.add(node)
+            left += node.all_input_nodes
+    front = _ancestors(entries)
+    if not any(_parameters(bound, node) for node in front):
+        lost = any(node in traced.mixed and node not in moving and _parameters(bound, node) for node in inside)
+        return "values in front of what is trained do not hold one row a sample" if lost else None
+    why = _inexact(traced, bound, [n for n in order if n in front])
+    if why is not None:
+        return why
+    kept = [n for n in order if n in entries and n.op != "placeholder"]
+    raw = [n for n in order if n in entries and n.op == "placeholder"]
+    before, copies = _copied([n for n in order if n in front], [])
+    before.output(tuple(copies[n] for n in kept))
+    after, _ = _copied([n for n in order if n in inside], [*raw, *kept])
+    prefix, suffix = (_module(bound, graph, traced.constants) for graph in (before, after))
+    return Cut(prefix, suffix, bool(raw), sum(traced.rows[n] for n in kept))
+
+
+def _inexact(traced: Traced, bound: Bound, front: Sequence[fx.Node]) -> str | None:
+    """A layer among these whose outputs for a sample differ from step to step, or depend on its company."""
+    for node in front:
+        part = _resolved(bound, node, traced.constants)
+        for name, inner in part.named_modules() if isinstance(part, nn.Module) else ():
+            path = ".".join(filter(None, (str(node.target).removeprefix(ROOT), name)))
+            if isinstance(inner, Dropout) and inner.p > 0:
+                return f"dropout in front of what is trained ({path})"
+            alone = isinstance(inner, nn.modules.instancenorm._InstanceNorm) and not inner.track_running_stats
+            if isinstance(inner, nn.modules.batchnorm._NormBase) and not alone:
+                return f"a batch norm in front of what is trained looks at the batch ({path})"
+    return None
+
+
+def _output(graph: fx.Graph) -> fx.Node:
+    found: fx.Node = next(n for n in graph.nodes if n.op == "output")
+    return found
+
+
+def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """These nodes and all that they are computed from."""
+    found: set[fx.Node] = set()
+    left = list(nodes)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += node.all_input_nodes
+    return found
+
+
+def _copied(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A new graph of these nodes, with ``inputs`` as its arguments, and where each node has gone."""
+    graph = fx.Graph()
+    copies = {n: graph.placeholder(n.name) for n in inputs}
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    return graph, copies
+
+
+def _module(bound: Bound, graph: fx.Graph, constants: Mapping[str, Tensor]) -> fx.GraphModule:
+    """A graph on the body's own layers and parameters."""
+    parts = {str(n.target): _resolved(bound, n, constants) for n in graph.nodes if n.op in ("call_module", "get_attr")}
+    return fx.GraphModule(parts, graph)
+
+
+def _resolved(bound: Bound, node: fx.Node, constants: Mapping[str, Tensor]) -> Any:
+    """The layer or tensor that a node names, if it names one."""
+    if node.op not in ("call_module", "get_attr"):
+        return None
+    target = str(node.target)
+    if target in constants:
+        return constants[target]
+    found: Any = bound.body
+    for part in target.removeprefix(ROOT).split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _parameters(bound: Bound, node: fx.Node) -> list[nn.Parameter]:
+    """What a node itself reads."""
+    if node.op not in ("call_module", "get_attr") or not str(node.target).startswith(ROOT):
+        return []
+    found = _resolved(bound, node, {})
+    if isinstance(found, nn.Module):
+        return list(found.parameters())
+    return [found] if isinstance(found, nn.Parameter) else []
+
+
+# ---- trying -------------------------------------------------------------------------------------------------------------------------------
+
+
+def doubt(made: Cut, bound: Bound, names: Names, start: Params, x: Tensor, context: Context) -> str | None:
+    """Why the two parts are not the network itself, tried on a few samples: same features, same gradients, no sample that sees another.
+
+    Args:
+        made: the parts.
+        bound: the network; it is left as it was.
+        names: of the trained parameters.
+        start: parameters to try at, moved a little so that none is zero.
+        x: samples.
+        context: the precision that forward passes run in.
+    """
+    with _borrowed(bound, start), context():
+        bound.train_only(names)
+        leaves = [bound.parts[n] for n in bound.spec.names if n in names]
+        whole = _outcome(bound, leaves, lambda: bound.body(x))
+        try:
+            with torch.no_grad():
+                values, few = made.prefix(x), made.prefix(x[: len(x) // 2])
+            parts = _outcome(bound, leaves, lambda: made.features(x, values))
+        except Exception as error:  # noqa: BLE001  # tracing may have missed anything of a model's own code
+            return f"the traced model does not run ({type(error).__name__})"
+        if not all(_near(a, b[: len(a)]) for a, b in zip(few, values, strict=True)):
+            return "samples see each other in front of what is trained"
+    if len(whole) != len(parts) or not all(_near(a, b) for a, b in zip(parts, whole, strict=True)):
+        return "the traced model does not compute what the model computes"
+    return None
+
+
+def _outcome(bound: Bound, leaves: Sequence[nn.Parameter], run: Callable[[], Tensor]) -> list[Tensor]:
+    """Features, and the gradients of a fixed function of them; dropout draws the same masks in every call."""
+    bound.draw_from(torch.Generator().manual_seed(0))
+    with torch.enable_grad():
+        z = run()
+        if not z.requires_grad:
+            return [z]
+        weight = torch.randn(z.shape, generator=torch.Generator().manual_seed(1))
+        slopes = torch.autograd.grad((z * weight).sum(), leaves, allow_unused=True)
+    return [z.detach(), *(torch.zeros_like(t) if g is None else g for t, g in zip(leaves, slopes, strict=True))]
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    """Equal up to the order of float sums."""
+    if a.shape != b.shape:
+        return False
+    scale = float(b.detach().abs().max()) if b.numel() else 0.0
+    return torch.allclose(a.float(), b.float(), rtol=1e-5, atol=1e-5 * scale, equal_nan=True)
+
+
+@contextmanager
+def _borrowed(bound: Bound, start: Params) -> Any:
+    """Parameters near ``start`` for a while; afterwards parameters, statistics and streams are what they were."""
+    flat = bound.flat.detach().clone()
+    buffers = [(b, b.clone()) for b in bound.body.buffers()]
+    draws = [drop.draw for drop in bound.dropouts]
+    try:
+        with torch.no_grad():
+            bound.flat.copy_(start.flat + 0.01 * torch.randn(start.flat.shape, generator=torch.Generator().manual_seed(2)))
+        yield
+    finally:
+        with torch.no_grad():
+            bound.flat.copy_(flat)
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for drop, draw in zip(bound.dropouts, draws, strict=True):
+            drop.draw = draw
+
+
+__all__ = ["Context", "Cut", "Traced", "cut", "doubt", "trace"]

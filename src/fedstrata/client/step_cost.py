@@ -1,0 +1,111 @@
+"""What one local step costs, measured on one batch: FLOPs and memory by what is trained, forward FLOPs by layer group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from fedstrata.client.optimizers import Optimizer
+from fedstrata.client.peak_memory import Alive
+from fedstrata.client.worker import FlopCounter, Kit
+from fedstrata.core.layout import Names
+from fedstrata.core.network import Batch
+from fedstrata.core.plan import Load
+
+
+def cost(kit: Kit, batch: Batch, names: Names) -> Load:
+    """FLOPs a sample and peak bytes of a batch of the configured size, when only these parameters are trained."""
+    bound, setup = kit.bound, kit.setup
+    bound.mode(training=True)
+    bound.draw_from(torch.Generator().manual_seed(0))
+    bound.train_only(names)
+    with whole(kit), FlopCounter() as counter:
+        ahead, peak = _alive(kit, batch, names)
+        flops = counter.get_total_flops() / len(batch.y)
+        half = len(batch.y) // 2 if len(batch.y) >= 4 else 0  # a batch norm needs two
+        less = _alive(kit, Batch(batch.x[:half], batch.y[:half]), names)[1] if half else 0
+    kit.memo.clear()
+    bound.train_only(setup.layout.parameters)
+    # what the backward pass makes for weights does not grow with the batch, so the line through two sizes is followed; never below the forward pass
+    more = setup.batch - len(batch.y)
+    peak = max(peak + (peak - less) * more // (len(batch.y) - half), ahead * setup.batch // len(batch.y))
+    numbers = 4 * sum(stop - start for start, stop in bound.spec.runs(names))
+    optimizer = Optimizer(setup.optimizer, setup.momentum)
+    return Load(flops, 4 * bound.spec.total + numbers * (1 + optimizer.slots()) + max(peak, numbers * optimizer.working()))
+
+
+def _alive(kit: Kit, batch: Batch, names: Names) -> tuple[int, int]:
+    """Bytes alive together, batch included: at the peak of the forward pass, and of both passes less the gradients of what is trained."""
+    bound = kit.bound
+    kit.memo.clear()
+    with Alive([bound.flat, bound.buffers.flat]) as alive:
+        loss = kit.plain_loss(bound.params, Batch(batch.x.clone(), batch.y.clone()))
+        ahead = alive.peak
+        if loss.requires_grad:  # not where these parameters are used in other rounds only
+            bound.slopes(loss, [n for n in bound.spec.names if n in names])
+    return ahead, max(ahead, alive.peak - 4 * sum(stop - start for start, stop in bound.spec.runs(names)))
+
+
+def forward(kit: Kit, batch: Batch) -> Mapping[str, int]:
+    """FLOPs a sample of the forward pass, by layer group, shallow to deep; a product without parameters counts for the layer that it lies in."""
+    bound, groups = kit.bound, kit.setup.layout.groups
+    found = dict.fromkeys(groups, 0)
+    bound.mode(training=True)
+    bound.draw_from(torch.Generator().manual_seed(0))
+    with torch.no_grad(), whole(kit), FlopCounter() as counter:
+
+        def watch(module: nn.Module, group: str) -> None:
+            started: list[int] = []
+            module.register_forward_pre_hook(lambda *_: started.append(counter.get_total_flops()))
+            module.register_forward_hook(lambda *_: found.update({group: found[group] + counter.get_total_flops() - started.pop()}))
+
+        before = [(m, dict(m._forward_pre_hooks), dict(m._forward_hooks)) for root in (bound.body, bound.head) for m in root.modules()]
+        try:
+            for module, group in layers(kit):
+                watch(module, group)
+            kit.memo.clear()
+            kit.plain_loss(bound.params, batch)
+        finally:
+            for module, first, later in before:
+                for hooks, kept in ((module._forward_pre_hooks, first), (module._forward_hooks, later)):
+                    hooks.clear()
+                    hooks.update(kept)
+    return {group: flops // len(batch.y) for group, flops in found.items()}
+
+
+@contextmanager
+def whole(kit: Kit) -> Iterator[None]:
+    """All settings of the network are 0 for a while, which is the whole network."""
+    parts = [kit.bound.parts[name] for name in kit.setup.layout.settings]
+    before = [part.detach().clone() for part in parts]
+    try:
+        with torch.no_grad():
+            for part in parts:
+                part.zero_()
+        yield
+    finally:
+        with torch.no_grad():
+            for part, value in zip(parts, before, strict=True):
+                part.copy_(value)
+
+
+def layers(kit: Kit) -> list[tuple[nn.Module, str]]:
+    """The outermost modules whose parameters all lie in one layer group, with that group."""
+    bound, layout = kit.bound, kit.setup.layout
+    owner = {id(part): layout.entries[name].group for name, part in bound.parts.items()}
+    found: list[tuple[nn.Module, str]] = []
+
+    def walk(module: nn.Module) -> None:
+        groups = {owner[id(p)] for p in module.parameters() if id(p) in owner}
+        if len(groups) == 1:
+            found.append((module, groups.pop()))
+        else:
+            for child in module.children():
+                walk(child)
+
+    walk(bound.body)
+    walk(bound.head)
+    return found

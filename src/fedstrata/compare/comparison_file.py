@@ -1,0 +1,216 @@
+"""comparison.json: what was compared and where every run lies, so that a comparison can be read again."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from fedstrata import __version__
+from fedstrata.analysis.comparison import Budget, Comparison, Entry, Screening
+from fedstrata.common.errors import StateError, WireError
+from fedstrata.common.units import size
+from fedstrata.compare import run_cache
+from fedstrata.compare.job import Id, Job
+from fedstrata.compare.request import Contest
+from fedstrata.data.statistics.facts import Facts
+from fedstrata.runs.folder import as_json
+from fedstrata.runs.result import Result
+from fedstrata.storage.atomic_files import make_folder, read_file, sync_folder, write_file
+from fedstrata.storage.container import read_json
+
+FILE = "comparison.json"
+FORMAT = 1
+
+
+def write(
+    asked: Contest,
+    runs: Mapping[Id, Job],
+    facts: Facts,
+    state: str,
+    *,
+    failures: Mapping[Id, str] | None = None,
+    side_by_side: int = 1,
+    screening: Screening | None = None,
+) -> Path:
+    """Write comparison.json in one step.
+
+    Raises:
+        StateError: the folder holds another comparison under this name, or cannot be written.
+    """
+    folder = asked.folder
+    make_folder(folder)
+    record = {
+        "format": FORMAT,
+        "fedstrata": __version__,
+        "digest": asked.digest(),
+        "state": state,
+        "entries": [{"label": r.entry.label, "method": r.entry.method, "settings": dict(r.entry.settings)} for r in asked.rivals],
+        "baseline": asked.baseline,
+        "seeds": list(asked.seeds),
+        "budget": None if asked.budget is None else asdict(asked.budget),
+        "runs": [{"label": r.label, "seed": r.seed, "folder": os.path.relpath(r.folder, folder), "key": r.key} for r in runs.values()],
+        "failures": [{"label": label, "seed": seed, "why": why} for (label, seed), why in (failures or {}).items()],
+        "screening": None if screening is None else asdict(screening),
+        "side_by_side": side_by_side,
+        "command": asked.command,
+        "machine": machine(),
+        "config": asked.config.flat(),
+        "facts": facts.as_dict(),
+    }
+    write_file(folder / FILE, [as_json(record)], "comparison")
+    sync_folder(folder)
+    return folder / FILE
+
+
+def refuse_another(asked: Contest) -> Path | None:
+    """Refuse a name under which another comparison is kept; a record that nobody can read is renamed, and its new place is the answer."""
+    there = asked.folder / FILE
+    if not there.exists():
+        return None
+    try:
+        record = _read(there)
+    except WireError:  # a disk that does not answer is another error, and says nothing about the record
+        return _set_aside(there)
+    if not isinstance(record, dict) or not isinstance(record.get("digest"), str):
+        return _set_aside(there)
+    if record["digest"] != asked.digest():
+        raise StateError(
+            f"{asked.folder} holds another comparison (other methods, seeds or settings); choose another name, or remove it. "
+            "Finished runs are in the cache and are not trained again."
+        )
+    return None
+
+
+def _set_aside(path: Path) -> Path:
+    place = next(p for n in itertools.count(1) if not (p := path.with_name(f"{path.name}.damaged-{n}")).exists())
+    path.rename(place)
+    sync_folder(path.parent)
+    return place
+
+
+def read(folder: str | Path) -> Comparison:
+    """A comparison from its folder; of one that is not finished, the runs that are.
+
+    Raises:
+        StateError: no comparison there, files that are damaged, or finished runs that are gone.
+    """
+    folder = Path(folder)
+    if not (folder / FILE).is_file():
+        raise StateError(f"there is no comparison in {str(folder)!r}: it has no {FILE}. `fedstrata compare` prints the folder at its end.")
+    record = _record(folder / FILE)
+    try:
+        _sound(record)
+        return _comparison(record, folder)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, StateError):
+            raise
+        why = error if isinstance(error, UnsoundError) else repr(error)
+        raise StateError(f"{folder / FILE} is damaged ({why}); call the same `fedstrata compare` again: its runs are kept.") from error
+
+
+class UnsoundError(ValueError):
+    """Values that no comparison has."""
+
+
+def _sound(record: Mapping[str, Any]) -> None:
+    """Refuse values that would be told wrongly.
+
+    Raises:
+        UnsoundError: in words.
+    """
+    wrong = [seed for seed in (*record["seeds"], *(run["seed"] for run in record["runs"])) if type(seed) is not int]
+    if wrong:
+        raise UnsoundError(f"seed {wrong[0]!r} is no whole number")
+    labels = [entry["label"] for entry in record["entries"]]
+    if record["baseline"] not in labels:
+        raise UnsoundError(f"its baseline {record['baseline']!r} is none of its entries: {', '.join(map(str, labels))}")
+
+
+def _read(path: Path) -> Any:
+    return read_json(bytes(read_file(path, limit=1 << 28)), depth=32)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    try:
+        record = _read(path)
+    except WireError as error:
+        raise StateError(f"{path} is damaged: {error} Call the same `fedstrata compare` again: its runs are kept.") from error
+    if not isinstance(record, dict):
+        raise StateError(f"{path} is damaged: it holds no JSON object. Call the same `fedstrata compare` again: its runs are kept.")
+    if record.get("format") != FORMAT:
+        raise StateError(f"{path} has format {record.get('format')!r}, and this version of fedstrata reads {FORMAT}; make it anew.")
+    return record
+
+
+def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
+    results = {}
+    for run in record["runs"]:
+        place = Path(os.path.normpath(folder / run["folder"]))
+        if (place / run_cache.SEAL).is_file() or (run["key"] is None and (place / "summary.json").is_file()):
+            results[run["label"], run["seed"]] = Result.read(place)
+    screening = record["screening"]
+    if record["state"] == "finished":
+        known = {(f["label"], f["seed"]) for f in record["failures"]} | results.keys()
+        dropped = () if screening is None else screening["dropped"]
+        _refuse_gone(folder, [run for run in record["runs"] if (run["label"], run["seed"]) not in known and run["label"] not in dropped])
+    return Comparison(
+        entries=tuple(Entry(e["label"], e["method"], dict(e["settings"])) for e in record["entries"]),
+        baseline=record["baseline"],
+        seeds=tuple(record["seeds"]),
+        results=results,
+        config=dict(record["config"]),
+        facts=Facts.read(record["facts"]),
+        failures={(f["label"], f["seed"]): f["why"] for f in record["failures"]},
+        command=record["command"],
+        machine=dict(record["machine"]),
+        side_by_side=record["side_by_side"],
+        budget=None if record["budget"] is None else Budget(**record["budget"]),
+        screening=None if screening is None else _screening(screening),
+        folder=folder,
+    )
+
+
+def _refuse_gone(folder: Path, gone: list[Any]) -> None:
+    if gone:
+        raise StateError(
+            f"{len(gone)} finished runs of {folder} are gone (the first lay in {os.path.normpath(folder / gone[0]['folder'])}); "
+            "put the cache back beside the comparison, or call the same `fedstrata compare` again."
+        )
+
+
+def _screening(told: Mapping[str, Any]) -> Screening:
+    lists = {name: tuple(told[name]) for name in ("rungs", "audited", "wrongly")}
+    return Screening(**lists, dropped=dict(told["dropped"]), share=told["share"], low=told["low"], high=told["high"])
+
+
+def machine() -> dict[str, str]:
+    """Processor, cores, memory and versions, as a report names them."""
+    return {
+        "processor": _processor(),
+        "cores": str(os.cpu_count() or 1),
+        "memory": size(psutil.virtual_memory().total),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "fedstrata": __version__,
+        "code": run_cache.code_version()[:12],
+    }
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()

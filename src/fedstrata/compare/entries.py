@@ -1,0 +1,181 @@
+"""Who is compared: methods with settings of their own, times seeds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from fedstrata.analysis.comparison import Entry
+from fedstrata.common.errors import ConfigError, FedstrataError
+from fedstrata.config.config import KEYS, Config, command_line
+from fedstrata.config.fields import suggestion
+from fedstrata.core.chain import Method, chain, name_of
+from fedstrata.core.piece import Piece
+from fedstrata.methods import method as parse_method
+
+OWN = tuple(key for key in KEYS if (key.startswith(("local.", "finetune.")) and key != "local.threads") or key in ("schedule", "weighting", "bn"))
+"""Settings that competitors may have of their own: how a client trains and how clients are averaged. All others say what everybody trains on,
+from which weights, who takes part and how it is measured; they are the same for all, or no difference would speak of the method."""
+
+LABEL = 40  # characters of a label
+_SETTING = re.compile(r"(?:^|(?<=\s))[A-Za-z_][A-Za-z0-9_.]*=")
+
+
+@dataclass(frozen=True)
+class Rival:
+    """One competitor.
+
+    Attributes:
+        entry: label, method in call syntax, settings of its own.
+        method: the pieces.
+        given: whether the pieces came from Python, so that their text does not say all.
+    """
+
+    entry: Entry
+    method: Method
+    given: bool = False
+
+    def config(self, base: Config, seed: int) -> Config:
+        """What this competitor's run of a seed is told."""
+        return base.replace(**{"method": self.entry.method, "seed": seed, **self.entry.settings})
+
+
+def rivals(methods: Sequence[str | Piece | Method], base: Config) -> tuple[Rival, ...]:
+    """Competitors in the order given.
+
+    Args:
+        methods: pieces, or texts ``"fedprox(mu=0.1) + fedavgm | local.lr=0.05 local.epochs=2"``: after the bar stand settings of its own (OWN).
+        base: the configuration of all.
+    Raises:
+        ConfigError: none at all, an unknown method or key, a setting that must be the same for all, or the same competitor twice.
+    """
+    if isinstance(methods, str | Piece | Method):
+        methods = [methods]
+    if not methods:
+        raise ConfigError('there is no method to compare; give some: --methods "fedavg" "fedprox(mu=0.01)". `fedstrata list methods` shows all.')
+    read = [_read(method) for method in methods]
+    labels = _labels([(text, method, own) for text, method, own, _ in read])
+    found = tuple(Rival(Entry(label, text, own), method, given) for label, (text, method, own, given) in zip(labels, read, strict=True))
+    _refuse_twins(found, base)
+    return found
+
+
+def _read(given: str | Piece | Method) -> tuple[str, Method, dict[str, Any], bool]:
+    if not isinstance(given, str | Piece | Method):
+        raise ConfigError(f"a method is a text, a piece or a chain of pieces; {str(given)[:60]!r} is none of them.")
+    if not isinstance(given, str):
+        method = chain(given)
+        return str(method), method, {}, True
+    text, bar, rest = given.partition("|")
+    text = " ".join(text.split())
+    if not text:
+        raise ConfigError(f"{given!r} names no method; write one, such as fedavg{' | ' + rest.strip() if rest.strip() else ''}.")
+    if bar and not rest.strip():
+        raise ConfigError(f"{given!r} has a bar, but no settings after it; write fedavg | local.lr=0.05, or leave the bar out.")
+    try:
+        return text, parse_method(text), own_settings(rest), False
+    except FedstrataError as error:
+        raise type(error)(f"method {text!r}: {error}") from error
+
+
+def own_settings(text: str) -> dict[str, Any]:
+    """Settings after the bar, by public key.
+
+    Raises:
+        ConfigError: an unknown key, one given twice, or one that must be the same for all.
+    """
+    own = command_line(split_settings(text))
+    for key in own:
+        if key not in OWN:
+            raise ConfigError(
+                f"{key} must be the same for all methods of a comparison, or their runs are no pairs; set it beside --methods. "
+                f"A method may have of its own: {', '.join(OWN)}."
+            )
+    return own
+
+
+def split_settings(text: str) -> list[str]:
+    """``"local.lr=0.05 schedule=warmup(rounds=5) + cosine"`` as its settings; a value ends where the next ``name=`` begins outside brackets."""
+    starts = [m.start() for m in _SETTING.finditer(text) if _depth(text[: m.start()]) == 0]
+    if text.strip() and (not starts or text[: starts[0]].strip()):
+        word = text.split(maxsplit=1)[0]
+        raise ConfigError(f"{word!r} is not key=value; settings after the bar are written like local.lr=0.05 local.epochs=2.")
+    return [text[a:b].strip() for a, b in pairwise([*starts, len(text)])]
+
+
+def _depth(text: str) -> int:
+    return sum((c in "([") - (c in ")]") for c in text)
+
+
+def _labels(read: Sequence[tuple[str, Method, Mapping[str, Any]]]) -> list[str]:
+    """Short texts that differ: the whole text where it is short, otherwise the names of the pieces; numbered where they would be equal."""
+    texts = [text + (" | " + " ".join(f"{k}={v}" for k, v in own.items()) if own else "") for text, _, own in read]
+    short = [t if len(t) <= LABEL else _cut(_names(method) + (" | …" if own else "")) for t, (_, method, own) in zip(texts, read, strict=True)]
+    labels: list[str] = []
+    for text in short:
+        number, label = 1, text
+        while label in labels or (number == 1 and short.count(text) > 1):
+            label = f"{text} #{number}" if short.count(text) > 1 else f"{text} #{number + 1}"
+            number += 1
+        labels.append(label)
+    return labels
+
+
+def _names(method: Method) -> str:
+    return " + ".join(name_of(piece) for piece in method.pieces) or "fedavg"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LABEL else text[: LABEL - 1] + "…"
+
+
+def _refuse_twins(found: Sequence[Rival], base: Config) -> None:
+    """Two competitors that mean the same would count as independent ones in every correction for many methods."""
+    seen: dict[str, str] = {}
+    for rival in found:
+        meant = rival.config(base, 0).replace(method="fedavg").digest() + str(rival.method)
+        if meant in seen:
+            raise ConfigError(f"{rival.entry.method!r} and {seen[meant]!r} are the same competitor; give it once, or one of them other settings.")
+        seen[meant] = rival.entry.method
+
+
+def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    """Seeds as given.
+
+    Raises:
+        ConfigError: none, one that is no whole number of at least 0, or one given twice.
+    """
+    seeds = tuple(seeds)
+    if not seeds:
+        raise ConfigError("there is no seed; give at least one, better three: --seeds 0 1 2.")
+    for seed in seeds:
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ConfigError(f"seed {seed!r} is not a whole number of at least 0; write --seeds 0 1 2.")
+        if seeds.count(seed) > 1:
+            raise ConfigError(f"seed {seed} is given {seeds.count(seed)} times; a run that is counted twice is no second run. Give each seed once.")
+    return seeds
+
+
+def baseline_of(found: Sequence[Rival], wanted: str | None) -> str:
+    """The label that differences are taken to: as given (label or method), otherwise fedavg where it takes part, otherwise the first.
+
+    Raises:
+        ConfigError: it is not among the competitors.
+    """
+    labels = [rival.entry.label for rival in found]
+    if wanted is None:
+        plain = [r.entry.label for r in found if not r.method.pieces]
+        return plain[0] if plain else labels[0]
+    hits = [r.entry.label for r in found if wanted in (r.entry.label, r.entry.method)]
+    if len(hits) != 1:
+        why = "is not among the methods" if not hits else "means several of the methods"
+        raise ConfigError(f"baseline {wanted!r} {why}: {', '.join(labels)}.{suggestion(wanted, labels) if not hits else ''}")
+    return hits[0]
+
+
+def pairs(found: Sequence[Rival], seeds: Sequence[int]) -> Iterator[tuple[Rival, int]]:
+    """All runs, a seed after the other, so that neighbours share their data."""
+    return ((rival, seed) for seed in seeds for rival in found)

@@ -1,0 +1,70 @@
+"""Configurations whose data are loaded already: many runs of a comparison train on the same federation."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import PrivateAttr
+
+from fedstrata.common.errors import StateError
+from fedstrata.config.config import Config
+from fedstrata.data.federation import Federation
+
+DATA = ("data", "data.root", "augment", "partition", "test", "validation", "heldout", "clients", "seed")
+"""Settings that :meth:`fedstrata.Config.federation` looks at."""
+
+
+class Known(Config):
+    """A configuration that hands out a federation instead of reading it again."""
+
+    _federation: Federation = PrivateAttr()
+
+    @classmethod
+    def of(cls, config: Config, federation: Federation) -> Self:
+        """The same settings with the federation that they mean."""
+        known = cls(**config.flat())
+        known._federation = federation
+        return known
+
+    def federation(self) -> Federation:
+        """The one that is there."""
+        return self._federation
+
+
+class Shelf:
+    """Keeps the federation that was asked for last."""
+
+    def __init__(self) -> None:
+        self._key: tuple[object, ...] = ()
+        self._federation: Federation | None = None
+        self.loads = 0
+
+    def federation(self, config: Config) -> Federation:
+        """The federation of a configuration; read where it is not the last one."""
+        flat = config.flat()
+        key = tuple(flat[name] for name in DATA)
+        if self._federation is None or key != self._key:
+            self._federation = None  # before the next one is read: never two in memory
+            self._federation, self._key = config.federation(), key
+            self.loads += 1
+        return self._federation
+
+    def known(self, config: Config, data: str) -> Known:
+        """The configuration with its federation, which has the fingerprint ``data``.
+
+        Raises:
+            StateError: the data are others by now.
+        """
+        federation = self.federation(config)
+        unchanged("data", data, federation.fingerprint)
+        return Known.of(config, federation)
+
+
+def unchanged(what: str, asked: str, found: str) -> None:
+    """Refuse runs on other data, or by other code, than the comparison was asked with: they would be no pairs with the others.
+
+    Raises:
+        StateError: it is another.
+    """
+    if asked != found:
+        raise StateError(f"the {what} changed while the comparison ran, so this run would not be comparable with the others; call it again.")

@@ -1,0 +1,158 @@
+"""Runs in this process, one after the other: for data, models and pieces that were made in Python, and for observers of every event."""
+
+from __future__ import annotations
+
+import hashlib
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fedstrata.common.errors import FedstrataError, StateError
+from fedstrata.common.events import Event, RoundDone, Started
+from fedstrata.compare import run_cache
+from fedstrata.compare.federation_cache import Shelf
+from fedstrata.compare.job import Id, Job, Outcome, Tell, reason
+from fedstrata.compare.request import Contest, Observers
+from fedstrata.config.config import Config
+from fedstrata.engine.assembly import Parts
+from fedstrata.report.files import write_clients
+from fedstrata.runs.result import Result
+from fedstrata.runs.run import Stopped, resume, run
+
+
+def outside(asked: Contest, parts: Parts, *, given: bool) -> str | None:
+    """What identifies the part of a run that is not ours: source and settings of the pieces; None where nothing does, as for a module."""
+    if asked.own.module is not None:
+        return None
+    source = run_cache.guests(parts.config, parts.method, parts.measures.values())
+    if source is None or not given:
+        return source
+    if not all(_plain(getattr(piece, f.name)) for piece in parts.method.pieces for f in fields(piece)):
+        return None
+    return hashlib.sha256(f"{source} {parts.method.pieces!r}".encode()).hexdigest()
+
+
+def _plain(value: object) -> bool:
+    """Whether the text of a value says all of it."""
+    if isinstance(value, tuple | frozenset):
+        return all(_plain(item) for item in value)
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+class Here:
+    """Makes runs in this process.
+
+    Args:
+        asked: whose runs; it holds pieces, data and model.
+        tell: told every event, as by the children of a pool.
+        stop: asked after every round.
+        observers: of every run.
+        tick: called after every round.
+        log: file for where a piece failed.
+    """
+
+    def __init__(self, asked: Contest, tell: Tell, stop: Callable[[], bool], observers: Observers, tick: Callable[[], None], log: Path) -> None:
+        self.asked, self.tell, self.stop, self.observers, self.tick, self.log = asked, tell, stop, observers, tick, log
+        self.theirs: Exception | None = None  # of an observer: it ends the comparison
+        self.shelf = Shelf()
+        self.done = 0
+        self.paused: set[Id] = set()
+
+    def run(self, jobs: Sequence[Job]) -> dict[Id, Outcome]:
+        """All jobs to their ends, in order; after a stop, those that were not begun are "stopped" as well."""
+        ended: dict[Id, Outcome] = {}
+        for job in jobs:
+            ended[job.id] = Outcome("stopped") if self.stop() else self._one(job)
+            event: dict[str, Any] = {"event": ended[job.id].state, "why": ended[job.id].why}
+            self.tell(job, event)
+            self.tick()
+        return ended
+
+    def _one(self, job: Job) -> Outcome:
+        try:
+            with run_cache.held(job.folder) if job.key is not None else nullcontext():
+                self._make(job)
+        except Stopped:
+            self.paused.add(job.id)
+            return Outcome("stopped" if self.stop() else "paused")
+        except FedstrataError as error:
+            return Outcome("failed", str(error))
+        except Exception as error:
+            if error is self.theirs:
+                raise
+            with self.log.open("a", encoding="utf-8") as log:
+                traceback.print_exc(file=log)
+            return Outcome("failed", reason(error))  # a piece of the user's own may raise anything; the other runs go on
+        return Outcome("finished")
+
+    def _make(self, job: Job) -> None:
+        begun = job.id in self.paused  # nothing but this process knows a run that is not cached
+        if job.key is not None:
+            found = run_cache.look(job.folder, job.key)
+            if found.state == "finished":
+                return
+            begun = found.state == "begun"
+            if found.state == "damaged":
+                self._aside(job, found.why)
+        result = self._train(job, begun=begun)
+        assert result.federation is not None
+        write_clients(result, result.federation, job.folder)
+        if job.key is not None:
+            run_cache.seal(job.folder, job.key)
+
+    def _train(self, job: Job, *, begun: bool) -> Result:
+        rival = next(r for r in self.asked.rivals if r.entry.label == job.label)
+        own = self.asked.own
+        given: dict[str, Any] = {"module": own.module, "method": rival.method if rival.given else None}
+        more: dict[str, Any] = {"observers": tuple(map(self._told, (*self.observers, self._watch(job)))), "stop": self._pause(job)}
+        self.done = 0
+        if begun:
+            try:
+                return resume(job.folder, federation=own.federation, **given, **more)
+            except StateError as error:
+                if self.done or run_cache.busy(error):
+                    raise
+                self._aside(job, str(error).rstrip("."))
+        config = Config(**job.config)
+        if own.federation is not None:
+            return run(config, federation=own.federation, **given, **more)
+        return run(self.shelf.known(config, job.data), **given, **more)
+
+    def _aside(self, job: Job, why: str) -> None:
+        self.tell(job, {"event": "aside", "why": why, "place": str(run_cache.set_aside(job.folder))})
+
+    def _pause(self, job: Job) -> Callable[[], bool]:
+        return lambda: self.stop() or (job.until is not None and self.done >= job.until)
+
+    def _told(self, observer: Callable[[Event], None]) -> Callable[[Event], None]:
+        """The observer; what it raises is kept apart from what pieces raise."""
+
+        def told(event: Event) -> None:
+            try:
+                observer(event)
+            except Exception as error:
+                self.theirs = error
+                raise
+
+        return told
+
+    def _watch(self, job: Job) -> Callable[[Event], None]:
+        def watch(event: Event) -> None:
+            if isinstance(event, Started):
+                self.done = event.first
+                self.tell(job, {"event": "started", "first": event.first, "rounds": event.rounds})
+            elif isinstance(event, RoundDone):
+                self.done = int(event.row["round"]) + 1
+                self.tell(job, round_event(event.row))
+                self.tick()
+
+        return watch
+
+
+def round_event(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the board needs of a round."""
+    shown = {key: row.get(key) for key in ("accuracy", "personal", "validation", "seconds", "eval_seconds")}
+    return {"event": "round", "done": int(row["round"]) + 1, **shown}

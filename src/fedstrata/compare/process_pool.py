@@ -1,0 +1,185 @@
+"""Runs side by side in processes of their own. One that dies is tried once more, from its checkpoint; the others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from fedstrata.compare.job import Id, Job, Outcome, Tell
+from fedstrata.compare.resources import Room
+
+TRIES = 2  # of a run whose process dies
+TICK = 0.2  # seconds between looks at the clock and at Ctrl-C
+GRACE = 5.0  # seconds that a child has to leave
+
+
+class Worker:
+    """A child process and the job that it has."""
+
+    def __init__(self, log: Path) -> None:
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(  # noqa: S603  # our own interpreter
+                [sys.executable, "-m", "fedstrata.compare.process_worker", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        self.job: Job | None = None
+        self.peak = 0
+        self._rest = b""
+
+    def give(self, job: Job, executor: str, workers: int, together: int) -> None:
+        """Send a job; a child that is gone is noticed by the end of its output."""
+        self.job = job
+        order = {"job": f"{job.seed} {job.label}", "config": dict(job.config), "folder": str(job.folder), "key": job.key, "until": job.until}
+        order |= {"data": job.data, "code": job.code}
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(order | {"executor": executor, "workers": workers, "together": together}).encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError:
+            return
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """Lines that have come; None at the end of the output."""
+        assert self.process.stdout is not None
+        more = os.read(self.process.stdout.fileno(), 1 << 16)
+        *lines, self._rest = (self._rest + more).split(b"\n")
+        return [json.loads(line) for line in lines] if more else None
+
+    def ask_to_stop(self) -> None:
+        """Let it finish its round and leave."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def end(self, grace: float = 0.0) -> int:
+        """Let it go, or kill it; its exit status."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(OSError):  # it was gone before it had read all
+            self.process.stdin.close()
+        try:
+            self.process.wait(grace)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.process.stdout.close()
+        return self.process.wait()
+
+
+class Pool:
+    """Children that serve jobs until the pool is left.
+
+    Args:
+        room: how many at a time.
+        log: file for what children print beside their lines.
+        tell: told every event of every job.
+        stop: asked often; True lets all runs stop after their round.
+        tick: called often, for whoever draws.
+    """
+
+    def __init__(self, room: Room, log: Path, tell: Tell, stop: Callable[[], bool], tick: Callable[[], None] = lambda: None) -> None:
+        self.room, self.log, self.tell, self.stop, self.tick = room, log, tell, stop, tick
+        self.workers: list[Worker] = []
+        self.started = 0
+        self.selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for worker in self.workers:
+            worker.end(GRACE if kind is None else 0.0)
+        self.selector.close()
+
+    def run(self, jobs: Sequence[Job]) -> dict[Id, Outcome]:
+        """All jobs to their ends; after a stop, those that were not begun are "stopped" as well."""
+        waiting, ended = deque(jobs), dict[Id, Outcome]()
+        tries: dict[Id, int] = {}
+        asked = False
+        while waiting or any(worker.job for worker in self.workers):
+            if self.stop():
+                ended |= {job.id: Outcome("stopped") for job in waiting}
+                waiting.clear()
+                if not asked:
+                    for worker in self.workers:
+                        worker.ask_to_stop()
+                asked = True
+            self._fill(waiting)
+            for worker, message in self._messages():
+                job = worker.job
+                assert job is not None
+                if message is None:
+                    self._died(worker, job, waiting, tries, ended)
+                elif (outcome := self._heard(worker, job, message)) is not None:
+                    ended[job.id], worker.job = outcome, None
+            self.tick()
+        return ended
+
+    def _fill(self, waiting: deque[Job]) -> None:
+        """Give jobs to idle children, and start children, as far as cores and memory go."""
+        while waiting:
+            busy = [worker for worker in self.workers if worker.job is not None]
+            if len(busy) >= self.room.slots or not self.room.fits([worker.peak for worker in busy]):
+                return
+            worker = next((w for w in self.workers if w.job is None), None) or self._start()
+            left = len(waiting) + len(busy)
+            worker.give(waiting.popleft(), *self.room.turn(left), self.room.together(left))
+
+    def _start(self) -> Worker:
+        worker = Worker(self.log)
+        self.started += 1
+        self.workers.append(worker)
+        assert worker.process.stdout is not None, "a pipe was asked for"
+        self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+        return worker
+
+    def _messages(self) -> Iterator[tuple[Worker, dict[str, Any] | None]]:
+        """What busy children say; None where one has died. An idle one that died is let go."""
+        for key, _ in self.selector.select(TICK):
+            worker: Worker = key.data
+            lines = worker.read()
+            if lines is None:
+                self.selector.unregister(key.fileobj)
+                self.workers.remove(worker)
+                if worker.job is not None:
+                    yield worker, None
+                else:
+                    worker.end()
+            for line in lines or ():
+                yield worker, line
+
+    def _heard(self, worker: Worker, job: Job, message: Mapping[str, Any]) -> Outcome | None:
+        worker.peak = max(worker.peak, int(message.get("peak", 0)))
+        self.room.needed = max(self.room.needed, worker.peak)
+        self.tell(job, message)
+        if message["event"] in ("finished", "paused", "stopped", "failed"):
+            return Outcome(message["event"], message.get("why", ""))
+        return None
+
+    def _died(self, worker: Worker, job: Job, waiting: deque[Job], tries: dict[Id, int], ended: dict[Id, Outcome]) -> None:
+        why = _reason(worker.end(GRACE))  # its output ends a moment before it does: a kill now would be told as the reason
+        tries[job.id] = tries.get(job.id, 0) + 1
+        if self.stop():
+            ended[job.id] = Outcome("stopped")
+        elif tries[job.id] < TRIES:
+            self.tell(job, {"event": "again", "why": f"its process {why}; it goes on from its checkpoint"})
+            waiting.appendleft(job)
+        else:
+            ended[job.id] = Outcome("failed", f"its process {why}, {TRIES} times; what it printed is in {self.log}")
+            self.tell(job, {"event": "failed", "why": ended[job.id].why})
+
+
+def _reason(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    return f"was killed by {name}" + (" (out of memory?)" if -status == signal.SIGKILL else "")

@@ -1,0 +1,238 @@
+"""What was asked for, checked before anything is trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from torch import nn
+
+from fedstrata.analysis.comparison import Budget
+from fedstrata.common.call_syntax import parse_call
+from fedstrata.common.errors import ConfigError, FedstrataError
+from fedstrata.common.plugins import Kind as PluginKind
+from fedstrata.common.plugins import installed
+from fedstrata.compare import run_cache
+from fedstrata.compare.entries import OWN, Rival, baseline_of, check_seeds, rivals
+from fedstrata.compare.federation_cache import Known
+from fedstrata.config.config import KEYS, Config
+from fedstrata.core.chain import Method
+from fedstrata.core.piece import Piece
+from fedstrata.data.federation import Federation
+from fedstrata.data.registry import find_dataset, find_law
+from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.models import find as find_model
+from fedstrata.trackers import check as check_track
+
+Kind: TypeAlias = Literal["bytes", "flops", "seconds", "accuracy"]
+KINDS: tuple[Kind, ...] = ("bytes", "flops", "seconds", "accuracy")
+
+
+@dataclass(frozen=True)
+class Own:
+    """What Python hands over instead of names; each may be missing. Runs with any of it stay in this process."""
+
+    federation: Federation | None = None
+    module: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A comparison that was asked for.
+
+    Attributes:
+        rivals, seeds, baseline: who.
+        config: of all, with the budget in it.
+        budget: as a report names it, or None.
+        command: that asks for it again.
+        screen: share of the dropped that is audited, or None without screening.
+        side_by_side: runs at a time, or None for as many as serve the machine.
+        own: data and model from Python.
+        verb: what is done with the runs; it begins the folder's name.
+    """
+
+    rivals: tuple[Rival, ...]
+    seeds: tuple[int, ...]
+    baseline: str
+    config: Config
+    budget: Budget | None = None
+    command: str = ""
+    screen: float | None = None
+    side_by_side: int | None = None
+    own: Own = Own()
+    verb: Literal["compare", "sweep"] = "compare"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept: OUT/compare-NAME, OUT/sweep-NAME."""
+        name = self.config.name
+        if name == "auto":
+            name = f"{re.sub(r'[^A-Za-z0-9]+', '-', self.config.data).strip('-')[:40]}-{self.digest()[:10]}"
+        return Path(self.config.out) / f"{self.verb}-{name}"
+
+    def digest(self) -> str:
+        """SHA-256 (hex) over all that decides what is compared."""
+        meant = {
+            "entries": [[r.entry.method, dict(r.entry.settings)] for r in self.rivals],
+            "seeds": self.seeds,
+            "baseline": self.baseline,
+            "config": self.config.replace(method="fedavg", seed=0).digest(),
+            "screen": self.screen,
+        }
+        return hashlib.sha256(json.dumps(meant, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+    def parts(self, rival: Rival, federation: Federation) -> Parts:
+        """The run of a competitor, put together, so that what cannot be meant is refused now.
+
+        Raises:
+            FedstrataError: with the label of the competitor.
+        """
+        config = rival.config(self.config, self.seeds[0])
+        method = rival.method if rival.given else None
+        try:
+            if self.own.federation is not None:
+                return assemble(config, self.own.federation, self.own.module, method)
+            return assemble(Known.of(config, federation), None, self.own.module, method)
+        except FedstrataError as error:
+            raise type(error)(f"{rival.entry.label}: {error}") from error
+
+
+def contest(
+    methods: Sequence[str | Piece | Method],
+    config: Config,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    baseline: str | None = None,
+    budget: Budget | None = None,
+    screen: bool | float = False,
+    side_by_side: int | None = None,
+    command: str | None = None,
+    own: Own | None = None,
+) -> Contest:
+    """Read what was asked for; see :func:`fedstrata.compare.compare`.
+
+    Raises:
+        ConfigError: what cannot be meant, in one sentence.
+    """
+    seeds = check_seeds(seeds)
+    config, budget = budgeted(config, budget)
+    found = rivals(methods, config)
+    audited = share(screen)
+    base = Contest(found, seeds, baseline_of(found, baseline), config, budget, "", audited, side_by_side, own or Own())
+    run_cache.check_out(Path(config.out))
+    check_track(config.track)
+    if side_by_side is not None and (isinstance(side_by_side, bool) or not isinstance(side_by_side, int) or not 1 <= side_by_side <= 1024):
+        raise ConfigError(f"side-by-side is {side_by_side}; it is a number of runs from 1 to 1024, or is left out.")
+    return replace(base, command=command if command is not None else command_of(base))
+
+
+def budgeted(config: Config, budget: Budget | None) -> tuple[Config, Budget | None]:
+    """The configuration with the budget in its ``stop.*`` keys; a budget that stands there already is one, too.
+
+    Raises:
+        ConfigError: more than one, or an amount that cannot be meant.
+    """
+    there = {kind: value for kind in KINDS if (value := config.flat()[f"stop.{kind}"]) is not None}
+    if budget is not None:
+        if budget.kind not in KINDS:
+            raise ConfigError(f"a budget of {budget.kind!r} is not known; it is one of {', '.join(KINDS)}.")
+        if there and there != {budget.kind: budget.amount}:
+            said = " and ".join(f"stop.{kind}={value}" for kind, value in there.items())
+            raise ConfigError(f"a budget of {budget.kind} is given beside {said}; give one of them.")
+        amount = int(budget.amount) if budget.kind == "bytes" and float(budget.amount).is_integer() else budget.amount
+        return config.replace(**{f"stop.{budget.kind}": amount}), replace(budget, amount=amount)
+    if len(there) > 1:
+        said = " and ".join(f"stop.{kind}={value}" for kind, value in there.items())
+        raise ConfigError(f"{said} are two ends of a run; a comparison has one, or nobody could tell which one a method met. Leave out the others.")
+    return config, next((Budget(kind, value) for kind, value in there.items()), None)
+
+
+def share(screen: float) -> float | None:
+    """The share of the dropped methods that is audited: a quarter unless said otherwise.
+
+    Raises:
+        ConfigError: not in (0, 1].
+    """
+    if screen is False or screen is None:
+        return None
+    if screen is True:
+        return 0.25
+    if not isinstance(screen, int | float) or not 0 < screen <= 1:
+        raise ConfigError(f"screen is {screen}; it is the share of the dropped methods that is trained to the end anyhow, above 0 and at most 1.")
+    return float(screen)
+
+
+def check_target(target: float | None) -> Budget | None:
+    """The budget that a target accuracy means.
+
+    Raises:
+        ConfigError: not in (0, 1].
+    """
+    if target is None:
+        return None
+    if isinstance(target, bool) or not isinstance(target, int | float) or not 0 < target <= 1:
+        raise ConfigError(f"target accuracy is {target}; it is a share of right answers, above 0 and at most 1, for example 0.8.")
+    return Budget("accuracy", float(target))
+
+
+def command_of(asked: Contest, verb: str = "compare") -> str:
+    """The command that asks for this comparison; "" where pieces, data or model came from Python, which no command can say."""
+    if any(r.given for r in asked.rivals) or asked.own != Own():
+        return ""
+    said = differences(asked.config)
+    methods = [text_of(rival) for rival in asked.rivals]
+    more = ["--baseline", asked.baseline] if asked.baseline != baseline_of(asked.rivals, None) else []
+    more += ["--screen", str(asked.screen)] if asked.screen is not None else []
+    return shlex.join(["fedstrata", verb, *said, "--methods", *methods, "--seeds", *map(str, asked.seeds), *more])
+
+
+def differences(config: Config) -> list[str]:
+    """What differs from the defaults, as words of a command line, without method and seed."""
+    return [f"{k}={_word(v)}" for k, v in config.flat().items() if v != KEYS[k].default and k not in ("method", "seed")]
+
+
+def text_of(rival: Rival) -> str:
+    """A competitor as it is written after ``--methods``."""
+    own = " ".join(f"{key}={_word(value)}" for key, value in rival.entry.settings.items())
+    return f"{rival.entry.method} | {own}" if own else rival.entry.method
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def only_here(asked: Contest, parts: Mapping[str, Parts]) -> bool:
+    """Whether some run needs what only this process has: objects, or names that were registered here and are no plug-ins."""
+    if asked.own != Own() or any(r.given for r in asked.rivals):
+        return True
+    return any(not ours(thing) and name not in installed(kind) for kind, name, thing in _used(asked.config, parts.values()))
+
+
+def ours(thing: object) -> bool:
+    """Whether a class, function or object comes from this package."""
+    module = getattr(thing, "__module__", None) or type(thing).__module__
+    return module == "fedstrata" or module.startswith("fedstrata.")
+
+
+def _used(config: Config, parts: Iterable[Parts]) -> Iterator[tuple[PluginKind, str, object]]:
+    """All that a configuration calls by name: (kind, name, what it is)."""
+    for one in parts:
+        yield from (("methods", name, type(piece)) for name, piece in one.method.named.items())
+        yield from (("measures", name, type(measure)) for name, measure in one.measures.items())
+    data, law, model = (parse_call(config.data), parse_call(config.partition), parse_call(config.model))
+    yield "datasets", data.name, find_dataset(data.name).factory
+    if law.name != "auto":
+        yield "partitions", law.name, type(find_law(law))
+    if model.name != "auto":
+        yield "models", model.name, find_model(model.name).factory
+
+
+Observers: TypeAlias = Sequence[Callable[[Any], None]]
+
+__all__ = ["OWN", "Contest", "Own", "contest"]

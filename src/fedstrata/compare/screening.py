@@ -1,0 +1,128 @@
+"""Successive halving: all methods for a while, the better half for longer, and an audit of how often that drops the wrong ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedstrata.analysis.comparison import Screening
+from fedstrata.analysis.statistics import share_interval
+from fedstrata.common.errors import ConfigError
+from fedstrata.common.random_streams import stream
+from fedstrata.compare.execution import Grid, Works
+from fedstrata.compare.request import Contest
+from fedstrata.runs.result import Result
+
+SHARES = (4, 2)  # rungs: a quarter and a half of the rounds
+
+
+def rungs(asked: Contest) -> tuple[int, ...]:
+    """Rounds at which methods are dropped.
+
+    Raises:
+        ConfigError: without validation data or classes to choose by, or with too few rounds or evaluations.
+    """
+    config = asked.config
+    if not config.validation and asked.own.federation is None:
+        raise ConfigError("screening drops methods by clients' validation data, and validation is 0; set validation=0.2 or leave --screen out.")
+    found = tuple(sorted({config.rounds // part for part in SHARES} - {0}))
+    if config.rounds < max(SHARES):
+        raise ConfigError(f"screening looks at a quarter and a half of {config.rounds} rounds; use rounds=4 or more, or leave --screen out.")
+    if config.eval.every > found[0]:
+        raise ConfigError(f"screening looks at round {found[0]}, and eval.every is {config.eval.every}; use eval.every={found[0]} or less.")
+    return found
+
+
+def screened(works: Works) -> Screening:
+    """Drop methods rung by rung, then train the survivors, and of the dropped a random part, to the end.
+
+    A rung is a run that pauses: survivors go on from where they are and lose nothing.
+    """
+    grid = works.grid
+    asked = grid.asked
+    assert asked.screen is not None, "screening was asked for"
+    if grid.facts.kind != "classification" or not grid.facts.validation:
+        raise ConfigError("screening needs classes and clients with validation data; leave --screen out.")
+    alive = [rival.entry.label for rival in asked.rivals]
+    kept: dict[int, list[str]] = {}
+    dropped: dict[str, int] = {}
+    audited: list[str] = []
+    for rung in rungs(asked):
+        works.make([replace(job, until=rung) for job in grid.of(alive)])
+        alive = [label for label in alive if not _failed(grid, label)]
+        kept[rung] = better_half({label: score_at(grid, label, rung) for label in alive}, asked.baseline)
+        gone = [label for label in alive if label not in kept[rung]]
+        dropped |= dict.fromkeys(gone, rung)
+        audited += audit(gone, asked.screen, asked.seeds[0], rung)
+        for job in grid.of(gone):
+            works.shown.mark(job.id, "dropped")
+        if gone:
+            works.shown.say(f"after round {rung}: dropped {', '.join(gone)}")
+        alive = kept[rung]
+    works.make(grid.of([*alive, *audited]))
+    final = {label: score for label in (*alive, *audited) if (score := best_score(grid, label)) is not None}
+    wrongly = [label for label in audited if label in final and _wrongly(label, kept[dropped[label]], final, asked.baseline)]
+    return judged(tuple(kept), dropped, [label for label in audited if label in final], wrongly)
+
+
+def _failed(grid: Grid, label: str) -> bool:
+    return any(failed == label for failed, _ in grid.failures)
+
+
+def better_half(scores: Mapping[str, float], baseline: str) -> list[str]:
+    """The better half by score, rounded up; ties with its last one stay, and so does the baseline. In the order given.
+
+    >>> better_half({"a": 0.1, "b": 0.3, "c": 0.3, "d": 0.2}, baseline="a")
+    ['a', 'b', 'c']
+    """
+    if not scores:
+        return []
+    bar = sorted(scores.values(), reverse=True)[math.ceil(len(scores) / 2) - 1]
+    return [label for label, score in scores.items() if score >= bar or label == baseline]
+
+
+def audit(gone: Sequence[str], share: float, seed: int, rung: int) -> list[str]:
+    """A seeded random part of the dropped: the share, rounded up, so at least one where there is any."""
+    count = math.ceil(share * len(gone) - 1e-9)
+    return [gone[i] for i in sorted(stream(seed, "audit", rung).permutation(len(gone))[:count].tolist())]
+
+
+def score_at(grid: Grid, label: str, rung: int) -> float:
+    """Mean over seeds of the last validation score up to a round; a run whose budget ended it before counts with its last one."""
+    scores = [(validation_scores(Result.read(job.folder).rounds[:rung]) or [-math.inf])[-1] for job in grid.of([label])]
+    return sum(scores) / len(scores)
+
+
+def validation_scores(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Scores on clients' validation data in the rounds that were evaluated, larger is better; a score that was not finite is left out."""
+    return [row["validation"] for row in rows if row.get("validation") is not None]
+
+
+def best_score(grid: Grid, label: str) -> float | None:
+    """Mean over seeds of the best validation score of the whole run; None where a run is missing.
+
+    It is the score that chooses a run's round, so choices are judged by what they were made by, and the test is not looked at.
+    """
+    ids = [job.id for job in grid.of([label])]
+    if any(id_ not in grid.done for id_ in ids):
+        return None
+    return sum(max(validation_scores(Result.read(grid.jobs[id_].folder).rounds), default=-math.inf) for id_ in ids) / len(ids)
+
+
+def _wrongly(label: str, kept: Sequence[str], final: Mapping[str, float], baseline: str) -> bool:
+    """Whether a dropped one ends above the lowest of those that were kept instead, as far as these were trained to the end.
+
+    The baseline is kept whatever it scores, so it is no measure here unless it stands alone.
+    """
+    known = [final[other] for other in kept if other in final and other != baseline] or [final[other] for other in kept if other in final]
+    return bool(known) and final[label] > min(known)
+
+
+def judged(at: tuple[int, ...], dropped: Mapping[str, int], audited: Sequence[str], wrongly: Sequence[str]) -> Screening:
+    """The share of wrongly dropped methods with its 95 % interval (Clopper and Pearson 1934, the exact one)."""
+    if not audited:
+        return Screening(at, dict(dropped))
+    low, high = share_interval(len(wrongly), len(audited))
+    return Screening(at, dict(dropped), tuple(audited), tuple(wrongly), len(wrongly) / len(audited), low, high)

@@ -1,0 +1,383 @@
+"""One frozen record of everything a run is told. Names are the same in TOML, on the command line and in Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from fedstrata.common.call_syntax import bind, parse_call, parse_calls
+from fedstrata.common.errors import ConfigError
+from fedstrata.config import toml_files
+from fedstrata.config.fields import NOTHING, Key, flatten, near, suggestion, table
+from fedstrata.config.lr_schedules import schedule
+from fedstrata.config.sections import Auto, Checkpoint, Count, Eval, Finetune, Gate, Local, Parallel, Section, Stop, Unseen
+
+if TYPE_CHECKING:
+    from fedstrata.data.federation import Federation
+    from fedstrata.models.task import Task
+
+EXCLUSIVE = (("local.epochs", "local.steps"), ("finetune.epochs", "finetune.steps"))
+TESTS = ("server", "client", "both", "own")
+PARTITION = "dirichlet(alpha=0.3)"  # what "auto" means for classes without clients of their own
+PLACEMENT = frozenset({"data.root", "executor", "workers", "rows", "checkpoint.every", "out", "name", "track"})  # where and how, not what
+
+LATER: Mapping[str, Any] = {"local.keep": 256}  # settings that came later, and what folders from before mean by saying nothing
+
+MODELS: Mapping[str, str] = {
+    "digits": "mlp",
+    "mnist": "cnn",
+    "fashion_mnist": "cnn",
+    "cifar10": "cnn",
+    "cifar100": "resnet8",
+    "tiny_imagenet": "resnet8",
+    "pacs": "resnet18",
+    "ag_news": "transformer",
+    "shakespeare": "char_lstm",
+    "synthetic": "logistic",
+    "synthetic_iid": "logistic",
+}
+"""What ``model = "auto"`` means, by data set; other data: transformer for tokens, cnn for images of 28 pixels or more, otherwise mlp."""
+
+
+class Config(Section):
+    """Everything a run is told; see ``fedstrata run --help``.
+
+    Keyword arguments may be nested (``local={"lr": 0.05}``), dotted (``**{"local.lr": 0.05}``) or, as Python names have no dots, written with an
+    underscore for the dot (``local_lr=0.05``, ``data_root="data"``).
+
+    Raises:
+        ConfigError: an unknown key, a wrong type, a value out of range, or settings that exclude each other.
+    """
+
+    method: str = Field(default="fedavg", description="method, or a chain of them: fedprox(mu=0.01) + fedavgm")
+    data: str = Field(default="digits", description="data set: fedstrata list datasets")
+    data_root: str | None = Field(default=None, alias="data.root", description="folder that holds the data; none is $FEDSTRATA_DATA")
+    augment: str = Field(default="none", description="changes to training images, seeded: crop(pad=4) + flip")
+    partition: str = Field(
+        default="auto", description="how samples are dealt to clients; auto: natural where the data have clients, otherwise dirichlet(alpha=0.3)"
+    )
+    test: str = Field(
+        default="server",
+        description="who tests: server (its test set), client (a split of that set for each), both; own(share=0.2): samples that each keeps",
+    )
+    validation: float = Field(default=0.0, ge=0, lt=1, description="share of each client's samples kept to choose the round by")
+    heldout: float = Field(default=0.0, ge=0, lt=1, description="share of the clients kept out of training")
+    clients: Count | Auto = Field(default="auto", description="clients registered; auto: as many as the data have, otherwise 20")
+    cohort: Count | Auto = Field(default="auto", description="clients that train in a round; auto: 10, or all where there are fewer")
+    rounds: Count = Field(default=100, description="rounds")
+    model: str = Field(default="auto", description="model: fedstrata list models; auto: chosen by the data set")
+    norm: Literal["auto", "batch", "group", "none"] = Field(default="auto", description="norm layers; auto: as the model was published")
+    bn: Literal["share", "local", "server", "trained", "batch"] = Field(
+        default="share", description="batch-norm statistics: averaged, each client's own, the server's, the trained groups', or of the batch"
+    )
+    weighting: Literal["samples", "uniform"] = Field(default="samples", description="how clients count in averages")
+    local: Local = Local()
+    schedule: str = Field(default="constant", description="factor on local.lr by round: cosine, step(rounds=[160, 240]), warmup(rounds=5) + cosine")
+    finetune: Finetune = Finetune()
+    unseen: Unseen = Unseen()
+    eval: Eval = Eval()
+    measures: str = Field(
+        default="auto", description="looks at training, kept with evaluated rounds: fedstrata list measures; auto: those that the method brings; none"
+    )
+    stop: Stop = Stop()
+    quorum: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0, description="good replies that a round needs: a count (5), or with a point a share of the cohort (0.5)"
+    )
+    gate: Gate = Gate()
+    seed: int = Field(default=0, ge=0, description="of all random numbers")
+    executor: Literal["auto", "loop", "threads", "processes", "batched"] = Field(
+        default="auto", description="who trains clients; auto: the fastest of those that agree bit for bit"
+    )
+    workers: Parallel | Auto = Field(default="auto", description="clients trained at a time; auto: one a core")
+    rows: Literal["memory", "mapped"] = Field(default="memory", description="where state of clients is kept: memory, or a file mapped into memory")
+    checkpoint: Checkpoint = Checkpoint()
+    track: str = Field(default="none", description="where curves go while training: tensorboard + mlflow; fedstrata list trackers shows all")
+    out: str = Field(default="runs", description="folder for run folders")
+    name: str = Field(default="auto", description="name of the run folder; auto: made from the configuration")
+
+    def __init__(self, _sources: Mapping[str, str] | None = None, /, **settings: Any) -> None:
+        given = _known(_dotted(settings), "")
+        try:
+            super().__init__(**_nested(_over({}, given, "")))
+        except ValidationError as error:
+            raise ConfigError(_said(error, given, _sources or {})) from error
+
+    @field_validator("method", "augment", "partition", "model", "data", "measures", "track")
+    @classmethod
+    def _call(cls, text: str, info: ValidationInfo) -> str:
+        (parse_calls if info.field_name in ("method", "augment", "measures", "track") else parse_call)(text)
+        return text
+
+    @field_validator("test")
+    @classmethod
+    def _test(cls, text: str) -> str:
+        try:
+            call = parse_call(text)
+        except ConfigError:
+            call = None
+        if call is None or call.name not in TESTS or (call.name != "own" and (call.named or call.positional)):
+            near = suggestion(text if call is None else call.name, TESTS)
+            raise ConfigError(f"test is {text!r}; it is server, client, both or own(share=0.2).{near}")
+        return text
+
+    @field_validator("out", "data_root")
+    @classmethod
+    def _folder(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if text is not None and (not text or "\0" in text):
+            name = "data.root" if info.field_name == "data_root" else str(info.field_name)
+            raise ConfigError(f"{name} is {text!r}; it is the path of a folder ({name}=. is the current one).")
+        return text
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+            raise ConfigError(f"name is {name[:60]!r}; it is a folder name of letters, digits, dots, hyphens and underscores, at most 128.")
+        return name
+
+    @model_validator(mode="after")
+    def _meant(self) -> Self:
+        schedule(self.schedule, self.rounds)
+        if isinstance(self.cohort, int) and isinstance(self.clients, int) and self.cohort > self.clients:
+            raise ConfigError(f"cohort is {self.cohort}, but there are {self.clients} clients; a round cannot train more clients than there are.")
+        if isinstance(self.workers, int) and self.workers > 1 and self.executor == "loop":
+            raise ConfigError(
+                f"workers is {self.workers}, but executor=loop trains one client at a time; use executor=threads or processes, or leave workers out."
+            )
+        return self
+
+    # ---- reading ------------------------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def read(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+        """The configuration that a file and a command line mean: command line over file over default.
+
+        Args:
+            path: a TOML file, which may name a ``base`` beside it; None is defaults only.
+            overrides: "key=value" texts.
+        Raises:
+            ConfigError: with the key, the value, where it was said, and what would be right.
+        """
+        layers = [(name, _known(settings, name)) for name, settings in (toml_files.read(Path(path)) if path is not None else [])]
+        layers.append(("command line", _known(command_line(overrides), "command line")))
+        merged: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        for source, settings in layers:
+            merged = _over(merged, settings, source)
+            sources |= dict.fromkeys(settings, source)
+        return cls(sources, **merged)
+
+    def replace(self, **changes: Any) -> Config:
+        """A copy with other values, checked anew; names as in the constructor."""
+        return Config(**_over(self.flat(), _known(_dotted(changes), ""), ""))
+
+    # ---- writing ------------------------------------------------------------------------------------------------------------------------
+
+    def flat(self) -> dict[str, Any]:
+        """Every key with its value, by public name, in the documented order."""
+        return {name: _at(self, key.path) for name, key in KEYS.items()}
+
+    def to_toml(self) -> str:
+        """The whole configuration; reading it gives an equal one. "none" stands for no value."""
+        return toml_files.write(((name,) if len(KEYS[name].path) == 1 else KEYS[name].path, value) for name, value in self.flat().items())
+
+    def digest(self) -> str:
+        """SHA-256 (hex) over what decides the result; where and by whom it is computed (PLACEMENT) does not count."""
+        meant = {n: v for n, v in self.flat().items() if n not in PLACEMENT and not (n in LATER and v == LATER[n])}
+        return hashlib.sha256(json.dumps(meant, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+    def differences(self, other: Config) -> tuple[Difference, ...]:
+        """Field by field, what differs; PLACEMENT included."""
+        ours, theirs = self.flat(), other.flat()
+        return tuple(Difference(name, ours[name], theirs[name]) for name in KEYS if ours[name] != theirs[name])
+
+    # ---- what "auto" means --------------------------------------------------------------------------------------------------------------
+
+    def federation(self) -> Federation:
+        """Read the data and deal them to clients.
+
+        Raises:
+            ConfigError: an unknown data set, partition or setting.
+            DataError: data that are missing, damaged, or cannot be dealt so.
+        """
+        from fedstrata.data.loading import DataSpec, assemble  # noqa: PLC0415  # torch would slow every --help down
+        from fedstrata.data.location import Place  # noqa: PLC0415
+        from fedstrata.data.registry import find_dataset  # noqa: PLC0415
+
+        call = parse_call(self.data)
+        clients = None if self.clients == "auto" else self.clients
+        reader = bind(call, find_dataset(call.name).factory, what="data")
+        source = reader.read(Place(None if self.data_root is None else Path(self.data_root), clients))
+        fallback = PARTITION if source.task.kind == "classification" else "iid"
+        spec = DataSpec(
+            data=self.data,
+            root=self.data_root,
+            augment=None if self.augment == "none" else self.augment,
+            partition=("natural" if source.natural else fallback) if self.partition == "auto" else self.partition,
+            clients=clients,
+            test=self.test,
+            validation=self.validation,
+            heldout=self.heldout,
+            seed=self.seed,
+        )
+        return assemble(source, spec)
+
+    def cohort_of(self, clients: int) -> int:
+        """Clients a round, out of those that may train.
+
+        Raises:
+            ConfigError: more than there are.
+        """
+        if self.cohort == "auto":
+            return min(10, clients)
+        if self.cohort > clients:
+            raise ConfigError(f"cohort is {self.cohort}, but {clients} clients may train; use cohort={clients} or less.")
+        return self.cohort
+
+    def needed(self, cohort: int) -> int:
+        """Good replies that a round of ``cohort`` clients needs, at least 1."""
+        wanted = math.ceil(self.quorum * cohort) if isinstance(self.quorum, float) else self.quorum
+        if wanted > cohort:
+            raise ConfigError(
+                f"quorum is {self.quorum} replies, but a round has {cohort} clients; use quorum={cohort} or less, or a share such as 0.5."
+            )
+        return max(1, wanted)
+
+    def worker_count(self) -> int:
+        """Clients trained at a time: as set, or one a usable core."""
+        if self.workers != "auto":
+            return self.workers
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # Linux alone tells usable ones
+
+    def model_for(self, task: Task) -> str:
+        """The model in call syntax: as set, or chosen by data set (MODELS), or by what a sample looks like."""
+        if self.model != "auto":
+            return self.model
+        name = parse_call(self.data).name
+        if name in MODELS:
+            return MODELS[name]
+        if task.vocabulary:
+            return "transformer"
+        return "cnn" if len(task.shape) == 3 and min(task.shape[1:]) >= 28 else "mlp"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key on which two configurations differ."""
+
+    key: str
+    ours: Any
+    theirs: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.ours!r} here, {self.theirs!r} there"
+
+
+KEYS: dict[str, Key] = table(Config)
+"""Every setting by public name, in the order of ``--help``."""
+
+_SPELLINGS = {name.replace(".", "_"): name for name in KEYS if "." in name}
+
+
+def command_line(texts: Iterable[str]) -> dict[str, Any]:
+    """Settings from "key=value" texts, read by the type of the key.
+
+    Raises:
+        ConfigError: text without =, an unknown key, a key given twice, or a value that the key does not take.
+    """
+    given: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name.startswith("-"):
+            word = name.lstrip("-")
+            hit = near(word, KEYS, 1)
+            raise ConfigError(f"{text!r} is not key=value; settings are written like {hit[0] if hit else 'rounds'}={value or '...'}.")
+        if name not in KEYS:
+            raise ConfigError(_unknown(name, "command line"))
+        if name in given:
+            raise ConfigError(f"{name} is given twice on the command line ({given[name]!r} and {value!r}); give it once.")
+        given[name] = KEYS[name].read(value)
+    return given
+
+
+def _unknown(name: str, source: str) -> str:
+    where = f" ({source})" if source else ""
+    inside = [key for key in KEYS if key.startswith(f"{name}.")]
+    if inside and name not in KEYS:
+        return f"{name} is a group of settings, not a setting{where}: {', '.join(inside)}."
+    return f"there is no setting {name!r}{where}.{suggestion(name, KEYS)} `fedstrata run --help` shows all."
+
+
+def _known(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The settings themselves, if every name is one; "none" is read as no value where that may be meant."""
+    for name in settings:
+        if name not in KEYS:
+            raise ConfigError(_unknown(name, source))
+    return {n: None if KEYS[n].optional and isinstance(v, str) and v in NOTHING else v for n, v in settings.items()}
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """``above`` holds over ``below``; choosing one of two exclusive settings unsets the other below."""
+    for pair in EXCLUSIVE:
+        said = [name for name in pair if above.get(name) is not None]
+        if len(said) == 2:
+            both = " and ".join(f"{name} is {above[name]!r}" for name in said)
+            where = f" ({source})" if source else ""
+            raise ConfigError(f"{both}{where}; they exclude each other: give one of the two.")
+        if said:
+            below = {name: value for name, value in below.items() if name not in pair}
+    return {**below, **above}
+
+
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Python's keyword arguments by public name."""
+    return flatten({_SPELLINGS.get(name, name): value for name, value in settings.items()})
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as the model's own nesting."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *sections, last = KEYS[name].path
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return nested
+
+
+def _said(error: ValidationError, flat: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    """A pydantic error in our words: each wrong key once, with its value, where it was said and what would be right."""
+    said: dict[str, str] = {}
+    for problem in error.errors():
+        cause = problem.get("ctx", {}).get("error")
+        key = _key_at(problem["loc"])
+        if isinstance(cause, ConfigError):
+            said.setdefault(str(cause), f"{key.name}: {cause}" if key and key.name not in str(cause) else str(cause))
+        elif key:
+            said.setdefault(key.name, key.refusal(flat.get(key.name, problem["input"]), sources.get(key.name, "")))
+        else:
+            said.setdefault(problem["msg"], f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}.")
+    return " ".join(said.values())
+
+
+def _key_at(loc: tuple[int | str, ...]) -> Key | None:
+    names = tuple(str(part) for part in loc)
+    hits = [key for key in KEYS.values() if names[: len(key.path)] == key.path or names[:1] == (key.name,)]
+    return hits[0] if hits else None
+
+
+def _at(config: BaseModel, path: tuple[str, ...]) -> Any:
+    value: Any = config
+    for name in path:
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,127 @@
+"""Groups of settings, checked by pydantic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedstrata.common.errors import ConfigError
+
+Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Parallel: TypeAlias = Annotated[int, Field(ge=1, le=1024)]  # threads or processes; above that a machine stands still
+Auto: TypeAlias = Literal["auto"]
+
+
+class Section(BaseModel):
+    """Strict, closed and frozen: no value is converted, no name is added, nothing changes later."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+
+def _one_length(given: Any, other: str = "epochs") -> Any:
+    """``steps`` alone means that the default number of epochs does not hold."""
+    if isinstance(given, Mapping) and given.get("steps") is not None and other not in given:
+        return {**given, other: None}
+    return given
+
+
+class Local(Section):
+    """Training on a client."""
+
+    epochs: Count | None = Field(default=5, description="passes over the client's samples a round; or local.steps")
+    steps: Count | None = Field(default=None, description="mini-batches a round, instead of local.epochs")
+    draw: Literal["cycle", "fresh", "replace"] = Field(
+        default="cycle", description="how mini-batches are drawn: shuffled order, anew each pass, with replacement"
+    )
+    batch: Count = Field(default=16, description="samples in a mini-batch")
+    lr: Positive = Field(default=0.1, description="learning rate")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="local optimiser; its state is made anew each round")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="of sgd")
+    weight_decay: float = Field(default=0.0, ge=0, description="L2 term (sgd, adam) or decoupled (adamw)")
+    clip: Positive | None = Field(default=None, description="largest norm of a gradient")
+    precision: Literal["float32", "bfloat16"] = Field(default="float32", description="of forward and backward passes; parameters stay float32")
+    keep: Annotated[int, Field(ge=0)] = Field(
+        default=256, description="MB of one client's values in front of the layers it trains that are kept over its local steps; 0 keeps none"
+    )
+    threads: Parallel = Field(default=1, description="intra-op threads of one client; changes float sums, so it belongs to the run")
+
+    _steps = model_validator(mode="before")(_one_length)
+
+    @model_validator(mode="after")
+    def _meant(self) -> Self:
+        _one_of(self.epochs, self.steps, "local", needed=True)
+        if self.momentum and self.optimizer != "sgd":
+            raise ConfigError(
+                f"local.momentum is {self.momentum}, but {self.optimizer} has moments of its own; leave it out, or set local.optimizer=sgd."
+            )
+        return self
+
+
+class Finetune(Section):
+    """Fine-tuning of the final model by each client, for the personal accuracy; off unless epochs or steps are given."""
+
+    epochs: Count | None = Field(
+        default=None, description="passes of each client over its own samples before its personal accuracy is measured; none is off"
+    )
+    steps: Count | None = Field(default=None, description="mini-batches, instead of finetune.epochs")
+    lr: Positive | None = Field(default=None, description="learning rate; none is local.lr")
+    groups: str = Field(default="all", description="what is fine-tuned: a selector such as role:head")
+
+    @model_validator(mode="after")
+    def _meant(self) -> Self:
+        _one_of(self.epochs, self.steps, "finetune", needed=False)
+        if not self.on and (self.lr is not None or self.groups != "all"):
+            raise ConfigError("finetune.lr and finetune.groups have no effect without finetune.epochs or finetune.steps; give one of these too.")
+        return self
+
+    @property
+    def on(self) -> bool:
+        """Whether clients fine-tune."""
+        return self.epochs is not None or self.steps is not None
+
+
+def _one_of(epochs: int | None, steps: int | None, section: str, *, needed: bool) -> None:
+    if epochs is not None and steps is not None:
+        raise ConfigError(f"{section}.epochs is {epochs} and {section}.steps is {steps}; they exclude each other: give one of the two.")
+    if needed and epochs is None and steps is None:
+        raise ConfigError(f"{section}.epochs and {section}.steps are both none; give one of the two, for example {section}.epochs=1.")
+
+
+class Unseen(Section):
+    """What clients held out of training do before they are scored a second time."""
+
+    steps: Count = Field(default=10, description="mini-batches that a held-out client takes from the model it receives, before its second score")
+    lr: Positive | None = Field(default=None, description="their learning rate; none is local.lr")
+    groups: str = Field(default="all", description="layers that they move: a selector such as role:head")
+
+
+class Stop(Section):
+    """Ends before the last round: with the first round that reaches an amount."""
+
+    bytes: Count | None = Field(default=None, description="payload up and down that ends the run, with the round that reaches it; none is off")
+    flops: Positive | None = Field(default=None, description="FLOPs of clients' training that end the run; none is off")
+    seconds: Positive | None = Field(default=None, description="seconds of training rounds that end the run (not repeatable); none is off")
+    accuracy: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="accuracy that ends the run: on validation data where there are some, otherwise on test data; none is off"
+    )
+
+
+class Eval(Section):
+    """Evaluation."""
+
+    every: Count = Field(default=1, description="rounds between evaluations; the last round is always evaluated")
+
+
+class Checkpoint(Section):
+    """Checkpoints."""
+
+    every: Count = Field(default=1, description="rounds between checkpoints; the last round always has one")
+
+
+class Gate(Section):
+    """Checks on replies."""
+
+    norm: Positive | None = Field(default=None, description="largest norm of an update that is accepted; none accepts every finite one")

@@ -1,0 +1,296 @@
+"""A model as functions of its parameters.
+
+:class:`Net` is what pieces see: features, head and loss as pure functions of ``Params``. :class:`Bound` stands behind them: a module whose
+parameters are views of one flat vector, called directly where it is evaluated at that vector, so that a local step costs what a bare PyTorch
+step costs; any other parameters (a teacher, an anchor, a perturbed point) go through ``functional_call``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedstrata.common.errors import MethodError, nearest
+from fedstrata.core.layout import Entry, Layout, Role, entries_of
+from fedstrata.core.params import Params, Spec, Stillness
+
+
+class Dropout(nn.Module):
+    """Element-wise dropout whose masks come from a derived stream, never from the process-wide generator.
+
+    Args:
+        p: share of entries set to zero while training, in [0, 1); the rest is scaled by 1 / (1 - p).
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"dropout p is {p}; it is a share of entries, in [0, 1).")
+        self.p = p
+        self.draw: Callable[[torch.Size], Tensor] | None = None  # set by the engine: uniforms of that shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, ...] -> the same shape."""
+        if not self.training or self.p == 0:
+            return x
+        assert self.draw is not None, "the engine gives every Dropout its stream before training"
+        return x * (self.draw(x.shape) >= self.p) / (1 - self.p)
+
+
+class Batch(NamedTuple):
+    """What a local step reads.
+
+    Attributes:
+        x: [B, *shape] inputs.
+        y: [B] labels.
+        weight: [B] 1 for real samples, 0 for padding, or None where all are real.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean of per-sample values [B, ...] over the real samples; further axes are averaged too."""
+        if values.dim() > 1:
+            values = values.flatten(1).mean(1)
+        if self.weight is None:
+            return values.mean()
+        return (values * self.weight).sum() / self.weight.sum()
+
+
+Function = Callable[[Params, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Net:
+    """A model as pure functions.
+
+    Attributes:
+        features: (params, x [B, *shape]) -> [B, d], what enters the head.
+        head: (params, features [B, d]) -> [B, classes].
+        loss: (output [B, classes], y [B]) -> [B], per sample.
+        initial: parameter values at the start, in layout order.
+        entries: what each tensor is.
+        exits: where the body may end: the last submodule that runs, and the number of features behind it; shallow to deep, the last is its whole.
+        reach: (params, x, n) -> [B, d] features of the body that ends at the n-th exit, counted from 1.
+    """
+
+    features: Function
+    head: Function
+    loss: Callable[[Tensor, Tensor], Tensor]
+    initial: Mapping[str, Tensor] = field(repr=False)
+    entries: tuple[Entry, ...] = field(repr=False)
+    exits: Mapping[str, int] = field(default_factory=dict)
+    reach: Callable[[Params, Tensor, int], Tensor] | None = field(default=None, repr=False)
+
+    def __call__(self, p: Params, x: Tensor) -> Tensor:
+        """Output [B, classes]."""
+        return self.head(p, self.features(p, x))
+
+    def with_parameter(self, name: str, value: Tensor, *, kind: str, role: Role, group: str = "") -> Net:
+        """A net with one more parameter, a layer of its own (or part of an added ``group``), that features or head may use."""
+        if name in self.initial:
+            raise MethodError(f"the model already has a parameter {name!r}; give the new one another name.")
+        trained = [e for e in self.entries if not e.statistic]
+        kept = [e for e in self.entries if e.statistic]
+        entry = Entry(name, value.shape, kind, role, group or name, kind)
+        return replace(self, initial={**self.initial, name: value}, entries=(*trained, entry, *kept))
+
+    def without_parameter(self, name: str) -> Net:
+        """A net that has no such parameter any more; features or head must not read it."""
+        if name not in self.initial:
+            raise MethodError(f"the model has no parameter {name!r}.{nearest(name, self.initial)}")
+        return replace(self, initial={n: t for n, t in self.initial.items() if n != name}, entries=tuple(e for e in self.entries if e.name != name))
+
+
+class Front(Protocol):
+    """What is known of the batch in hand in front of the trained layers; see ``kept.py``."""
+
+    def holds(self, x: Tensor) -> bool:
+        """Whether these are that batch's samples."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """[B, d] features of that batch at the bound parameters."""
+
+
+class Bound:
+    """A module bound to one flat vector of parameters.
+
+    The vector and the module's parameters share storage, so that an optimiser step on either is one on both. A worker owns one; it is never shared
+    between threads.
+
+    Args:
+        module: the model; it is copied.
+        head: name of its head, a submodule whose removal leaves the features.
+    """
+
+    def __init__(self, module: nn.Module, head: str) -> None:
+        self.body = copy.deepcopy(module)
+        self.head_name = head
+        self.entries = tuple(entries_of(self.body, head))
+        self.initial = {e.name: self.body.get_parameter(e.name).detach().clone() for e in self.entries if not e.statistic}
+        self.statistics0 = Params.of({e.name: self.body.get_buffer(e.name) for e in self.entries if e.statistic})
+        self.head = self.body.get_submodule(head)
+        _assign(self.body, head, nn.Identity())
+        self.exits: Mapping[str, int] = dict(getattr(module, "exits", {}))
+        self.channels_last = bool(getattr(module, "channels_last", False))
+        self.dropouts = [m for m in self.body.modules() if isinstance(m, Dropout)]
+        self.norms = [m for m in self.body.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+        self._twins: dict[Stillness, tuple[nn.Module, nn.Module]] = {}
+        self.front: Front | None = None
+
+    def net(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Net:
+        """The functions of this module."""
+        return Net(self.features, self.classify, loss, self.initial, self.entries, self.exits, self.features)
+
+    def attach(self, net: Net) -> None:
+        """Lay the parameters of ``net`` (pieces may have added or dropped some) into one vector and make the module's own its views."""
+        self.layout = Layout(net.entries)
+        self.spec = self.layout.spec
+        first = next(iter(net.initial.values()))
+        self.flat = torch.cat([net.initial[n].detach().reshape(-1).to(first.dtype) for n in self.spec.names])
+        self.buffers = self.statistics0.clone()
+        self.parts = {n: nn.Parameter(t.detach()) for n, t in Params(self.flat, self.spec).views.items()}
+        self.flat.requires_grad_()  # a leaf of its own, for terms that are written on the whole vector
+        self.params = Params(self.flat, self.spec, buffers=self.buffers, views=dict(self.parts))
+        for name in self.initial:
+            module, local = self._place(name)
+            if name in self.parts:
+                _tie(self.body, self.head, module, local, self.parts[name])
+            else:
+                module._parameters[local].requires_grad_(False)  # type: ignore[union-attr]  # dropped by a piece; nothing reads it
+        for name, view in self.buffers.views.items():
+            module, local = self._place(name)
+            module._buffers[local] = view
+        self._body_names = [n for n in self.initial if not self._in_head(n) and n in self.parts]
+        self._head_names = [n for n in self.initial if self._in_head(n) and n in self.parts]
+        self.initial = {}  # the values live in the flat vector now
+
+    def _in_head(self, name: str) -> bool:
+        return name.startswith(self.head_name + ".")
+
+    def _place(self, name: str) -> tuple[nn.Module, str]:
+        inside = self._in_head(name)
+        path, _, local = (name[len(self.head_name) + 1 :] if inside else name).rpartition(".")
+        return (self.head if inside else self.body).get_submodule(path), local
+
+    def load(self, p: Params) -> None:
+        """Write these values (and their statistics) into the vector that the module reads."""
+        with torch.no_grad():
+            self.flat.copy_(p.flat)
+            if p.buffers is not None and len(self.buffers):
+                self.buffers.flat.copy_(p.buffers.flat)
+
+    def train_only(self, names: frozenset[str]) -> None:
+        """Let gradients stop at every parameter outside ``names``: frozen layers in front cost no backward work."""
+        for name, part in self.parts.items():
+            part.requires_grad_(name in names)
+
+    def slopes(self, value: Tensor, names: Sequence[str]) -> tuple[list[Tensor], Tensor | None]:
+        """Gradients of a loss at the bound vector: by tensor for these names, each fresh, and that of terms on the whole vector, if there are any."""
+        leaves = [self.parts[n] for n in names]
+        value.backward()  # 3 % faster than autograd.grad: gradients come in the layout of their parameters
+        found, whole = [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves], self.flat.grad
+        for leaf in (*leaves, self.flat):
+            leaf.grad = None
+        return found, whole
+
+    def mode(self, *, training: bool, batch_statistics: bool = False) -> None:
+        """Training or evaluation; ``batch_statistics`` keeps norms on the statistics of the batch without moving running ones."""
+        self.body.train(training)
+        self.head.train(training)
+        for norm in self.norms:
+            kept = norm.__dict__.setdefault("_fedstrata_momentum", norm.momentum)
+            looks = batch_statistics and not training
+            norm.train(training or looks)
+            norm.momentum = 0.0 if looks else kept
+
+    def draw_from(self, generator: torch.Generator | None) -> None:
+        """The stream that dropout masks come from."""
+        for drop in self.dropouts:
+            drop.draw = None if generator is None else (lambda shape: torch.rand(shape, generator=generator))
+
+    def features(self, p: Params, x: Tensor, exits: int | None = None) -> Tensor:
+        """[B, d] features at these parameters, of the whole body or of the one that ends at this exit, counted from 1."""
+        more = () if exits is None else (exits,)
+        if p.flat is self.flat and not p.still:
+            if self.front is not None and not more and self.front.holds(x):
+                return self.front.features(self.laid_out(x))
+            whole: Tensor = self.body(self.laid_out(x), *more)
+            return whole
+        return self._call(0, p, x, *more)
+
+    def laid_out(self, x: Tensor) -> Tensor:
+        """Samples as the network wants them in memory."""
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
+
+    def classify(self, p: Params, z: Tensor) -> Tensor:
+        """[B, classes] output of the head at these parameters."""
+        if p.flat is self.flat and not p.still:
+            return self.head(z)  # type: ignore[no-any-return]
+        return self._call(1, p, z)
+
+    def _call(self, which: int, p: Params, x: Tensor, *more: int) -> Tensor:
+        module = self.twin(p.still)[which]
+        cut = len(self.head_name) + 1
+        tensors = {n[cut:]: p[n] for n in self._head_names} if which else {n: p[n] for n in self._body_names}
+        if not which and p.buffers is not None and p.still != "batch":
+            tensors |= {n: t if p.still == "eval" else t.clone() for n, t in p.buffers.views.items() if not self._in_head(n)}
+        found: Tensor = functional_call(module, tensors, (x, *more), tie_weights=True, strict=False)
+        return found
+
+    def twin(self, still: Stillness) -> tuple[nn.Module, nn.Module]:
+        """Body and head for evaluation at other parameters: the module itself, or a copy that stands still in the way asked for."""
+        if not still:
+            return self.body, self.head
+        if still not in self._twins:
+            body, head = copy.deepcopy(self.body).eval(), copy.deepcopy(self.head).eval()
+            for module in (body, head):
+                for norm in module.modules():
+                    if still == "batch" and isinstance(norm, nn.modules.batchnorm._NormBase):
+                        norm.train()
+                        norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
+            self._twins[still] = body, head
+        return self._twins[still]
+
+
+def _assign(module: nn.Module, path: str, child: nn.Module) -> None:
+    parent, _, local = path.rpartition(".")
+    setattr(module.get_submodule(parent), local, child)
+
+
+def _tie(body: nn.Module, head: nn.Module, owner: nn.Module, local: str, part: nn.Parameter) -> None:
+    """Put the view in place of the module's parameter, everywhere the same parameter occurs (tied weights)."""
+    old = owner._parameters[local]
+    for root in (body, head):
+        for module in root.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is old:
+                    module._parameters[name] = part
+
+
+def gradient_at(loss: Callable[[Params, Batch], Tensor], p: Params, batch: Batch) -> tuple[Params, float]:
+    """Gradient of ``loss`` at parameters that no module is bound to, as a new vector, and the loss.
+
+    Pure autograd over views of one copy; terms on the whole vector and on single tensors both count.
+    """
+    flat = p.flat.detach().requires_grad_()
+    parts = {n: t.detach().requires_grad_() for n, t in Params(flat.detach(), p.spec).views.items()}
+    with torch.enable_grad():
+        value = loss(Params(flat, p.spec, buffers=p.buffers, still=p.still, views=parts), batch)
+        found = torch.autograd.grad(value, [flat, *parts.values()], allow_unused=True)
+    pieces = [torch.zeros_like(t) if g is None else g for t, g in zip(parts.values(), found[1:], strict=True)]
+    total = torch.cat([g.reshape(-1) for g in pieces])
+    return Params(total if found[0] is None else total + found[0], p.spec), float(value.detach())
+
+
+def spec_of(tensors: Mapping[str, Tensor]) -> Spec:
+    """Names and shapes of these tensors."""
+    return Spec(tuple(tensors), tuple(t.shape for t in tensors.values()))

@@ -1,0 +1,204 @@
+"""Rows of a table, encoded and standardised as the training rows were; and windows of a series."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedstrata.common.errors import DataError, nearest
+from fedstrata.data.inputs.base import Intake, Numbers, Taken, Unknown, taken
+from fedstrata.data.io.checks import finite_features, float32
+from fedstrata.data.io.columns import Column, Columns, column
+from fedstrata.data.io.scaling import Floats, Scaling
+
+if TYPE_CHECKING:
+    from fedstrata.data.sources.tables import Encoding
+
+GAP = "(missing)"  # the level of a missing word
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Intake):
+    """Rows by the names of their columns.
+
+    Attributes:
+        how: which column is what.
+        numbers: columns of numbers, in the order of the sample.
+        words: columns of words behind them, each with its levels: one number a level.
+        scaling: of the numbers, with the target behind them.
+        labels: class names; () for a regression.
+    """
+
+    how: Encoding
+    numbers: tuple[str, ...]
+    words: tuple[tuple[str, tuple[str, ...]], ...]
+    scaling: Scaling
+    labels: tuple[str, ...]
+
+    @property
+    def takes(self) -> str:
+        """What is taken, in words."""
+        names = [*self.numbers, *(name for name, _ in self.words)]
+        shown = ", ".join(names[:8]) + (f", ... ({len(names)} in all)" if len(names) > 8 else "")
+        return f"a table (.csv, .tsv, .parquet) with the columns {shown}; {self.how.label} too, for a score"
+
+    def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> Taken:
+        """See :meth:`Intake.table`."""
+        numeric = [self._number(column(columns, name, where), name, where) for name in self.numbers]
+        onehot = [self._word(column(columns, name, where), name, levels, where, unknown) for name, levels in self.words]
+        rows = len(next(iter(columns.values())).missing)
+        wide = np.stack([*numeric, np.zeros(rows)], 1)  # [N, numbers + 1]: the scaling has the target behind them
+        x = torch.from_numpy(float32(np.concatenate([self.scaling.apply(wide)[:, :-1], *onehot], 1)))
+        finite_features(x, where)
+        y = self._labels(columns[self.how.label], where) if self.how.label in columns else None
+        found = taken(x, y, len(self.labels), where)
+        known = {*self.numbers, *(name for name, _ in self.words), self.how.label, *self.how.drop, self.how.client}
+        more = [name for name in columns if name not in known]
+        notes = (f"{where}: the columns {', '.join(more[:8])} were not there in training and are not read.",) if more else ()
+        return Taken(found.samples, found.names, found.labelled, notes)
+
+    def _number(self, values: Column, name: str, where: str) -> Floats:
+        if values.missing.any() and self.how.missing == "refuse":
+            row = np.flatnonzero(values.missing)[0]
+            raise DataError(f"{where}: column {name!r}, row {row} is missing; the model was trained without gaps (missing=refuse). Fill it in.")
+        if values.numbers is not None:
+            return values.numbers
+        if values.missing.all():
+            return np.full(len(values.missing), np.nan)
+        row = np.flatnonzero(~values.missing)[0]
+        row = next((r for r in np.flatnonzero(~values.missing) if not _is_number(str(values.text()[r]))), row)
+        raise DataError(f"{where}: column {name!r}, row {row} is {str(values.text()[row])!r}; in training it held numbers.")
+
+    def _word(self, values: Column, name: str, levels: tuple[str, ...], where: str, unknown: Unknown) -> Floats:
+        if values.missing.any() and self.how.missing == "refuse":
+            row = np.flatnonzero(values.missing)[0]
+            raise DataError(f"{where}: column {name!r}, row {row} is missing; the model was trained without gaps (missing=refuse). Fill it in.")
+        words = np.where(values.missing, GAP, values.text())
+        hot: NDArray[np.bool_] = words[:, None] == np.array(levels)[None, :]  # [N, levels]
+        new = np.flatnonzero(~hot.any(1))
+        if len(new) and unknown == "refuse":
+            word = str(words[new[0]])
+            raise DataError(
+                f"{where}: column {name!r}, row {new[0]} is {word!r}, which no training row has ({len(new)} rows in all);"
+                f"{nearest(word, levels)} It had {', '.join(levels[:12])}. --unknown zeros reads such words as none of these."
+            )
+        return hot.astype(np.float64)
+
+    def _labels(self, values: Column, where: str) -> NDArray[Any] | None:
+        name = self.how.label
+        if values.missing.all():
+            return None
+        if values.missing.any():
+            row = np.flatnonzero(values.missing)[0]
+            raise DataError(f"{where}: label {name!r}, row {row} is missing; label every row for a score, or leave the column out.")
+        if not self.labels:
+            if values.numbers is None:
+                raise DataError(f"{where}: label {name!r}, row 0 is {values.text()[0]!r}; numbers are wanted.")
+            standard = self.how.target == "standard"
+            return (values.numbers - self.scaling.mean[-1]) / self.scaling.std[-1] if standard else values.numbers
+        known = {label: place for place, label in enumerate(self.labels)}
+        texts = [str(text) for text in values.text()]
+        wrong = next((row for row, text in enumerate(texts) if text not in known), None)
+        if wrong is not None:
+            raise DataError(
+                f"{where}: label {name!r}, row {wrong} is {texts[wrong]!r}; the model's classes are {', '.join(self.labels[:12])}."
+                f"{nearest(texts[wrong], self.labels)}"
+            )
+        return np.array([known[text] for text in texts], dtype=np.int64)
+
+    def restore(self, values: Tensor) -> Tensor:
+        """See :meth:`Intake.restore`."""
+        if self.labels or self.how.target != "standard":
+            return values
+        return values.double() * float(self.scaling.std[-1]) + float(self.scaling.mean[-1])
+
+    def facts(self) -> dict[str, Any]:
+        """See :meth:`Intake.facts`."""
+        count, flat = len(self.numbers), self.scaling.constant
+        numbers = [
+            {"column": name, "mean": float(self.scaling.mean[k]), "std": float(self.scaling.std[k])} | ({"constant": True} if flat[k] else {})
+            for k, name in enumerate(self.numbers)
+        ]
+        target = {"mean": float(self.scaling.mean[count]), "std": float(self.scaling.std[count])}
+        return {
+            "kind": "table",
+            "takes": self.takes,
+            "label": self.how.label,
+            "missing": self.how.missing,
+            "normalisation": {"rule": "(value - mean) / std; a missing number and a constant column become 0", "numbers": numbers},
+            "levels": [{"column": name, "levels": list(levels)} for name, levels in self.words],
+            "target": target if not self.labels and self.how.target == "standard" else None,
+        }
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, eq=False)
+class SeriesRows(Intake):
+    """Windows of past values.
+
+    Attributes:
+        window: values that a sample holds.
+        horizon: steps ahead.
+        value: name of the column.
+        scaling: of values and targets.
+    """
+
+    window: int
+    horizon: int
+    value: str
+    scaling: Scaling
+
+    @property
+    def takes(self) -> str:
+        """What is taken, in words."""
+        return (
+            f"a table (.csv, .tsv, .parquet) of one series whose last {self.window} rows of {self.value!r} are read, "
+            f"or an array (.npy) [N, {self.window}] in the units of the data"
+        )
+
+    def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> Taken:
+        """See :meth:`Intake.table`; the forecast is ``horizon`` rows behind the last one."""
+        values = column(columns, self.value, where)
+        if values.numbers is None or values.missing.any():
+            raise DataError(f"{where}: column {self.value!r} has gaps or words; a series holds numbers.")
+        if len(values.numbers) < self.window:
+            raise DataError(f"{where} has {len(values.numbers)} rows; the model reads the last {self.window}.")
+        return self.array(values.numbers[None, -self.window :], None, where)
+
+    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> Taken:
+        """See :meth:`Intake.array`."""
+        Numbers((self.window,), 0).check_shape(x, where)
+        if x.dtype.kind not in "fiu":
+            raise DataError(f"{where} holds {x.dtype}; numbers are wanted.")
+        raw = torch.from_numpy(x.astype(np.float64))
+        finite_features(raw, where)
+        scaled = torch.from_numpy(float32((raw.numpy() - self.scaling.mean[0]) / self.scaling.std[0]))
+        targets = None if y is None else (y.astype(np.float64) - self.scaling.mean[0]) / self.scaling.std[0]
+        return taken(scaled, targets, 0, where)
+
+    def restore(self, values: Tensor) -> Tensor:
+        """See :meth:`Intake.restore`."""
+        return values.double() * float(self.scaling.std[0]) + float(self.scaling.mean[0])
+
+    def facts(self) -> dict[str, Any]:
+        """See :meth:`Intake.facts`."""
+        numbers = {"mean": float(self.scaling.mean[0]), "std": float(self.scaling.std[0])}
+        return {
+            "kind": "series",
+            "takes": self.takes,
+            "horizon": self.horizon,
+            "normalisation": {"rule": "(value - mean) / std", **numbers},
+            "target": numbers,
+        }

@@ -1,0 +1,136 @@
+"""Texts as words, or as the characters before the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedstrata.common.errors import DataError, nearest
+from fedstrata.data.inputs.base import Intake, Numbers, Taken, Unknown, taken
+from fedstrata.data.io.columns import Column, Columns, column
+
+
+@dataclass(frozen=True)
+class Words(Intake):
+    """Texts, cut into the words of the training vocabulary.
+
+    Attributes:
+        columns: of a table, joined by a space.
+        label: its column of classes: names, or numbers.
+        labels: class names.
+        vocabulary: word to token.
+        length: words a sample; longer texts are cut, shorter ones padded.
+        tokenize, encode: the data set's own.
+        empty: whether a text without words is kept as one unknown word.
+    """
+
+    columns: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    vocabulary: Mapping[str, int] = field(repr=False)
+    length: int
+    tokenize: Callable[[str], list[str]] = field(repr=False)
+    encode: Callable[[Sequence[Sequence[str]], dict[str, int], int], Tensor] = field(repr=False)
+    empty: bool = False
+
+    @property
+    def takes(self) -> str:
+        """What is taken, in words."""
+        return f"texts: a .txt file with one a line, or a table (.csv, .tsv, .parquet) with the column {' and '.join(self.columns)}"
+
+    def texts(self, lines: Sequence[str], where: str) -> Taken:
+        """See :meth:`Intake.texts`."""
+        return self._taken(lines, None, where)
+
+    def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> Taken:
+        """See :meth:`Intake.table`."""
+        parts = [column(columns, name, where).text() for name in self.columns]
+        lines = [" ".join(map(str, row)) for row in zip(*parts, strict=True)]
+        return self._taken(lines, self._classes(columns[self.label], where) if self.label in columns else None, where)
+
+    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> Taken:
+        """See :meth:`Intake.array`: tokens."""
+        return Numbers((self.length,), len(self.labels), len(self.vocabulary)).array(x, y, where)
+
+    def _taken(self, lines: Sequence[str], y: NDArray[Any] | None, where: str) -> Taken:
+        if not lines:
+            raise DataError(f"{where} holds no text.")
+        words = [self.tokenize(text) for text in lines]
+        bare = next((row for row, found in enumerate(words) if not found), None)
+        if bare is not None and not self.empty:
+            raise DataError(f"{where}: row {bare} has a text without words; remove it.")
+        encoded = self.encode([found or ["<unk>"] for found in words], dict(self.vocabulary), self.length)
+        long = sum(len(found) > self.length for found in words)
+        notes = (f"{where}: {long} texts have more than {self.length} words and were cut, as in training.",) if long else ()
+        found = taken(encoded, y, len(self.labels), where)
+        return Taken(found.samples, found.names, found.labelled, notes)
+
+    def _classes(self, values: Column, where: str) -> NDArray[Any] | None:
+        if values.missing.all():
+            return None
+        known = {label: place for place, label in enumerate(self.labels)}
+        numbers = {str(place): place for place in range(len(self.labels))}
+        texts = [str(text) for text in values.text()]
+        for row, text in enumerate(texts):
+            if text not in known and text not in numbers:
+                raise DataError(
+                    f"{where}: label {self.label!r}, row {row} is {text!r}; the model's classes are {', '.join(self.labels)}."
+                    f"{nearest(text, self.labels)}"
+                )
+        return np.array([known.get(text, numbers.get(text)) for text in texts], dtype=np.int64)
+
+    def facts(self) -> dict[str, Any]:
+        """See :meth:`Intake.facts`."""
+        return {
+            "kind": "words",
+            "takes": self.takes,
+            "length": self.length,
+            "normalisation": {"rule": "basic English words, lower case; unknown words are token 0, padding on the right is token 1"},
+            "vocabulary": dict(self.vocabulary),
+        }
+
+
+@dataclass(frozen=True)
+class Characters(Intake):
+    """The last characters of a text, from which the next one is told.
+
+    Attributes:
+        window: characters a sample.
+        codes: character to token; 0 is any other.
+    """
+
+    window: int
+    codes: Mapping[str, int] = field(repr=False)
+
+    @property
+    def takes(self) -> str:
+        """What is taken, in words."""
+        return f"texts: a .txt file with one a line, of which the last {self.window} characters are read"
+
+    def texts(self, lines: Sequence[str], where: str) -> Taken:
+        """See :meth:`Intake.texts`."""
+        short = next((row for row, line in enumerate(lines) if len(line) < self.window), None)
+        if short is not None or not lines:
+            found = "no text" if short is None else f"{len(lines[short])} characters in line {short + 1}"
+            raise DataError(f"{where} holds {found}; the model reads {self.window} characters to tell the next one.")
+        x = np.array([[self.codes.get(letter, 0) for letter in line[-self.window :]] for line in lines], dtype=np.int64)
+        return self.array(x, None, where)
+
+    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> Taken:
+        """See :meth:`Intake.array`: tokens."""
+        return Numbers((self.window,), len(self.codes) + 1, len(self.codes) + 1).array(x, y, where)
+
+    def facts(self) -> dict[str, Any]:
+        """See :meth:`Intake.facts`."""
+        return {
+            "kind": "characters",
+            "takes": self.takes,
+            "length": self.window,
+            "normalisation": {"rule": "one token a character; an unknown one is token 0"},
+            "vocabulary": dict(self.codes),
+        }

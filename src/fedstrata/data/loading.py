@@ -1,0 +1,220 @@
+"""From a specification to a federation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedstrata.common.call_syntax import Call, bind, parse_call
+from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.random_streams import stream
+from fedstrata.data.augmentation import parse_augment, parse_moves
+from fedstrata.data.federation import Federation, fingerprint
+from fedstrata.data.io.checks import check_samples
+from fedstrata.data.io.samples import Joined, Samples
+from fedstrata.data.location import Place, Reader
+from fedstrata.data.partition.base import Listed, Partition, Pool
+from fedstrata.data.partition.client_tests import ClassMix, ClientTests, Mirrored, Own, OwnSplit
+from fedstrata.data.registry import find_dataset, find_law
+from fedstrata.data.types import Groups, Ints, Source
+
+CONVENTIONS = ("server", "client", "both", "own")
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What a user says about data.
+
+    Attributes:
+        data: a data set in call syntax, such as ``synthetic(alpha=1, beta=1)``.
+        root: folder of the files; None reads FEDSTRATA_DATA.
+        augment: moves in call syntax, such as ``crop(pad=4) + flip``; None for none.
+        partition: a law in call syntax; None is ``natural`` where the data come with clients, else ``iid``.
+        clients: number of clients; None is the data's own number, or 20.
+        test: ``server`` (one test set), ``client`` (each client's own split with its class mix), ``both``, or ``own(share=0.2)`` (the official
+            test set joins the pool, and each client keeps a share of its own samples).
+        validation: share of each client's own samples kept for validation, in [0, 1).
+        heldout: share of clients kept out of training, in [0, 1).
+        seed: of the partition and the splits.
+    """
+
+    data: str = "digits"
+    root: str | Path | None = None
+    augment: str | None = None
+    partition: str | None = None
+    clients: int | None = None
+    test: str = "server"
+    validation: float = 0.0
+    heldout: float = 0.0
+    seed: int = 0
+
+
+def load(spec: DataSpec) -> Federation:
+    """Read the data, deal them to clients, and check both.
+
+    Raises:
+        ConfigError: an unknown name or setting.
+        DataError: missing or damaged files, labels or features that cannot be meant, a partition that cannot be made.
+    """
+    reader = check_spec(spec)
+    root = None if spec.root is None else Path(spec.root)
+    return assemble(reader.read(Place(root, spec.clients)), spec)
+
+
+def check_spec(spec: DataSpec) -> Reader:
+    """Check every name, setting and range before a file is opened.
+
+    Returns:
+        The reader of the data set, with its settings.
+    Raises:
+        ConfigError: the message names the setting, the value and what would be right.
+    """
+    share_in("validation", spec.validation)
+    share_in("heldout", spec.heldout)
+    if spec.clients is not None and spec.clients < 1:
+        raise ConfigError(f"clients is {spec.clients}; a federation has at least 1.")
+    _convention(spec.test)
+    parse_moves(spec.augment)
+    if spec.partition is not None:
+        find_law(parse_call(spec.partition))
+    call = parse_call(spec.data)
+    reader: Reader = bind(call, find_dataset(call.name).factory, what="data")
+    return reader
+
+
+def assemble(source: Source, spec: DataSpec) -> Federation:
+    """Deal a data set that was read; see :func:`load`."""
+    share_in("validation", spec.validation)
+    share_in("heldout", spec.heldout)
+    convention, own = _convention(spec.test)
+    check_samples(source.train, source.task, f"{source.name}, training set")
+    if source.test is not None:
+        check_samples(source.test, source.task, f"{source.name}, test set")
+    if own is not None:
+        source = pooled(source)
+    law = parse_call(spec.partition or ("natural" if source.natural else "iid"))
+    train = pool_of(source, source.train)
+    partition = find_law(law).deal(train, spec.clients, spec.seed)
+    own_test, more = _own_tests(convention, own, source, train, partition, spec.seed)
+    heldout = _heldout(spec, len(partition))
+    settings = (partition.law, len(partition), spec.test, spec.validation, spec.heldout, spec.seed)
+    labels = [samples.y for samples in (source.train, source.test) if samples is not None]
+    federation = Federation(
+        name=source.name,
+        task=source.task,
+        train=source.train,
+        test=source.test if convention in ("server", "both") else None,
+        partition=partition,
+        own_test=own_test,
+        validation=spec.validation,
+        heldout=heldout,
+        augment=parse_augment(spec.augment, source.dark, source.task.shape),
+        fingerprint=fingerprint(source.task, source.identity or source.name, labels, source.groups, settings),
+        notes=(*source.notes, *partition.notes, *more, *_small(partition, spec.validation)),
+        seed=spec.seed,
+        official=source.test,
+        intake=source.intake,
+    )
+    return _scaled(federation, source, server=convention in ("server", "both")) if source.scale else federation
+
+
+def share_in(name: str, value: float) -> None:
+    """Refuse a share outside [0, 1).
+
+    Raises:
+        ConfigError: names the setting and the value.
+    """
+    if not 0 <= value < 1:
+        raise ConfigError(f"{name} is {value}; it is a share, in [0, 1). Did you mean 0.2?")
+
+
+def pool_of(source: Source, samples: Samples) -> Pool:
+    """What a law may see of the samples."""
+    labels = samples.y.numpy() if source.task.kind == "classification" else None
+    return Pool(len(samples), labels, source.task.classes, source.groups)
+
+
+def _convention(text: str) -> tuple[str, Own | None]:
+    call: Call = parse_call(text)
+    if call.name not in CONVENTIONS:
+        raise ConfigError(f"test is {text!r}; it is one of server, client, both, own(share=0.2).{nearest(call.name, CONVENTIONS)}")
+    if call.name == "own":
+        return "own", bind(call, Own, what="test")
+    if call.positional or call.named:
+        raise ConfigError(f"test={text!r}: {call.name} takes no settings; own(share=0.2) does.")
+    return call.name, None
+
+
+def pooled(source: Source) -> Source:
+    """The same data with the test set joined to the training set."""
+    if source.test is None:
+        return source
+    joined: dict[str, Groups] = {}
+    for name, group in source.groups.items():
+        if group.test is None:
+            raise DataError(f"test own pools the official sets, and the test samples of {source.name} have no {name}; use test=client.")
+        joined[name] = Groups(group.names, np.concatenate([group.train, group.test]))
+    scale = source.scale
+    again = None if scale is None else (lambda parts: pooled(scale(parts)))
+    return replace(source, train=Joined(source.train, source.test), test=None, groups=joined, scale=again)
+
+
+def _own_tests(
+    convention: str, own: Own | None, source: Source, train: Pool, partition: Partition, seed: int
+) -> tuple[ClientTests | None, tuple[str, ...]]:
+    if own is not None:
+        return OwnSplit(partition, train.labels, own.share, own.by, seed), ()
+    if source.test is None:
+        raise DataError(
+            f"test is {convention}, and {source.name} has no test set; use test='own(share=0.2)', which keeps a share of each client's samples."
+        )
+    if convention == "server":
+        return None, ()
+    test = pool_of(source, source.test)
+    twin = partition.mirror(test)
+    if twin is None:
+        return ClassMix(partition, train, test, seed), ()
+    if isinstance(twin, Listed) and (without := np.flatnonzero(twin.sizes() == 0)).size:
+        return Mirrored(twin), (f"own tests: {_some(without)} no test sample of their own.",)
+    return Mirrored(twin), ()
+
+
+def _heldout(spec: DataSpec, clients: int) -> tuple[int, ...]:
+    if not spec.heldout:
+        return ()
+    count = int(spec.heldout * clients + 0.5)
+    if not 1 <= count < clients:
+        raise DataError(f"heldout is {spec.heldout} of {clients} clients, which is {count}; at least 1 client is held out and at least 1 trains.")
+    return tuple(sorted(stream(spec.seed, "heldout").choice(clients, count, replace=False).tolist()))
+
+
+def _some(ids: Ints) -> str:
+    shown = ", ".join(map(str, ids[:10].tolist()))
+    return f"{len(ids)} client{'s' if len(ids) > 1 else ''} ({shown}{', ...' if len(ids) > 10 else ''}) {'have' if len(ids) > 1 else 'has'}"
+
+
+def _small(partition: Partition, validation: float) -> tuple[str, ...]:
+    """Clients that a user has to know of: with no sample, with one."""
+    if not isinstance(partition, Listed):
+        return ()
+    sizes, notes = partition.sizes(), []
+    if (empty := np.flatnonzero(sizes == 0)).size:
+        notes.append(f"partition: {_some(empty)} no sample and cannot train.")
+    if (single := np.flatnonzero(sizes == 1)).size:
+        notes.append(f"partition: {_some(single)} a single sample, which is trained on{' and not validated' if validation else ''}.")
+    return tuple(notes)
+
+
+def _scaled(federation: Federation, source: Source, *, server: bool) -> Federation:
+    """Normalise by sums over what the clients train on: held-out clients, validation and test samples do not count."""
+    assert source.scale is not None
+    kept = set(federation.heldout)
+    if federation.partition.lazy:  # clients overlap and are many: every training sample counts once
+        parts = [np.arange(len(federation.train), dtype=np.int64)]
+    else:
+        parts = [federation.training(i).numpy() for i in range(federation.clients) if i not in kept]
+    scaled = source.scale(parts)
+    notes = federation.notes + tuple(note for note in scaled.notes if note not in source.notes)
+    return replace(federation, train=scaled.train, test=scaled.test if server else None, official=scaled.test, intake=scaled.intake, notes=notes)

@@ -1,0 +1,118 @@
+"""A source from tensors or arrays that a Python user already has."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedstrata.common.errors import DataError
+from fedstrata.data.inputs import Intake, Numbers, Pictures
+from fedstrata.data.inputs.base import tokens
+from fedstrata.data.io.checks import class_labels, float32
+from fedstrata.data.io.samples import Images, Samples, Tensors
+from fedstrata.data.types import Groups, Source, Task
+
+Given = Tensor | ArrayLike
+
+
+def source_of(
+    x: Given,
+    y: Given,
+    *,
+    name: str,
+    client: ArrayLike | None = None,
+    test: Sequence[Any] | None = None,
+    labels: tuple[str, ...] = (),
+    vocabulary: int = 0,
+) -> Source:
+    """A source of arrays; arguments as in :meth:`Federation.of`, and a name that says which settings change the content.
+
+    Raises:
+        DataError: shapes, labels or features that cannot be meant.
+    """
+    if test is not None and not isinstance(test, tuple | list):
+        raise DataError(
+            f"test is {str(test)[:40]!r}; it is (x, y) or (x, y, client), and a share of each client's own samples is testing='own(share=0.2)'."
+        )
+    if test is not None and len(test) not in (2, 3):
+        raise DataError(f"test has {len(test)} parts; it is (x, y) or (x, y, client).")
+    targets, late = _plain(y), None if test is None else _plain(test[1])
+    kind = "classification" if targets.dtype.kind in "iub" else "regression"
+    if kind == "regression" and targets.dtype.kind != "f":
+        raise DataError(f"y holds {targets.dtype}; class numbers (integers) or targets (floats) are wanted.")
+    classes = _classes(targets, late, labels) if kind == "classification" else 1
+    names = labels or (tuple(str(c) for c in range(classes)) if kind == "classification" else ())
+    train = _samples(x, targets, classes, vocabulary, kind, "x, y")
+    tested = None if test is None or late is None else _samples(test[0], late, classes, vocabulary, kind, "test x, y")
+    task = Task("classification" if kind == "classification" else "regression", _shape(train), classes, names, vocabulary)
+    groups = {} if client is None else {"client": _groups(client, test, len(train), 0 if tested is None else len(tested))}
+    dark = (0.0,) * task.shape[0] if isinstance(train, Images) or (len(task.shape) == 3 and not vocabulary) else ()
+    content = [_content(x)] + ([] if test is None else [_content(test[0])])
+    identity = f"{name} {' '.join(content)}"
+    return Source(name, task, train, tested, groups, natural=client is not None, dark=dark, intake=_intake(train, task), identity=identity)
+
+
+def _content(values: Given) -> str:
+    """SHA-256 (hex) over features, so that a fingerprint tells edited ones; labels are in it anyway."""
+    plain = np.ascontiguousarray(_plain(values))
+    return hashlib.sha256(repr((plain.dtype.str, plain.shape)).encode() + plain.tobytes()).hexdigest()
+
+
+def _intake(train: Samples, task: Task) -> Intake:
+    """Further samples are given like these."""
+    classes = task.classes if task.kind == "classification" else 0
+    if isinstance(train, Images):
+        return Pictures(task.shape[1], task.shape[2], train.mean, train.std, classes)
+    return Numbers(task.shape, classes, task.vocabulary)
+
+
+def _plain(values: Given) -> NDArray[Any]:
+    plain = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    return plain if plain.flags.writeable else plain.copy()  # torch takes no read-only memory
+
+
+def _classes(y: NDArray[Any], late: NDArray[Any] | None, labels: tuple[str, ...]) -> int:
+    if labels:
+        return len(labels)
+    highest = max(int(part.max(initial=0)) for part in (y, late) if part is not None)
+    return max(2, highest + 1)
+
+
+def _samples(x: Given, y: NDArray[Any], classes: int, vocabulary: int, kind: str, where: str) -> Samples:
+    features = _plain(x)
+    if features.dtype == object:
+        raise DataError(f"{where}: x is an array of Python objects; give numbers of one shape.")
+    if kind == "classification":
+        targets = class_labels(y.astype(np.int64) if y.dtype.kind == "b" else y, classes, where)
+    else:
+        targets = torch.from_numpy(float32(y))
+    if features.ndim < 2 or len(features) != len(y):
+        raise DataError(f"{where}: x has shape {features.shape} and y {y.shape}; x is [N, ...] and y is [N].")
+    if vocabulary:
+        return Tensors(tokens(features, vocabulary, where), targets)
+    if features.dtype == np.uint8 and features.ndim == 4:
+        channels = features.shape[1]
+        return Images(torch.from_numpy(np.ascontiguousarray(features)), targets, (0.0,) * channels, (1.0,) * channels)
+    if features.dtype.kind != "f":
+        raise DataError(f"{where}: x holds {features.dtype}; give floats, uint8 images [N, C, H, W], or tokens with vocabulary=.")
+    return Tensors(torch.from_numpy(float32(features)), targets)
+
+
+def _shape(samples: Samples) -> tuple[int, ...]:
+    assert isinstance(samples, Images | Tensors)
+    return tuple(samples.x.shape[1:])
+
+
+def _groups(client: ArrayLike, test: Sequence[Any] | None, train: int, tested: int) -> Groups:
+    owner = np.asarray(client)
+    late = np.asarray(test[2]) if test is not None and len(test) == 3 else None
+    if owner.shape != (train,) or (late is not None and late.shape != (tested,)):
+        raise DataError(f"client has shape {owner.shape} for {train} training samples; it names the holder of each sample, shape [N] (test alike).")
+    known, codes = np.unique(owner if late is None else np.concatenate([owner, late]), return_inverse=True)
+    return Groups(tuple(str(k) for k in known), codes[:train].astype(np.int64), None if late is None else codes[train:].astype(np.int64))

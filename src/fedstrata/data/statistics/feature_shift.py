@@ -1,0 +1,110 @@
+"""How much clients differ in what their samples look like, label by label, without a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.common.random_streams import stream, torch_stream
+from fedstrata.data.statistics.divergence import Floats, between_share
+from fedstrata.data.types import Ints, Task
+
+if TYPE_CHECKING:
+    from fedstrata.data.federation import Federation
+
+MOST = 4096  # samples that are looked at
+PROJECTIONS = 16
+COLUMNS = 64  # a table of more columns is looked at through projections
+PERMUTATIONS = 19  # the largest of them is passed by chance once in twenty times
+TARGETS = 10  # equal groups of a regression's targets, which stand for labels
+BATCH = 512
+
+
+def feature_skew(federation: Federation, clients: Sequence[int]) -> dict[str, float | None]:
+    """Between-client share of the variance of samples of one label; see :func:`between_share` and :func:`summaries`.
+
+    At most MOST training samples are read, evenly spaced ones of each client. A regression's targets take the place of labels in ten equal groups.
+
+    Args:
+        federation: any.
+        clients: who is compared.
+    Returns:
+        ``feature_shift``, about 0 where clients' samples of a label come from one source; ``feature_shift_chance``: the largest of PERMUTATIONS
+        values with the samples of each label dealt anew, which a federation without feature skew passes once in twenty times. For a regression
+        also ``target_shift`` and ``target_shift_chance``: the same of the targets themselves. None where there is nothing to compare.
+    """
+    names = ("feature", "target") if federation.task.kind == "regression" else ("feature",)
+    rows, owners = _sampled(federation, clients)
+    if len(clients) < 2 or not len(rows):
+        return {f"{name}_shift{end}": None for name in names for end in ("", "_chance")}
+    y = federation.train.y[torch.from_numpy(rows)].numpy()
+    seen = _read(federation, rows)
+    if federation.task.kind == "classification":
+        return _against_chance("feature", seen, y, owners, federation.seed)
+    groups = np.argsort(np.argsort(y, kind="stable"), kind="stable") * TARGETS // len(y)
+    targets = _against_chance("target", y[:, None].astype(np.float64), np.zeros_like(groups), owners, federation.seed)
+    return _against_chance("feature", seen, groups, owners, federation.seed) | targets
+
+
+def _sampled(federation: Federation, clients: Sequence[int]) -> tuple[Ints, Ints]:
+    """Training positions, and the place in ``clients`` of who holds them."""
+    each = max(2, MOST // max(1, len(clients)))
+    rows, owners = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for place, client in enumerate(clients):
+        held = federation.training(client).numpy()
+        if len(held) > each:
+            held = held[np.linspace(0, len(held) - 1, each).round().astype(np.int64)]
+        rows.append(held)
+        owners.append(np.full(len(held), place, dtype=np.int64))
+    return np.concatenate(rows), np.concatenate(owners)
+
+
+def _read(federation: Federation, rows: Ints) -> Floats:
+    parts = [federation.train.take(torch.from_numpy(rows[start : start + BATCH])) for start in range(0, len(rows), BATCH)]
+    return torch.cat([summaries(part, federation.task) for part in parts]).numpy()
+
+
+def summaries(x: Tensor, task: Task) -> Tensor:
+    """[B, D] float64: what a sample looks like in a few numbers.
+
+    Images: mean, standard deviation and mean step between neighbouring pixels of each channel, and random projections. Tables and series: the
+    columns themselves up to COLUMNS of them, random projections otherwise. Tokens: the mean over a sample of a random vector a token, which is
+    a projection of its word counts. Projections are the same on every machine.
+
+    Args:
+        x: [B, *shape], as ``Samples.take`` gives it.
+        task: of the federation.
+    """
+    if task.vocabulary:
+        table = torch.randn(task.vocabulary, PROJECTIONS, generator=torch_stream(0, "summaries", "tokens"))
+        return table[x.flatten(1)].mean(1).double()
+    flat = x.flatten(1)  # [B, F]
+    if len(task.shape) == 3:
+        across, down = x.diff(dim=3).abs(), x.diff(dim=2).abs()  # empty where a picture is one pixel wide
+        steps = [part.mean((2, 3)) for part in (across, down) if part.numel()]
+        return torch.cat([x.mean((2, 3)), x.flatten(2).std(2, unbiased=False), *steps, _projected(flat)], 1).double()
+    return (flat if flat.shape[1] <= COLUMNS else _projected(flat)).double()
+
+
+def _projected(flat: Tensor) -> Tensor:
+    width = flat.shape[1]
+    directions = torch.randn(width, PROJECTIONS, generator=torch_stream(0, "summaries", "projections"))
+    return flat @ (directions / float(np.sqrt(width)))
+
+
+def _against_chance(name: str, values: Floats, labels: Ints, owners: Ints, seed: int) -> dict[str, float | None]:
+    """The share, and the largest after the owners of each label were shuffled."""
+    found = between_share(values, labels, owners)
+    if found is None:
+        return {f"{name}_shift": None, f"{name}_shift_chance": None}
+    rng, by_label = stream(seed, "facts", name), np.argsort(labels, kind="stable")
+    values, labels, owners = values[by_label], labels[by_label], owners[by_label]
+    chance = []
+    for _ in range(PERMUTATIONS):
+        order = np.lexsort((rng.random(len(labels)), labels))  # shuffled within labels
+        chance.append(between_share(values, labels, owners[order]))
+    return {f"{name}_shift": found, f"{name}_shift_chance": max(c for c in chance if c is not None)}

@@ -1,0 +1,45 @@
+"""What ends a run before its last round: a budget that is used up, or an accuracy that is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedstrata.config.config import Config
+from fedstrata.engine.ledger import Bill
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The settings ``stop.*``; None is off. The round that reaches an amount is the last one, so a run overshoots by less than a round."""
+
+    bytes: int | None = None
+    flops: float | None = None
+    seconds: float | None = None
+    accuracy: float | None = None
+
+    @classmethod
+    def of(cls, config: Config) -> Ending:
+        """As configured."""
+        s = config.stop
+        return cls(s.bytes, s.flops, s.seconds, s.accuracy)
+
+    def spent(self, bill: Bill, seconds: float) -> str | None:
+        """The setting whose budget is used up, or None."""
+        for name, limit, amount in (
+            ("stop.bytes", self.bytes, bill.up.payload + bill.down.payload),
+            ("stop.flops", self.flops, bill.flops),
+            ("stop.seconds", self.seconds, seconds),
+        ):
+            if limit is not None and amount >= limit:
+                return name
+        return None
+
+    def reached(self, scores: Mapping[str, Any]) -> str | None:
+        """The setting ``stop.accuracy``, where an evaluated round has it: on validation data where there are some, otherwise on test data."""
+        if self.accuracy is None:
+            return None
+        seen = [scores.get(key) for key in ("validation", "accuracy", "shared_on_clients")]
+        known = [value for value in seen if value is not None]
+        return "stop.accuracy" if known and known[0] >= self.accuracy else None

@@ -1,0 +1,86 @@
+"""Sections and blocks: what the template shows. Whatever is empty is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedstrata.report.page.data_table import Grid
+from fedstrata.report.page.drawing import Picture
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A fact beside the answer: its name, its value, and a word more."""
+
+    name: str
+    value: str
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Tab:
+    """One of several views of the same thing.
+
+    Attributes:
+        id: letters; unique in its block.
+        title: on the tab.
+        pictures, text: inside.
+    """
+
+    id: str
+    title: str
+    pictures: Sequence[Picture]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of a section, under a heading of its own where it has a title.
+
+    Attributes:
+        table: shown at once, or behind a line to click on where ``behind`` says one; ``printed``: it is opened for printing.
+        pictures: side by side; ``wide``: over the whole width; ``beside``: a table next to them, in place of the one behind the picture.
+        tabs: with ``name`` (an id) and ``label``.
+        code: shown with a button that copies it; ``hidden``: the same behind ``behind``. ``name`` is their id.
+        pairs, terms, items: names with values, words with meanings, a list.
+    """
+
+    title: str = ""
+    text: str = ""
+    table: Grid | None = None
+    behind: str = ""
+    printed: bool = False
+    pictures: Sequence[Picture] = ()
+    wide: bool = False
+    beside: Grid | None = None
+    tabs: Sequence[Tab] = ()
+    name: str = ""
+    label: str = ""
+    code: str = ""
+    hidden: str = ""
+    pairs: Sequence[tuple[str, str]] = ()
+    terms: Sequence[tuple[str, str]] = ()
+    items: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page.
+
+    Attributes:
+        id, short, title: of the section; ``short`` stands in the list of contents.
+        said: the answer, in large letters.
+        tiles, flags: facts beside the answer; warnings, each a code and a sentence.
+        key: places of the methods that its pictures show.
+    """
+
+    id: str
+    short: str
+    title: str
+    said: str = ""
+    text: str = ""
+    tiles: Sequence[Tile] = ()
+    flags: Sequence[tuple[str, str]] = ()
+    key: Sequence[int] = ()
+    blocks: Sequence[Block] = ()

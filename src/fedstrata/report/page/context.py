@@ -1,0 +1,137 @@
+"""What all parts of a page look at: the comparison with its findings, short names that differ, and a stroke for each method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedstrata.analysis.comparison import Comparison
+from fedstrata.analysis.records import Findings, Line, Spread
+from fedstrata.report.page.text import names
+from fedstrata.report.page.theme import Stroke, strokes
+from fedstrata.runs.result import Result
+
+HEADS = {
+    "selected": "chosen round",
+    "rmse_selected": "RMSE, chosen round",
+    "window": "last tenth",
+    "rmse_window": "RMSE, last tenth",
+    "final": "last round",
+    "rmse": "RMSE, last round",
+    "best": "best round",
+    "r2": "R2",
+    "personal_selected": "personal, chosen round",
+    "personal_rmse_selected": "personal RMSE, chosen round",
+    "personal": "personal, last round",
+    "personal_rmse": "personal RMSE",
+    "personal_weighted": "personal, by samples",
+    "personal_weighted_rmse": "personal RMSE, by samples",
+    "personal_std": "personal, spread",
+    "personal_rmse_std": "personal RMSE, spread",
+    "personal_worst10": "personal, worst tenth",
+    "personal_worst10_rmse": "personal RMSE, worst tenth",
+    "shared_on_clients": "shared, on clients",
+    "shared_on_clients_rmse": "shared RMSE, on clients",
+    "heldout": "held-out, before",
+    "heldout_adapted": "held-out, adapted",
+    "heldout_own": "held-out, own way",
+    "heldout_rmse": "held-out RMSE, before",
+    "heldout_adapted_rmse": "held-out RMSE, adapted",
+    "heldout_own_rmse": "held-out RMSE, own way",
+}
+"""Scores as heads of columns, in the order of the columns; :func:`head` serves the rest."""
+
+
+def head(key: str) -> str:
+    """A score as the head of a column."""
+    return HEADS.get(key, key.replace("_", " "))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A comparison, ready to be drawn.
+
+    Attributes:
+        comparison, findings: lines of the findings are in the order of the entries.
+    """
+
+    comparison: Comparison
+    findings: Findings
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Whole labels, in order."""
+        return tuple(entry.label for entry in self.comparison.entries)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Short names that differ, in order."""
+        return names(self.labels)
+
+    def name_of(self, label: str) -> str:
+        """The short name of a label; of one that is no entry, the label."""
+        return self.names[self.labels.index(label)] if label in self.labels else names([label])[0]
+
+    @cached_property
+    def alone(self) -> bool:
+        """Whether there is one method only, so that nothing is compared."""
+        return len(self.labels) == 1
+
+    @cached_property
+    def baseline(self) -> int | None:
+        """Place of the method that the others are compared with."""
+        return None if self.alone or self.comparison.baseline not in self.labels else self.labels.index(self.comparison.baseline)
+
+    @cached_property
+    def aimed(self) -> bool:
+        """Whether the target means something: it was set, or comes from the best of several methods."""
+        budget = self.comparison.budget
+        return not self.alone or (budget is not None and budget.kind == "accuracy")
+
+    @cached_property
+    def strokes(self) -> tuple[Stroke, ...]:
+        """How each method is drawn."""
+        return strokes(len(self.labels), self.baseline)
+
+    @cached_property
+    def lines(self) -> tuple[Line | None, ...]:
+        """The finding on each entry; None where no run of it came to an end."""
+        by_label = {line.label: line for line in self.findings.lines}
+        return tuple(by_label.get(label) for label in self.labels)
+
+    @cached_property
+    def runs(self) -> tuple[list[Result], ...]:
+        """Finished runs of each entry, by seed."""
+        return tuple(self.comparison.runs(label) for label in self.labels)
+
+    @cached_property
+    def classes(self) -> bool:
+        """Whether scores are accuracies."""
+        return self.comparison.facts.kind == "classification"
+
+    @cached_property
+    def main(self) -> str | None:
+        """The score that methods are ranked by."""
+        return self.findings.headline[0] if self.findings.headline else None
+
+    def score(self, place: int, key: str) -> Spread | None:
+        """A score of a method."""
+        line = self.lines[place]
+        return line.scores.get(key) if line else None
+
+    def cost(self, place: int, key: str) -> Spread | None:
+        """A cost of a method."""
+        line = self.lines[place]
+        return line.costs.get(key) if line else None
+
+    def have(self, key: str) -> bool:
+        """Whether any method has this score."""
+        return any(line is not None and key in line.scores for line in self.lines)
+
+    def best(self, key: str, *, larger: bool | None = None) -> int | None:
+        """Place of the best method by a score."""
+        found = [(spread.mean, place) for place in range(len(self.labels)) if (spread := self.score(place, key)) is not None]
+        if not found:
+            return None
+        larger = self.findings.larger if larger is None else larger
+        return max(found, key=lambda pair: (pair[0], -pair[1]))[1] if larger else min(found)[1]

@@ -1,0 +1,126 @@
+"""How to do it again: command, machine, configuration; and what to cite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedstrata.citations.cite import Citation
+from fedstrata.citations.cite import cite as citations
+from fedstrata.common.errors import FedstrataError
+from fedstrata.config.config import KEYS, Config
+from fedstrata.report.page import data_table
+from fedstrata.report.page.blocks import Block, Section
+from fedstrata.report.page.context import Scene
+from fedstrata.report.page.data_table import Cell, Grid, Head
+from fedstrata.report.page.text import counted, plain, short, told
+
+LONG = 4000  # letters of a value of the configuration
+
+
+def section(scene: Scene) -> Section:
+    """Command, machine, configuration."""
+    comparison = scene.comparison
+    blocks: list[Block] = []
+    if comparison.command:
+        blocks.append(Block(title="Command", code="\n".join(plain(line) for line in comparison.command.splitlines()), name="command"))
+    blocks.append(Block(title="Methods", table=_methods(scene)))
+    side = comparison.side_by_side
+    text = f"{counted(side, 'run')} at a time shared this machine; times were taken so." if side > 1 else ""
+    machine = [(plain(name).replace("_", " "), short(value, 400)) for name, value in comparison.machine.items()]
+    if machine or text:
+        blocks.append(Block(title="Machine and versions", pairs=machine, text=text))
+    if notes := list(dict.fromkeys(_notes(scene))):
+        blocks.append(Block(title="Notes", items=notes))
+    differing, others = _configuration(comparison.config)
+    if differing.rows:
+        blocks.append(Block(title="Configuration: what differs from the defaults", table=differing))
+    if others.rows:
+        block = Block(table=others, behind=f"All other settings, at their defaults ({len(others.rows)})", printed=True)
+        blocks.append(block if differing.rows else replace(block, title="Configuration"))
+    return Section(id="again", short="Run it again", title="Run it again", blocks=blocks)
+
+
+def _methods(scene: Scene) -> Grid:
+    """Whole names, whole settings: the one place where nothing is cut."""
+    heads = [Head("method", words=True), Head("in call syntax", words=True), Head("settings of its own", words=True), Head("runs")]
+    rows = []
+    for place, entry in enumerate(scene.comparison.entries):
+        own = ", ".join(f"{plain(key)} = {told(value)}" for key, value in entry.settings.items()) or "-"
+        whole = Cell(plain(entry.method)[:20_000], words=True, tone="wrap")
+        rows.append(
+            [data_table.word(scene.names[place], scene.labels[place], series=place), whole, Cell(own, words=True, tone="wrap"), _runs(scene, place)]
+        )
+    return Grid("What was compared", heads, rows, sort=False, stack=True)
+
+
+def _runs(scene: Scene, place: int) -> Cell:
+    return data_table.figure(f"{len(scene.runs[place])} of {len(scene.comparison.seeds)}", len(scene.runs[place]))
+
+
+def _notes(scene: Scene) -> Iterator[str]:
+    for place, runs in enumerate(scene.runs):
+        for run in runs:
+            for note in run.notes:
+                yield f"{scene.names[place]}, seed {run.summary.get('seed', '-')}: {short(note, 1000)}"
+
+
+def _configuration(config: Mapping[str, Any]) -> tuple[Grid, Grid]:
+    """Settings that differ from their defaults, and the rest."""
+    differing: list[list[Cell]] = []
+    others: list[list[Cell]] = []
+    for name, value in config.items():
+        key = KEYS.get(name)
+        default = key.default if key is not None else None
+        row = [
+            data_table.word(short(name, 60)),
+            Cell(short(told(value), LONG), words=True, tone="wrap"),
+            Cell(short(told(default), 200) if key else "-", words=True),
+        ]
+        row.append(Cell(key.meaning if key is not None else "no setting of this version", words=True, tone="wrap"))
+        (others if key is not None and value == default else differing).append(row)
+    heads = [Head("setting", words=True), Head("value", words=True), Head("default", words=True), Head("meaning", words=True)]
+    return Grid("Settings that differ from their defaults", heads, differing, sort=False, stack=True), Grid(
+        "Settings at their defaults", heads, others, sort=False, stack=True
+    )
+
+
+# ---- citations ------------------------------------------------------------------------------------------------------------------------------
+
+
+def cite(scene: Scene) -> Section | None:
+    """What to cite for the parts that were used."""
+    found, missing = _citations(scene)
+    if not found and not missing:
+        return None
+    blocks: list[Block] = []
+    if found:
+        rows = [[Cell(plain(c.what), words=True, tone="wrap"), Cell(plain(c.text), words=True, tone="wrap")] for c in found]
+        blocks.append(
+            Block(
+                table=Grid("Publications of the parts used", [Head("for", words=True), Head("publication", words=True)], rows, sort=False, stack=True)
+            )
+        )
+        blocks.append(Block(hidden="\n\n".join(c.bibtex for c in found), behind=f"BibTeX ({len(found)})", name="bibtex"))
+    if missing:
+        blocks.append(Block(text="Without a citation here: " + "; ".join(missing) + "."))
+    return Section(id="cite", short="Cite", title="What to cite", blocks=blocks)
+
+
+def _citations(scene: Scene) -> tuple[list[Citation], list[str]]:
+    """Citations, and what has none: a method from Python is not known by its text, data may not be here."""
+    known, missing = [], []
+    for entry in scene.comparison.entries:
+        try:
+            citations(entry.method)
+        except FedstrataError:
+            missing.append(short(entry.label))
+        else:
+            known.append(entry.method)
+    if not known:
+        return [], missing
+    try:
+        return list(citations(known, Config(**scene.comparison.config))), missing
+    except FedstrataError:
+        return list(citations(known)), [*missing, "data and model"]

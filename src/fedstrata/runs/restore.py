@@ -1,0 +1,145 @@
+"""A run that is read back from its folder: what it was made of, and its engine as a checkpoint left it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.core.chain import Method
+from fedstrata.config.config import Config
+from fedstrata.data.federation import Federation
+from fedstrata.engine.rounds import Engine
+from fedstrata.common.errors import StateError
+from fedstrata.runs.folder import manifest_of, read_manifest, same_run
+from fedstrata.engine.ledger import Bill
+from fedstrata.core.params import Params
+from fedstrata.engine.server import Server
+from fedstrata.storage import Checkpoint, load
+from fedstrata.core.state import flatten_state, restore_state
+from fedstrata.wire.frame import Size
+
+SUMMARY, CHECKPOINTS = "summary.json", "checkpoints"
+
+
+def recalled(
+    folder: Path,
+    *,
+    root: str | Path | None = None,
+    federation: Federation | None = None,
+    module: nn.Module | None = None,
+    method: Method | None = None,
+) -> tuple[Parts, tuple[str, ...]]:
+    """What the run in a folder is made of, and what a user must be told of other versions than the run began with.
+
+    Args:
+        folder: of the run.
+        root: folder of the data, where they are not where the run had them.
+        federation: as in :func:`run`.
+        module: as in :func:`run`.
+        method: as in :func:`run`.
+    Raises:
+        StateError: no run there, or a configuration, data set or code that is not this run's.
+    """
+    manifest = read_manifest(folder)
+    for name, given in (("federation", federation), ("module", module), ("method", method)):
+        if name in manifest["custom"] and given is None:
+            raise StateError(f"{folder} was run with a {name} of your own; give it again from Python: {name}=... beside the folder {str(folder)!r}.")
+    config = Config.read(folder / "config.toml")
+    same_run(config, manifest, folder)
+    parts = assemble(config if root is None else config.replace(**{"data.root": str(root)}), federation, module, method)
+    now = manifest_of(parts, custom=manifest["custom"])
+    for key, meaning in (("fingerprint", "data or partition"), ("layout", "model")):
+        if now[key] != manifest[key]:
+            raise StateError(
+                f"{folder}: the {meaning} is not what the run began with ({key} {now[key][:12]} now, {manifest[key][:12]} then); restore it."
+            )
+    return parts, tuple(
+        f"{k} was {manifest['versions'].get(k)} and is {v}: the result may differ in the last bits"
+        for k, v in now["versions"].items()
+        if v != manifest["versions"].get(k)
+    )
+
+
+def restored(
+    folder: str | Path,
+    *,
+    root: str | Path | None = None,
+    federation: Federation | None = None,
+    module: nn.Module | None = None,
+    method: Method | None = None,
+) -> tuple[Engine, tuple[str, ...]]:
+    """The engine of a finished run as it stood at the end, and notes as in :func:`recalled`; the folder is only read.
+
+    Args:
+        folder: of the run.
+        root: as in :func:`recalled`.
+        federation: as in :func:`run`.
+        module: as in :func:`run`.
+        method: as in :func:`run`.
+    Raises:
+        StateError: no run there, one that is not finished, a damaged checkpoint, or another run's configuration, data or model.
+    """
+    folder = Path(folder)
+    read_manifest(folder)
+    if not (folder / SUMMARY).is_file():
+        raise StateError(f"{folder}: the run is not finished; go on with it first: fedstrata resume {folder}")
+    parts, notes = recalled(folder, root=root, federation=federation, module=module, method=method)
+    checkpoint = load(folder / CHECKPOINTS)
+    refuse_another(checkpoint, parts, folder / CHECKPOINTS)
+    engine = Engine(parts, "loop", 1)
+    load(folder / CHECKPOINTS, engine.rows)
+    take_up(engine, checkpoint)
+    engine.ready()
+    return engine, notes
+
+
+def identity(parts: Parts) -> list[str]:
+    """What a checkpoint is of: settings and data."""
+    return [parts.config.digest(), parts.federation.fingerprint]
+
+
+def refuse_another(checkpoint: Checkpoint, parts: Parts, folder: Path) -> None:
+    """Refuse the checkpoint of another run.
+
+    Raises:
+        StateError: it is of other settings or data.
+    """
+    if checkpoint.meta.get("run", identity(parts)) != identity(parts):
+        raise StateError(f"{folder} holds the checkpoint of another run (other settings or data); put this run's own back, or start it anew.")
+
+
+def take_up(engine: Engine, checkpoint: Checkpoint) -> None:
+    """Put an engine where the checkpoint was made."""
+    meta = checkpoint.meta
+    engine.server = _server(checkpoint, engine.server)
+    engine.plan = engine.plan_now()
+    engine.seconds, engine.lowest, engine.stopped_by = meta["seconds"], meta["lowest"], meta["stopped_by"]
+    up, up_framing, down, down_framing, flops = meta["bill"]
+    engine.ledger.total = Bill(Size(up, up_framing), Size(down, down_framing), flops)
+    engine.ledger.costs = dict(meta["costs"])
+
+
+def tensors_of(server: Server) -> dict[str, Tensor]:
+    """What a checkpoint keeps of a server: parameters, statistics and slots by name."""
+    assert server.params.buffers is not None
+    found = {"params": server.params.flat, "statistics": server.params.buffers.flat}
+    for piece, slot in server.slots.items():
+        for name, value in flatten_state(slot).items():
+            found[f"slot/{piece}/{name}"] = value.flat if isinstance(value, Params) else value
+    return found
+
+
+def _server(checkpoint: Checkpoint, template: Server) -> Server:
+    tensors = checkpoint.tensors
+    assert template.params.buffers is not None
+    params = Params(tensors["params"], template.params.spec, buffers=Params(tensors["statistics"], template.params.buffers.spec))
+    slots = {}
+    for piece, slot in template.slots.items():
+        found: dict[str, Params | Tensor] = {}
+        for name, value in flatten_state(slot).items():
+            tensor = tensors[f"slot/{piece}/{name}"]
+            found[name] = Params(tensor, value.spec) if isinstance(value, Params) else tensor
+        slots[piece] = restore_state(found)
+    return Server(checkpoint.round + 1, params, slots)

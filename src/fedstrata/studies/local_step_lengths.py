@@ -1,0 +1,214 @@
+"""How long each local step of clients is: its jumps after an average are read as a sign of layers that do not fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from fedstrata.client.optimizers import Optimizer
+from fedstrata.client.update import Failure, Session, Work, why_not
+from fedstrata.client.worker import Kit
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.layout import Layout, Names
+from fedstrata.core.network import Batch
+from fedstrata.core.params import Params, Spec
+from fedstrata.core.piece import Reply
+from fedstrata.core.plan import Phase
+from fedstrata.engine.assembly import Parts
+from fedstrata.studies.retraining import trained
+
+WINDOW = 5  # local steps before and after an average
+What = Literal["steps", "gradients"]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The local steps of some clients over the rounds that they took part in.
+
+    Attributes:
+        groups: layer groups, shallow to deep.
+        rounds: zero-based rounds of the walk.
+        squares: for each of these, [clients, steps, groups] float64: squared length of every local step, by layer group; NaN behind a client's last.
+        slopes: likewise of the gradient that the optimiser was given; NaN where a method takes steps of its own.
+        trained: for each, the layer groups that these clients trained.
+    """
+
+    groups: tuple[str, ...]
+    rounds: tuple[int, ...]
+    squares: tuple[Tensor, ...]
+    slopes: tuple[Tensor, ...]
+    trained: tuple[frozenset[str], ...]
+
+    def sizes(self, place: int, groups: Collection[str] | None = None, what: What = "steps") -> Tensor:
+        """[steps] mean over clients of the length of the local steps of the ``place``-th round, over these layer groups; None is the whole model."""
+        chosen = [i for i, name in enumerate(self.groups) if groups is None or name in groups]
+        squares = (self.squares if what == "steps" else self.slopes)[place]
+        return squares[..., chosen].sum(-1).sqrt().nanmean(0)
+
+    def spikes(self, window: int = WINDOW, groups: Sequence[Collection[str] | None] | None = None, what: What = "steps") -> list[float]:
+        """At each average: mean length of the first ``window`` steps after it over that of the last before it. INFERRED from the paper's figure 1.
+
+        ``groups``, by round: whose coordinates count; on both sides those of the round after the average. A norm over fewer coordinates is smaller.
+        None takes the whole model on both sides, of which only what is trained moves. NaN where one of these groups stood still before: a jump
+        from fewer coordinates to more is none of the training.
+        """
+        found = []
+        for place in range(1, len(self.squares)):
+            over = None if groups is None else groups[place]
+            same = over is None or self.trained[place - 1].issuperset(over)
+            after, before = self.sizes(place, over, what)[:window].mean(), self.sizes(place - 1, over, what)[-window:].mean()
+            found.append(float(after / before) if same else float("nan"))
+        return found
+
+
+def walk(parts: Parts, clients: int | Collection[int], rounds: int | None = None) -> Walk:
+    """Train a run in memory and measure the local steps of some clients.
+
+    Args:
+        parts: of the run; ``fedstrata.engine.assembly.assemble`` makes them.
+        clients: who is watched.
+        rounds: how many; None is all that the run was planned for.
+    Raises:
+        ConfigError: there is no such client, or none of them took part in any round.
+    """
+    watched = {clients} if isinstance(clients, int) else set(clients)
+    strange = [i for i in sorted(watched) if not 0 <= i < parts.federation.clients]
+    if strange:
+        raise ConfigError(f"there is no client {strange[0]}; clients are 0 to {parts.federation.clients - 1}.")
+    watch = _Watch(parts, watched)
+    for _ in trained(parts, parts.config.rounds if rounds is None else rounds, watch):
+        pass
+    if not watch.rounds:
+        said = ", ".join(str(i) for i in sorted(watched))
+        raise ConfigError(f"client {said} took part in no round, so it took no step; set cohort to all clients, or watch another one.")
+    return Walk(parts.setup.layout.names(), tuple(watch.rounds), tuple(watch.squares), tuple(watch.slopes), tuple(watch.trained))
+
+
+def restricted(full: Walk, part: Walk, what: What = "steps") -> list[tuple[Tensor, Tensor]]:
+    """The fair comparison: by round, [steps] of the partial run over the groups that it trained, and of the full run over the very same groups."""
+    return [(part.sizes(i, groups, what), full.sizes(i, groups, what)) for i, groups in enumerate(part.trained)]
+
+
+class _Watch:
+    """An executor that trains clients in turn, some of them watched."""
+
+    name, workers = "loop", 1
+
+    def __init__(self, parts: Parts, clients: Collection[int]) -> None:
+        kit = parts.make()
+        self.kit, self.clients = _Seen(**{f.name: getattr(kit, f.name) for f in fields(kit)}), clients
+        self.rounds: list[int] = []
+        self.squares: list[Tensor] = []
+        self.slopes: list[Tensor] = []
+        self.trained: list[frozenset[str]] = []
+
+    def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
+        """See :class:`fedstrata.backends.protocol.Executor`."""
+        layout = self.kit.setup.layout
+        seen: list[_Session] = []
+        for work in works:
+            refused = why_not(self.kit, work)
+            if refused is not None:
+                yield refused
+                continue
+            session = _Session(self.kit, work)
+            loss, steps = session.train(session.begin())
+            if work.client in self.clients:
+                seen.append(session)
+            yield session.reply(session.end(), loss, steps)
+        if seen:
+            self.rounds.append(works[0].round)
+            self.squares.append(_padded([s.squares for s in seen]))
+            self.slopes.append(_padded([s.slopes for s in seen]))
+            self.trained.append(frozenset(layout.entries[n].group for s in seen for n in s.work.plan.train & layout.parameters))
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _padded(each: Sequence[Sequence[Tensor]]) -> Tensor:
+    """[clients, steps, groups] from clients of any numbers of steps."""
+    return torch.nn.utils.rnn.pad_sequence([torch.stack(list(one)) for one in each], batch_first=True, padding_value=float("nan"))
+
+
+class _Session(Session):
+    """A client's turn that looks at its own weights, and at what its optimiser was given, whenever the next batch is asked for."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.squares: list[Tensor] = []
+        self.slopes: list[Tensor] = []
+        self.names: Names | None = None  # that move now; None outside of training
+
+    def train(self, start: Params) -> tuple[float, int]:
+        """See :class:`Session`."""
+        try:
+            return super().train(start)
+        finally:
+            self.names = None
+
+    def trained(self, phase: Phase) -> Names:
+        """See :class:`Session`; a phase begins by asking."""
+        self.names = super().trained(phase)
+        return self.names
+
+    def batches(self, purpose: str, **options: Any) -> Iterator[Batch]:
+        """See :class:`Session`."""
+        if self.names is None:  # private training of a piece
+            yield from super().batches(purpose, **options)
+            return
+        layout, heard = self.kit.setup.layout, cast("_Seen", self.kit).heard
+        spec = layout.spec.only(self.names)
+        flat = self.kit.bound.flat.detach()
+        before = flat.clone()
+        for batch in super().batches(purpose, **options):
+            heard.clear()
+            yield batch
+            self.squares.append(by_group(flat - before, layout.spec, layout))
+            self.slopes.append(by_group(heard[-1], spec, layout) if heard else torch.full((len(layout.groups),), torch.nan, dtype=torch.float64))
+            before.copy_(flat)
+
+
+@dataclass
+class _Seen(Kit):
+    """A kit whose optimisers tell what they are given."""
+
+    def __post_init__(self) -> None:
+        self.heard: list[Tensor] = []
+
+    def optimizer(self) -> Optimizer:
+        """See :class:`Kit`."""
+        made = super().optimizer()
+        told = _Told(made.name, made.momentum, made.weight_decay, made.clip)
+        told.heard = self.heard
+        return told
+
+
+class _Told(Optimizer):
+    """An optimiser that keeps the last gradient: of all that it moves, in layout order, before clipping."""
+
+    heard: list[Tensor]
+
+    def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor], lr: float) -> None:
+        """See :class:`Optimizer`."""
+        self.heard.append(torch.cat([g.detach().reshape(-1) for g in gradients]))
+        super().step(values, gradients, lr)
+
+
+def by_group(flat: Tensor, spec: Spec, layout: Layout) -> Tensor:
+    """[groups] float64: squared length of a flat vector, by layer group; 0 for one that has no part in it.
+
+    Args:
+        flat: [numbers] of the names of ``spec``, in its order.
+        spec: what lies where.
+        layout: the groups.
+    """
+    found = torch.zeros(len(layout.groups), dtype=torch.float64)
+    for place, group in enumerate(layout.groups.values()):
+        for a, b in spec.runs(group.names):
+            found[place] += flat[a:b].double().square().sum()
+    return found

@@ -1,0 +1,243 @@
+"""Texts that ``fedstrata new`` writes; ``$$name`` stands for the name in lower case, ``$$Name`` for the class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+KINDS: Mapping[str, str] = {"method": "methods", "dataset": "datasets", "measure": "measures"}
+"""What can be written, and its kind of plug-in."""
+
+_PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "$name"
+version = "0.1.0"
+description = "$about"
+readme = "README.md"
+requires-python = ">=3.11"
+dependencies = ["fedstrata>=0.1"]
+
+[project.entry-points."fedstrata.$group"]
+$name = "$name:$object"
+
+[tool.setuptools]
+py-modules = ["$name"]
+"""
+
+_METHOD = '''\
+"""$Name: say in a sentence what it does."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedstrata import ConfigError, Params, Piece, ServerView
+from fedstrata.methods import Limit, Row
+
+
+@dataclass(frozen=True)
+class $Name(Piece):
+    """The server goes ``reach`` times as far as the clients' mean update: w <- w + reach * mean."""
+
+    source: ClassVar[str] = "your paper, section and equation"
+    reach: float = 0.9  # above 0; 1 is FedAvg
+
+    def __post_init__(self) -> None:
+        if not self.reach > 0:
+            raise ConfigError(f"$name.reach is {self.reach}; it is how far the server goes, above 0 (1 is FedAvg).")
+
+    def merge(self, step: Params, slot: dict, v: ServerView) -> tuple[Params, dict]:
+        """From the clients' mean update to the server's move; ``slot`` is what the server remembers, here nothing."""
+        return self.reach * step, slot
+
+
+ROW = Row(
+    $Name,
+    "$about",  # also the description in pyproject.toml, which `fedstrata list methods` shows
+    examples=("$name(reach=0.9)",),  # settings that the laws are tried with
+    limit=Limit("$name(reach=1)", "fedavg"),  # these two agree bit for bit
+    uncited="not published yet",  # or cite=("@article{...}",)
+)
+'''
+
+_METHOD_TEST = '''\
+"""The laws of $Name. One that fails says in words what it compared."""
+
+import pytest
+from fedstrata.testing import laws
+
+from $name import ROW
+
+
+@pytest.mark.parametrize("law", laws(ROW), ids=str)
+def test_$name(law):
+    law()
+'''
+
+_METHOD_README = """\
+# $Name
+
+A method for [fedstrata](https://github.com/fedstrata/fedstrata), in `$name.py`.
+
+```bash
+pip install -e .              # once: then fedstrata finds it by its name
+fedstrata list methods        # it is the last line
+fedstrata run method=$name
+fedstrata run "method=$name(reach=1.1) + fedprox(mu=0.01)"
+pytest                        # the laws that every method keeps
+```
+
+A method is a difference from FedAvg: a frozen record of settings that overrides a few verbs of `fedstrata.Piece` (here `merge`). State goes in and
+comes out: what the server remembers is the `slot`, what a client remembers is its row (`own`).
+
+Without installing anything, from Python:
+
+```python
+import fedstrata
+from $name import $Name
+
+fedstrata.run($Name(reach=1.1), rounds=10)
+```
+"""
+
+_DATASET = '''\
+"""$Name: say in a sentence what the data are."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from fedstrata.data import Place, Source, source_of
+
+
+@dataclass(frozen=True)
+class $Name:
+    """Points round ``classes`` centres in the plane; replace this by reading files of yours.
+
+    ``place.root`` is the folder of ``data.root=FOLDER``, or None.
+    """
+
+    classes: int = 3
+    each: int = 40
+
+    def read(self, place: Place) -> Source:
+        """Arrays x [N, ...] and y [N], and a test set; ``client=`` names the holder of each sample where the data have clients."""
+        rng = np.random.default_rng(0)
+        y = np.repeat(np.arange(self.classes), self.each)
+        x = (np.stack([np.cos(y), np.sin(y)], axis=1) + 0.1 * rng.normal(size=(len(y), 2))).astype(np.float32)
+        late = np.arange(len(y)) % 5 == 0  # every fifth sample is for testing
+        return source_of(
+            x[~late],
+            y[~late],
+            test=(x[late], y[late]),
+            name=f"$name(classes={self.classes}, each={self.each})",  # settings that change the content
+        )
+'''
+
+_DATASET_TEST = '''\
+"""$Name holds what a data set holds, and a method trains on it."""
+
+import numpy as np
+from fedstrata.data import DataSpec, Place, assemble
+
+from $name import $Name
+
+
+def test_reading_twice_gives_the_same():
+    one, two = $Name().read(Place()), $Name().read(Place())
+    assert one.name == two.name
+    assert np.array_equal(one.train.x, two.train.x)
+    assert np.array_equal(one.train.y, two.train.y)
+
+
+def test_a_federation_can_be_made_of_it():
+    federation = assemble($Name().read(Place()), DataSpec(data="$name", partition="iid", clients=4))
+    assert federation.clients == 4
+    assert len(federation.train) > 0
+    assert len(federation.test) > 0
+'''
+
+_DATASET_README = """\
+# $Name
+
+A data set for [fedstrata](https://github.com/fedstrata/fedstrata), in `$name.py`.
+
+```bash
+pip install -e .              # once: then fedstrata finds it by its name
+fedstrata run data=$name clients=6
+fedstrata run "data=$name(classes=4)" "partition=dirichlet(alpha=0.3, min=1)" clients=6
+pytest
+```
+
+A data set is a frozen record of settings with one verb, `read(place)`. Files of yours lie below `place.root`, which is `data.root=FOLDER`.
+"""
+
+_MEASURE = '''\
+"""$Name: say in a sentence what it measures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedstrata.diagnostics.base import Look, Measure
+
+
+@dataclass(frozen=True)
+class $Name(Measure):
+    """Length of the server's model, in all and by layer group; replace this by what you want to see."""
+
+    title: ClassVar[str] = "Length of the model"
+    text: ClassVar[str] = "Square root of the sum of squares of the server's parameters. Large: the model has moved far from zero."
+    unit: ClassVar[str] = "length"
+
+    def look(self, look: Look) -> Mapping[str, float | None]:
+        """Numbers of a round, by series: "all", or names of layer groups. ``look`` is for reading only."""
+        found = {"all": float(look.after.flat.norm())}
+        for name, group in look.layout.groups.items():
+            found[name] = sum(float(look.after[n].square().sum()) for n in group.names if n in look.after) ** 0.5
+        return found
+'''
+
+_MEASURE_TEST = '''\
+"""$Name looks at every round, and changes nothing."""
+
+import math
+
+from fedstrata.testing import looks
+
+from $name import $Name
+
+
+def test_it_gives_numbers_for_every_round_and_changes_nothing():
+    numbers = looks($Name())  # it also holds the run against one without the measure
+    assert len(numbers) == 3
+    assert all(math.isfinite(row["all"]) for row in numbers)
+'''
+
+_MEASURE_README = """\
+# $Name
+
+A measure for [fedstrata](https://github.com/fedstrata/fedstrata), in `$name.py`.
+
+```bash
+pip install -e .              # once: then fedstrata finds it by its name
+fedstrata run measures=$name
+pytest
+```
+
+A measure looks at a trained round and gives numbers; reports draw them. It never changes what it is given.
+"""
+
+
+def _package(kind: str, about: str, offered: str, source: str, test: str, readme: str) -> Mapping[str, str]:
+    pyproject = _PYPROJECT.replace("$about", about).replace("$object", offered).replace("$group", KINDS[kind])
+    return {"pyproject.toml": pyproject, "$name.py": source.replace("$about", about), "test_$name.py": test, "README.md": readme}
+
+
+FILES: Mapping[str, Mapping[str, str]] = {
+    "method": _package("method", "the server goes further, or less far", "ROW", _METHOD, _METHOD_TEST, _METHOD_README),
+    "dataset": _package("dataset", "A federated data set: $Name", "$Name", _DATASET, _DATASET_TEST, _DATASET_README),
+    "measure": _package("measure", "A measure of federated training: $Name", "$Name", _MEASURE, _MEASURE_TEST, _MEASURE_README),
+}
+"""File name -> text, by what is written."""

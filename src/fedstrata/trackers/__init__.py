@@ -1,0 +1,152 @@
+"""Trackers: observers that hand a run's curves to TensorBoard, MLflow or a package of yours. They read events and never change a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeAlias
+
+from fedstrata.common import plugins
+from fedstrata.common.call_syntax import Call, arguments, parse_calls
+from fedstrata.common.errors import ConfigError, FedstrataError, nearest
+from fedstrata.common.events import Event
+
+NONE = "none"
+Factory: TypeAlias = Callable[..., Callable[[Event], None]]
+
+
+class Tracker(Protocol):
+    """An observer that holds something open."""
+
+    def __call__(self, event: Event) -> None:
+        """Hand an event on."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and connections; a second call does nothing."""
+        ...
+
+
+def _tensorboard(folder: str = "runs/tensorboard") -> Tracker:
+    from fedstrata.trackers.tensorboard import TensorBoard  # noqa: PLC0415  # its library is loaded only where it is asked for
+
+    return TensorBoard(folder)
+
+
+def _mlflow(uri: str = "runs/mlflow", experiment: str = "fedstrata") -> Tracker:
+    from fedstrata.trackers.mlflow import MLflow  # noqa: PLC0415  # the same
+
+    return MLflow(uri, experiment)
+
+
+_OURS: Mapping[str, Callable[..., Tracker]] = {"tensorboard": _tensorboard, "mlflow": _mlflow}
+
+
+class Guarded:
+    """A tracker that cannot end a run.
+
+    A run's results are in its folder whatever happens to a tracker. So the first failure is noted on stderr, and the tracker is off from then on.
+    """
+
+    def __init__(self, name: str, tracker: Callable[[Event], None]) -> None:
+        self.name, self.tracker, self.off = name, tracker, False
+
+    def __call__(self, event: Event) -> None:
+        """Hand an event on, if nothing has failed yet."""
+        if not self.off:
+            self._try(lambda: self.tracker(event))
+
+    def close(self) -> None:
+        """Close what is open, also after a failure."""
+        close: Callable[[], None] | None = getattr(self.tracker, "close", None)
+        if close is not None:
+            self._try(close)
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001  # whatever a disk, a server or a foreign library does
+            if not self.off:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                print(
+                    f"fedstrata: note: the tracker {self.name} failed ({reason}) and is off; the run goes on and keeps its results", file=sys.stderr
+                )
+            self.off = True
+
+
+def trackers(text: str) -> list[Guarded]:
+    """The trackers that a setting means.
+
+    Args:
+        text: "none", or names in call syntax: ``"tensorboard(folder='runs/tb') + mlflow(uri='file:runs/ml', experiment='x')"``.
+    Raises:
+        ConfigError: an unknown tracker or setting, one tracker twice, a library that is not installed, or a place that cannot be meant.
+    """
+    return [Guarded(call.name, _made(call, factory, settings)) for call, factory, settings in _meant(text)]
+
+
+def check(text: str) -> None:
+    """Refuse what :func:`trackers` would refuse, as far as that shows without opening anything.
+
+    Raises:
+        ConfigError: an unknown tracker or setting, an empty one, or one tracker twice.
+    """
+    _meant(text)
+
+
+def _meant(text: str) -> list[tuple[Call, Factory, dict[str, Any]]]:
+    """Every tracker with what makes it, and its settings."""
+    found: dict[str, tuple[Call, Factory, dict[str, Any]]] = {}
+    for call in [] if text == NONE else parse_calls(text):
+        if call.name in found:
+            raise ConfigError(f"track names {call.name!r} twice; once is enough.")
+        factory = _factory(call.name)
+        settings: dict[str, Any] = arguments(call, factory, what="track")
+        if empty := [name for name, value in settings.items() if value == "" and call.name in _OURS]:
+            raise ConfigError(f"track {call.name}.{empty[0]} is empty; say which, or leave it out.")
+        found[call.name] = (call, factory, settings)
+    return list(found.values())
+
+
+def _made(call: Call, factory: Factory, settings: Mapping[str, Any]) -> Callable[[Event], None]:
+    """A tracker with its settings; what is wrong with it is said before the run begins."""
+    try:
+        return factory(**settings)
+    except FedstrataError:
+        raise
+    except ImportError as error:
+        package = (error.name or call.name).partition(".")[0]
+        remedy = "'fedstrata[track]'" if package in _OURS else package
+        raise ConfigError(f"track={call.name} needs the package {package}, which is not installed: pip install {remedy}.") from error
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ConfigError(f"track={call} cannot be opened: {reason}") from error
+
+
+@contextmanager
+def tracking(text: str) -> Iterator[list[Guarded]]:
+    """The trackers that a setting means, closed at the end, however that comes."""
+    found = trackers(text)
+    try:
+        yield found
+    finally:
+        for tracker in found:
+            tracker.close()
+
+
+def _factory(name: str) -> Factory:
+    plugged = plugins.load("trackers", name, (NONE, *_OURS))
+    if plugged is not None:
+        plugin, offered = plugged
+        if not callable(offered):
+            plugins.wanted(plugin, offered, "a class or function of settings that gives an observer")
+        factory: Factory = offered
+        return factory
+    if name not in _OURS:
+        names = [*_OURS, *plugins.installed("trackers")]
+        raise ConfigError(f"there is no tracker {name!r}.{nearest(name, names)} It is none, {', '.join(names)}.")
+    return _OURS[name]
+
+
+__all__ = ["NONE", "Guarded", "Tracker", "check", "trackers", "tracking"]
