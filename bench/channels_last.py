@@ -1,4 +1,7 @@
-"""What channels-last images do to training: speed by model, and gradients of both formats against float64. Run: python bench/channels_last.py."""
+"""What channels-last images do to training: speed by model, and gradients of both formats against float64.
+
+Run: python bench/channels_last.py.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ BATCH, PAIRS, STEPS = 50, 5, 40
 def batches(n: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     """Random images and labels."""
     generator = torch.Generator().manual_seed(seed)
-    return [(1.4 * torch.randn(BATCH, 3, 32, 32, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator)) for _ in range(n)]
+    return [
+        (1.4 * torch.randn(BATCH, 3, 32, 32, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator))
+        for _ in range(n)
+    ]
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor, *, last: bool) -> Tensor:
@@ -56,7 +62,10 @@ def main() -> None:
     """Print both tables."""
     torch.set_num_threads(1)
     print(hardware())
-    print(f"one thread, batch {BATCH}, speed of channels-last over the default format, median of {PAIRS} pairs (lowest, highest)")
+    print(
+        f"one thread, batch {BATCH}, speed of channels-last over the default format, median of {PAIRS} pairs (lowest,"
+        " highest)"
+    )
     for name in (*sorted(CHANNELS_LAST), "vgg11", "resnet18(stem=3)"):
         model = build(name, TASK, None, random_streams.torch_stream(0, "model"))
         speed(model, last=False), speed(model, last=True)
@@ -70,11 +79,16 @@ def main() -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.sub_(parameter.grad, alpha=0.05)
-    print(f"cnn, largest gradient error against float64 at the same weights, on each of {STEPS} batches of a training run")
+    print(
+        f"cnn, largest gradient error against float64 at the same weights, on each of {STEPS} batches of a training run"
+    )
     for last, found in errors.items():
         jumps = [e for e in found if e > 1e-4]
         name = "channels last" if last else "default format"
-        print(f"  {name:15} median {statistics.median(found):.0e}, largest {max(found):.0e}, above 1e-4 on {len(jumps)} batches")
+        print(
+            f"  {name:15} median {statistics.median(found):.0e}, largest {max(found):.0e}, above 1e-4 on {len(jumps)}"
+            " batches"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Time of FedPart's partial rounds over that of whole-model rounds, by layer group, beside the ratio of FLOPs. Run: python bench/fedpart.py [MODEL].
+"""Time of FedPart's partial rounds over that of whole-model rounds, by layer group, beside the ratio of FLOPs. Run:
+python bench/fedpart.py [MODEL].
 
-One client of the published setting trains a batch of 32 a step, Adam, with nothing kept in front of the layers (``bench/prefix.py`` times that).
-Each pair times the whole model, every group in turn, and the whole model again; ratios are taken within the pair. FLOPs are counted by torch.
+One client of the published setting trains a batch of 32 a step, Adam, with nothing kept in front of the layers
+(``bench/prefix.py`` times that). Each pair times the whole model, every group in turn, and the whole model again;
+ratios are taken within the pair. FLOPs are counted by torch.
 """
 
 from __future__ import annotations
@@ -75,8 +77,14 @@ def main(model: str = "resnet8") -> None:
     pairs = [paired(kit, whole, groups) for _ in range(PAIRS)]
     step = [statistics.median(base[kind] for base, _ in pairs) / STEPS * 1e3 for kind in (0, 1)]
     print(hardware())
-    print(f"{model}, 32 x 32, batch {BATCH}, Adam, one thread, {STEPS} steps a round; whole model: {step[0]:.0f} ms a step, {step[1]:.0f} of CPU")
-    print(f"over the whole model: seconds, seconds of the processor (median of {PAIRS} pairs, lowest, highest), FLOPs; both times over FLOPs")
+    print(
+        f"{model}, 32 x 32, batch {BATCH}, Adam, one thread, {STEPS} steps a round; whole model: {step[0]:.0f} ms a"
+        f" step, {step[1]:.0f} of CPU"
+    )
+    print(
+        f"over the whole model: seconds, seconds of the processor (median of {PAIRS} pairs, lowest, highest), FLOPs;"
+        " both times over FLOPs"
+    )
     for name, flops in exact.items():
         row([[found[name][kind] for _, found in pairs] for kind in (0, 1)], name, flops)
     means = [[statistics.fmean(r[kind] for r in found.values()) for _, found in pairs] for kind in (0, 1)]

@@ -1,4 +1,7 @@
-"""Max-pools of ours over torch's own call, for images in the default format and with channels last. Run: python bench/pools.py."""
+"""Max-pools of ours over torch's own call, for images in the default format and with channels last.
+
+Run: python bench/pools.py.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def main() -> None:
         ways = (partial(max_pool2d, image, 3, 2, 1), partial(max_pool, image, 3, 2, 1, channels_last=last))
         pairs = [[milliseconds(way) for way in ways] for _ in range(PAIRS + 2)][2:]  # the first two warm up
         torchs, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
-        print(f"  {name:14} torch {torchs:6.2f} ms, ours {ours:6.2f} ms, ratio {statistics.median(b / a for a, b in pairs):.3f}")
+        print(
+            f"  {name:14} torch {torchs:6.2f} ms, ours {ours:6.2f} ms, ratio"
+            f" {statistics.median(b / a for a, b in pairs):.3f}"
+        )
 
 
 if __name__ == "__main__":

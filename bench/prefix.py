@@ -1,7 +1,9 @@
-"""Partial rounds against full rounds, layer group by layer group, without and with the kept prefix. Run: python bench/prefix.py [pairs].
+"""Partial rounds against full rounds, layer group by layer group, without and with the kept prefix. Run: python
+bench/prefix.py [pairs].
 
-ResNet-8 with group norm, one client of 500 random images 3x32x32, 8 local epochs, batch 32, Adam, one thread, executor loop; a round is the client's
-whole turn. Each pair times all arms in turn, in CPU seconds of the process (a busy machine lengthens wall time, not these) and in wall seconds.
+ResNet-8 with group norm, one client of 500 random images 3x32x32, 8 local epochs, batch 32, Adam, one thread, executor
+loop; a round is the client's whole turn. Each pair times all arms in turn, in CPU seconds of the process (a busy
+machine lengthens wall time, not these) and in wall seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ from fedstrata.engine.assembly import assemble
 from fedstrata.engine.rounds import Engine
 from fedstrata.engine.server import plan_round
 
-SETTINGS = {"clients": 1, "cohort": 1, "rounds": 1, "model": "resnet8", "norm": "group", "executor": "loop", "test": "server"}
+SETTINGS = {
+    "clients": 1,
+    "cohort": 1,
+    "rounds": 1,
+    "model": "resnet8",
+    "norm": "group",
+    "executor": "loop",
+    "test": "server",
+}
 LOCAL = {"local.epochs": 8, "local.batch": 32, "local.lr": 1e-3, "local.optimizer": "adam"}
 SAMPLES = 500
 
@@ -58,7 +68,9 @@ class Arm:
         config = Config().replace(**SETTINGS, **LOCAL, **{"local.keep": keep})
         parts = assemble(config, federation(samples), None, Method((Group(group),)))
         engine = Engine(parts, "loop", 1)
-        plan = plan_round(engine.server, parts.method, parts.setup, "share", parts.lr(0), lambda *_: None, lambda _: None)
+        plan = plan_round(
+            engine.server, parts.method, parts.setup, "share", parts.lr(0), lambda *_: None, lambda _: None
+        )
         engine.close()
         self.kit: Kit = parts.make()
         self.work: Work = plan.works[0]
@@ -86,7 +98,10 @@ def main(pairs: int, samples: int) -> None:
     """Print the table."""
     torch.set_num_threads(1)
     kept = keep_freed_blocks()
-    print(f"{hardware()}, one thread, freed memory {'kept' if kept else 'returned'} by the allocator; {samples} samples, {pairs} pairs")
+    print(
+        f"{hardware()}, one thread, freed memory {'kept' if kept else 'returned'} by the allocator; {samples} samples,"
+        f" {pairs} pairs"
+    )
     full = Arm("", 0, samples)
     arms = {name: (Arm(name, 0, samples), Arm(name, 256, samples)) for name in full.groups}
     worst = dict.fromkeys(arms, 0.0)
@@ -96,15 +111,27 @@ def main(pairs: int, samples: int) -> None:
             a, b = without.time(), with_it.time()
             worst[name] = max(worst[name], float((a.delta.flat - b.delta.flat).abs().max() / a.delta.flat.abs().max()))
     print("share of a full round, CPU seconds (median over pairs) / exact FLOPs; weights with and without differ by")
-    print(f"| group | without | FLOPs | time over FLOPs | kept | FLOPs | wall, without / kept | differ by |\n|{'---|' * 8}")
+    print(
+        "| group | without | FLOPs | time over FLOPs | kept | FLOPs | wall, without / kept | differ by"
+        f" |\n|{'---|' * 8}"
+    )
     for name, (without, with_it) in arms.items():
         a, b, c, d = (_ratio(arm, full, which) for which in ("cpu", "wall") for arm in (without, with_it))
         flops, kept_flops = without.flops / full.flops, with_it.flops / full.flops
-        print(f"| {name} | {a:.2f} | {flops:.2f} | {a / flops:.2f} | {b:.2f} | {kept_flops:.2f} | {c:.2f} / {d:.2f} | {worst[name]:.0e} |")
-    for label, chosen in (("without", [pair[0] for pair in arms.values()]), ("kept", [pair[1] for pair in arms.values()])):
+        print(
+            f"| {name} | {a:.2f} | {flops:.2f} | {a / flops:.2f} | {b:.2f} | {kept_flops:.2f} | {c:.2f} / {d:.2f} |"
+            f" {worst[name]:.0e} |"
+        )
+    for label, chosen in (
+        ("without", [pair[0] for pair in arms.values()]),
+        ("kept", [pair[1] for pair in arms.values()]),
+    ):
         cpu, wall = (_cycle(chosen, full, which) for which in ("cpu", "wall"))
         flops = sum(arm.flops for arm in chosen) / (len(chosen) * full.flops)
-        print(f"a cycle's partial rounds over full rounds, {label}: {cpu:.3f} (CPU), {wall:.3f} (wall), {flops:.3f} (FLOPs)")
+        print(
+            f"a cycle's partial rounds over full rounds, {label}: {cpu:.3f} (CPU), {wall:.3f} (wall), {flops:.3f}"
+            " (FLOPs)"
+        )
 
 
 def _ratio(arm: Arm, full: Arm, which: str) -> float:

@@ -2,8 +2,8 @@
 
     python bench/skew.py [FOLDER]
 
-Digits and the synthetic federations need no files; with a FOLDER that holds cifar10, mnist, pacs and shakespeare, these too.
-Means over seeds 0, 1, 2.
+Digits and the synthetic federations need no files; with a FOLDER that holds cifar10, mnist, pacs and shakespeare, these
+too. Means over seeds 0, 1, 2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from fedstrata import Federation
 from fedstrata.config.config import Config
 from fedstrata.data.statistics.facts import facts_of
 
-LAWS = ("iid", "dirichlet(alpha=100)", "dirichlet(alpha=1)", "dirichlet(alpha=0.3)", "dirichlet(alpha=0.1, min=1)", "classes(k=2)", "classes(k=1)")
+LAWS = (
+    "iid",
+    "dirichlet(alpha=100)",
+    "dirichlet(alpha=1)",
+    "dirichlet(alpha=0.3)",
+    "dirichlet(alpha=0.1, min=1)",
+    "classes(k=2)",
+    "classes(k=1)",
+)
 SIZES = ("quantity(alpha=10)", "quantity(alpha=1, min=0)", "quantity(alpha=0.3, min=0)", "quantity(alpha=0.1, min=0)")
 COLUMNS = (
     "label_skew",
@@ -44,7 +52,12 @@ def cases(folder: str | None) -> Iterator[tuple[str, str, list[str]]]:
         return
     for law in LAWS:
         yield "cifar10", law, ["data=cifar10", f"data.root={folder}", f"partition={law}", "clients=100"]
-    for name, law, clients in (("mnist", "natural", "auto"), ("pacs", "natural", "auto"), ("pacs", "iid", "4"), ("shakespeare", "natural", "auto")):
+    for name, law, clients in (
+        ("mnist", "natural", "auto"),
+        ("pacs", "natural", "auto"),
+        ("pacs", "iid", "4"),
+        ("shakespeare", "natural", "auto"),
+    ):
         yield name, law, [f"data={name}", f"data.root={folder}", f"partition={law}", f"clients={clients}"]
 
 

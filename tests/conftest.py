@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts nothing on the path, and tests share lab.py and laws/
+sys.path.insert(
+    0, str(Path(__file__).parent)
+)  # importlib mode puts nothing on the path, and tests share lab.py and laws/
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +28,7 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def call(here, capfd):
     """Run the command in this process, in an empty folder: (exit code, stdout, stderr)."""
-    from fedstrata.cli import main  # noqa: PLC0415  # only those who call it
+    from fedstrata.cli import main  # only those who call it  # noqa: PLC0415
 
     def run(*arguments):
         capfd.readouterr()

@@ -32,7 +32,10 @@ def asked(out: Path, methods=("fedavg", "fedprox(mu=1)"), seeds=(0, 1), *, how=N
 
 
 def make(contest_, *, stop=lambda: False, said=None, observers=(), react=None):
-    """All runs, without a report: (grid, children that were started). ``react`` is told every event of every job, before the board is."""
+    """All runs, without a report: (grid, children that were started).
+
+    ``react`` is told every event of every job, before the board is.
+    """
     console = Console(file=said, width=200, markup=False) if said is not None else Console(quiet=True)
     with works(contest_, console, plain=True, stop=stop, observers=observers) as making:
         if react is not None:

@@ -1,15 +1,14 @@
 """A page of documentation as a list of blocks, with the rules that its HTML comments state for the test.
 
-    <!-- test page: rounds=2 executor=loop -->     every command of the page that trains gets these settings instead of its own
-    <!-- test: rounds=5 -->                        the next block alone, over those of the page
-    <!-- test: skip because it downloads -->       the next block is not run
-    <!-- test: exits 2 -->                         the last command of the next block is refused with this exit code
-    <!-- test: prepare                             Python that is run at this point, for what a reader would have brought along
-    ... -->
+    <!-- test page: rounds=2 executor=loop -->     every command of the page that trains gets these settings instead of
+    its own <!-- test: rounds=5 -->                        the next block alone, over those of the page <!-- test: skip
+    because it downloads -->       the next block is not run <!-- test: exits 2 -->                         the last
+    command of the next block is refused with this exit code <!-- test: prepare                             Python that
+    is run at this point, for what a reader would have brought along ... -->
 
-Names that begin with two hyphens stand for options of a command (``--seeds=0,1``); ``report=none`` leaves out the HTML page, the pictures and the
-table files of comparisons, which other pages make; ``-k=bit`` runs a part of a reader's own tests. A block with a title,
-```` ```toml title="mine.toml" ````, is a file of that name.
+Names that begin with two hyphens stand for options of a command (``--seeds=0,1``); ``report=none`` leaves out the HTML
+page, the pictures and the table files of comparisons, which other pages make; ``-k=bit`` runs a part of a reader's own
+tests. A block with a title, ```` ```toml title="mine.toml" ````, is a file of that name.
 """
 
 import re

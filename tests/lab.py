@@ -1,6 +1,19 @@
 """The laws' toys and runs, which belong to the package (``fedstrata.testing``), under the short name that tests use."""
 
-from fedstrata.testing.play import Outcome, Wrapped, bits, copied, engine, finish, gap, outcome, own_model, play, played, same
+from fedstrata.testing.play import (
+    Outcome,
+    Wrapped,
+    bits,
+    copied,
+    engine,
+    finish,
+    gap,
+    outcome,
+    own_model,
+    play,
+    played,
+    same,
+)
 from fedstrata.testing.toys import (
     CLASSES,
     DEFAULTS,

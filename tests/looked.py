@@ -38,7 +38,9 @@ def looked(text, method="fedavg", toy="layer", **settings):
 def layout(**groups):
     """A layout of linear weights: group name -> {name: shape}."""
     entries = [
-        Entry(name, torch.Size(shape), "linear", "body", group, "linear") for group, members in groups.items() for name, shape in members.items()
+        Entry(name, torch.Size(shape), "linear", "body", group, "linear")
+        for group, members in groups.items()
+        for name, shape in members.items()
     ]
     return Layout(entries)
 
@@ -56,6 +58,13 @@ def hand_made(
     """A look without a run: float64 tensors by name in, everything that nobody asked for left empty."""
     statistics = Params.of({})
     start = Params(Params.of(before).flat, places.spec, buffers=statistics)
-    given = [start] * len(deltas) if sent is None else [Params(Params.of(one).flat, places.spec, buffers=statistics) for one in sent]
-    replies = [Reply(i, i, Params.of(delta), statistics, {}, (sizes or [1] * len(deltas))[i], 1, 0.0) for i, delta in enumerate(deltas)]
+    given = (
+        [start] * len(deltas)
+        if sent is None
+        else [Params(Params.of(one).flat, places.spec, buffers=statistics) for one in sent]
+    )
+    replies = [
+        Reply(i, i, Params.of(delta), statistics, {}, (sizes or [1] * len(deltas))[i], 1, 0.0)
+        for i, delta in enumerate(deltas)
+    ]
     return Look(0, places, start, start, replies, given, start, {}, features, loss)

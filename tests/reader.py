@@ -1,6 +1,7 @@
 """A reader who does what a page says: all blocks of one page in one folder, in order, in a process of their own.
 
-Runs of comparisons are made in the process of their command, one after another: a process for each would import everything anew.
+Runs of comparisons are made in the process of their command, one after another: a process for each would import
+everything anew.
 """
 
 import os
@@ -49,7 +50,10 @@ class Brought:
 
 
 def play(name: str, folder: str, log: str, brought: Brought) -> None:
-    """Run a page; the process ends with 0 where everything did what it says, otherwise with 1 and the reason in ``log``."""
+    """Run a page.
+
+    The process ends with 0 where everything did what it says, otherwise with 1 and the reason in ``log``.
+    """
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -84,7 +88,11 @@ def _surroundings() -> None:
 @contextmanager
 def _reports(*, wanted: bool) -> Iterator[None]:
     """Comparisons and runs are reported on, or their answer is printed and no page, picture or table is written."""
-    places = [(fedstrata.report.page, "write_page"), (fedstrata.report.page, "write_pictures"), (fedstrata.report.export, "write_tables")]
+    places = [
+        (fedstrata.report.page, "write_page"),
+        (fedstrata.report.page, "write_pictures"),
+        (fedstrata.report.export, "write_tables"),
+    ]
     places += [(fedstrata.report.runs, "write_page"), (fedstrata.report.runs, "write_pictures")]
     plain = [getattr(module, name) for module, name in places]
     try:
@@ -172,7 +180,9 @@ def _command(line: str, settings: dict[str, str]) -> int:
     given = shlex.split(line)
     given[0] = given[0].removeprefix(".venv/bin/")
     if re.search(r"[|><;&$]", re.sub(r"'[^']*'|\"[^\"]*\"", "", line)) or given[0] not in ("fedstrata", "python"):
-        return subprocess.run(["bash", "-e", "-o", "pipefail", "-c", line.replace(".venv/bin/", "")], check=False).returncode
+        return subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", line.replace(".venv/bin/", "")], check=False
+        ).returncode
     if given[0] == "python":
         return _forked(lambda: _script(overridden(given[1:], settings)))
     return _forked(lambda: _fedstrata(overridden(given[1:], settings)))

@@ -32,7 +32,10 @@ def complaint(row):
 
 
 def read_bibtex(text):
-    """Entries (kind, key, fields) by a reader of its own, which knows nothing of how we write them; comments begin with %."""
+    """Entries (kind, key, fields) by a reader of its own, which knows nothing of how we write them.
+
+    Comments begin with %.
+    """
     text = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
     place, found = 0, []
     while (start := text.find("@", place)) >= 0:
@@ -58,7 +61,9 @@ def test_every_registered_part_has_a_publication_or_a_reason(kind, row):
     assert complaint(row) is None
 
 
-@pytest.mark.parametrize("changes", [{"cite": ()}, {"cite": ("nobody2020nothing",)}, {"uncited": "and a reason beside it"}])
+@pytest.mark.parametrize(
+    "changes", [{"cite": ()}, {"cite": ("nobody2020nothing",)}, {"uncited": "and a reason beside it"}]
+)
 def test_a_row_without_a_publication_is_found(changes):
     assert complaint(replace(methods.find("fedprox"), **changes))
 
@@ -119,7 +124,10 @@ def test_a_run_cites_model_data_and_partition():
         ({"data": "cifar10"}, {"model cnn", "partition dirichlet"}),
         ({"data": "shakespeare"}, {"model char_lstm", "data shakespeare"}),
         ({"data": "diabetes"}, {"model mlp", "data diabetes"}),
-        ({"data": "digits", "partition": "DirichletPartitioner(alpha=0.3, partition_by=label)"}, {"partition DirichletPartitioner"}),
+        (
+            {"data": "digits", "partition": "DirichletPartitioner(alpha=0.3, partition_by=label)"},
+            {"partition DirichletPartitioner"},
+        ),
     ],
 )
 def test_auto_cites_what_it_chooses(settings, whats):
@@ -129,7 +137,10 @@ def test_auto_cites_what_it_chooses(settings, whats):
 
 @pytest.mark.parametrize("name", [*MODELS, "diabetes", "eeg", "wine"])
 def test_auto_is_told_without_reading_what_reading_would_tell(name):
-    """Data that lie in the network or on a disk are not read to cite them; those that are here show that the same comes out."""
+    """Data that lie in the network or on a disk are not read to cite them.
+
+    Those that are here show that the same comes out.
+    """
     config = Config(data=name, clients="auto" if name == "eeg" else 10)
     rows = {row.name: row for row in data.datasets()}
     told = {part for c in cite("fedavg", config) for part in c.what.split("; ")} | set(unpublished("fedavg", config))
@@ -172,7 +183,14 @@ def test_a_package_may_bring_its_own_entry(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "bad", ["@article{", "@article{a b, title = {x}}", "article{a, title = {x}}", "@article{a, title = {x}", "@misc{,title={x}}"]
+    "bad",
+    [
+        "@article{",
+        "@article{a b, title = {x}}",
+        "article{a, title = {x}}",
+        "@article{a, title = {x}",
+        "@misc{,title={x}}",
+    ],
 )
 def test_a_broken_entry_is_refused(bad):
     with pytest.raises(ConfigError, match="is no BibTeX entry"):

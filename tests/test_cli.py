@@ -37,7 +37,11 @@ def test_version_and_help(call):
 
 
 def test_help_of_run_names_every_key_with_default_and_meaning(call):
-    lines = {line.split()[0]: line for line in call("run", "--help")[1].splitlines() if line.startswith("    ") and line.split()}
+    lines = {
+        line.split()[0]: line
+        for line in call("run", "--help")[1].splitlines()
+        if line.startswith("    ") and line.split()
+    }
     for key in KEYS.values():
         assert key.meaning in lines[key.name]
         assert lines[key.name].endswith(f"[{'none' if key.default is None else key.default}]")
@@ -48,8 +52,19 @@ def test_run_writes_the_run_folder_and_prints_the_result(here, call):
     assert (code, err) == (0, "")
     folder = here / "runs" / "one"
     names = {p.name for p in folder.iterdir()}
-    assert names >= {"config.toml", "manifest.json", "rounds.jsonl", "summary.json", "clients.csv", "curve.png", "partition.png", "checkpoints"}
-    assert Config(**flatten(tomllib.loads((folder / "config.toml").read_text()))) == Config.read(None, [*SMALL, "name=one"])
+    assert names >= {
+        "config.toml",
+        "manifest.json",
+        "rounds.jsonl",
+        "summary.json",
+        "clients.csv",
+        "curve.png",
+        "partition.png",
+        "checkpoints",
+    }
+    assert Config(**flatten(tomllib.loads((folder / "config.toml").read_text()))) == Config.read(
+        None, [*SMALL, "name=one"]
+    )
     assert "runs/one" in out
     assert len(re.findall(r"^round \d/3  accuracy 0\.\d{4}  loss", out, re.MULTILINE)) == 3
     assert "accuracy, last round" in out
@@ -150,7 +165,13 @@ def test_the_configuration_of_a_run_with_data_from_python_is_not_run_on_other_da
 def test_check_says_what_would_run(here, call):
     code, out, err = call("check", "method=fedprox(mu=0.1)", "test=both")
     assert (code, err) == (0, "")
-    for fact in ("fedprox(mu=0.1)", "1,438 training samples", "20, 10 a round", "each client its own split", "9,610 parameters"):
+    for fact in (
+        "fedprox(mu=0.1)",
+        "1,438 training samples",
+        "20, 10 a round",
+        "each client its own split",
+        "9,610 parameters",
+    ):
         assert fact in out
     assert not (here / "runs").exists()
 
@@ -174,7 +195,9 @@ def test_an_unknown_list_names_the_near_one(call):
 def test_every_metric_of_a_summary_is_a_listed_measure(here, call):
     listed = {row["measure"] for row in json.loads(call("list", "measures", "--json")[1])}
     for data in ("digits", "diabetes"):
-        summary = json.loads(call("run", "rounds=1", f"data={data}", "cohort=2", "executor=loop", "test=both", "--json")[1])
+        summary = json.loads(
+            call("run", "rounds=1", f"data={data}", "cohort=2", "executor=loop", "test=both", "--json")[1]
+        )
         assert set(summary["metrics"]) <= listed | set(summary["accuracy"])
 
 
@@ -188,7 +211,12 @@ def test_describe_prices_a_method(here, call, as_json):
 def test_describe_tells_settings_verbs_and_sources_of_a_chain(here, call):
     found = json.loads(call("describe", "fedprox(mu=0.1) + fedpart(warmup=1)", "model=mlp", "rounds=10", "--json")[1])
     prox, part = found["pieces"]
-    assert prox == {"name": "fedprox", "settings": "mu=0.1, distance=squared", "verbs": "gradient", "source": "Li et al., MLSys 2020"}
+    assert prox == {
+        "name": "fedprox",
+        "settings": "mu=0.1, distance=squared",
+        "verbs": "gradient",
+        "source": "Li et al., MLSys 2020",
+    }
     assert part["verbs"] == "plan"
     assert "warmup=1, first=None" in part["settings"]
     assert found["formulas"]["fedpart: uplink over FedAvg's"] == round(3 / 5, 4), "two groups, two whole cycles"
@@ -227,7 +255,9 @@ def test_trouble_of_the_machine_is_one_line_and_exit_code_1(here, call, monkeypa
     assert (code, err) == (1, "fedstrata: error: No space left on device: runs/one/clients.csv\n")
 
 
-@pytest.mark.parametrize("setting", ["method=fedgen(batch=100000000000)", "method=fedgen(latent=10000000, hidden=1000000)"])
+@pytest.mark.parametrize(
+    "setting", ["method=fedgen(batch=100000000000)", "method=fedgen(latent=10000000, hidden=1000000)"]
+)
 def test_memory_that_does_not_suffice_is_one_line_and_exit_code_1(here, call, setting):
     code, _, err = call("run", *SMALL, "name=one", setting)
     assert code == 1
@@ -263,7 +293,13 @@ def test_report_of_one_run_and_of_several(here, call):
     assert "score_personal" in (here / "runs/two/clients.csv").read_text().splitlines()[0]
     code, out, _ = call("report", "runs/one", "runs/two", "--out", "both")
     assert code == 0
-    assert {p.name for p in (here / "both").iterdir()} == {"curve.png", "rounds-one.csv", "rounds-two.csv", "report.html", "pictures"}
+    assert {p.name for p in (here / "both").iterdir()} == {
+        "curve.png",
+        "rounds-one.csv",
+        "rounds-two.csv",
+        "report.html",
+        "pictures",
+    }
     code, out, _ = call("report", "runs/one", "runs/two", "--json")
     assert set(json.loads(out.splitlines()[-1])) == {"one", "two"}
 
@@ -285,7 +321,9 @@ def test_report_refuses_a_file_to_write_into_and_a_run_given_twice(here, call):
 def _started(folder: Path, *arguments: str) -> subprocess.Popen:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("COV")}
     command = [sys.executable, "-m", "fedstrata", "run", *arguments]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -341,7 +379,9 @@ def test_a_broken_pipe_is_no_traceback(here):
 
 
 def test_python_module_and_command_are_the_same(here):
-    done = subprocess.run([sys.executable, "-m", "fedstrata", "run", "metod=1"], cwd=here, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedstrata", "run", "metod=1"], cwd=here, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("fedstrata: error: ")
 

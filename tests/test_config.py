@@ -173,15 +173,33 @@ def _read_text(text):
 def test_python_spellings_mean_the_same():
     by_table = Config(local={"lr": 0.5}, **{"data.root": "x"})
     assert (
-        by_table == Config(local_lr=0.5, data_root="x") == Config(**{"local.lr": 0.5, "data.root": "x"}) == Config(local=Local(lr=0.5), data_root="x")
+        by_table
+        == Config(local_lr=0.5, data_root="x")
+        == Config(**{"local.lr": 0.5, "data.root": "x"})
+        == Config(local=Local(lr=0.5), data_root="x")
     )
 
 
 def test_text_and_numbers_are_read_by_the_type_of_the_key():
     config = Config.read(
-        None, ["rounds=1_000", "local.lr=1e-3", "local.clip=none", "quorum=3", "workers=auto", "partition=dirichlet(alpha=0.1)", "norm=none"]
+        None,
+        [
+            "rounds=1_000",
+            "local.lr=1e-3",
+            "local.clip=none",
+            "quorum=3",
+            "workers=auto",
+            "partition=dirichlet(alpha=0.1)",
+            "norm=none",
+        ],
     )
-    assert (config.rounds, config.local.lr, config.local.clip, config.quorum, config.norm) == (1000, 0.001, None, 3, "none")
+    assert (config.rounds, config.local.lr, config.local.clip, config.quorum, config.norm) == (
+        1000,
+        0.001,
+        None,
+        3,
+        "none",
+    )
     assert config.partition == "dirichlet(alpha=0.1)"
     assert isinstance(Config.read(None, ["quorum=1.0"]).quorum, float)
 
@@ -224,7 +242,9 @@ def test_a_value_that_cannot_be_meant_names_key_value_and_remedy(override, wante
 
 @pytest.mark.parametrize("value", ["1" + 400 * "0", "1" + 400 * "0" + "/3", "[1, -1" + 30 * "0" + "]"])
 def test_numbers_beyond_64_bits_are_refused(value):
-    with pytest.raises(ConfigError, match=r"the whole number 10000000000.* is beyond 64 bits; the largest is 9223372036854775807"):
+    with pytest.raises(
+        ConfigError, match=r"the whole number 10000000000.* is beyond 64 bits; the largest is 9223372036854775807"
+    ):
         parse_call(f"fedprox(mu={value})")
 
 

@@ -1,4 +1,6 @@
-"""What the documents say holds: every block of every page runs, examples in docstrings run, the site builds strictly and needs no network."""
+"""What the documents say holds: every block of every page runs, examples in docstrings run, the site builds strictly
+and needs no network.
+"""
 
 import ast
 import doctest
@@ -21,9 +23,20 @@ from fedstrata.cli import app
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = ("ray", "flower")  # backends whose libraries are extras
-MODULES = [m.name for m in pkgutil.walk_packages(fedstrata.__path__, "fedstrata.") if m.name.rsplit(".", 1)[-1] not in (*OPTIONAL, "__main__")]
+MODULES = [
+    m.name
+    for m in pkgutil.walk_packages(fedstrata.__path__, "fedstrata.")
+    if m.name.rsplit(".", 1)[-1] not in (*OPTIONAL, "__main__")
+]
 PRELOADED = [
-    *("fedstrata.cli", "fedstrata.run", "fedstrata.compare.comparison", "fedstrata.doctor", "fedstrata.inference", "fedstrata.report.page"),
+    *(
+        "fedstrata.cli",
+        "fedstrata.run",
+        "fedstrata.compare.comparison",
+        "fedstrata.doctor",
+        "fedstrata.inference",
+        "fedstrata.report.page",
+    ),
     *(
         "fedstrata.report.export",
         "fedstrata.report.figures",
@@ -37,7 +50,10 @@ PRELOADED = [
     *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
 ]
 RUNS = [path for path in handbook.pages() if handbook.blocks(path)]
-NOT_RUN = r"make \w+|git push|source \S+|python3 -m venv \S+|pip install .*|mlflow ui.*|tensorboard --logdir.*|python -m http\.server.*"
+NOT_RUN = (
+    r"make \w+|git push|source \S+|python3 -m venv \S+|pip install .*|mlflow ui.*|tensorboard --logdir.*|python -m"
+    r" http\.server.*"
+)
 
 README = """
 from pathlib import Path
@@ -149,12 +165,19 @@ def test_a_rule_of_a_page_reads_as_it_is_written(tmp_path):
 
 def test_a_page_that_is_wrong_fails(tmp_path, forks):
     for place, source in enumerate(
-        ("```bash\nfedstrata run ruonds=1\n```\n", "```python\nassert False\n```\n", "```bash\nfalse\n```\n", "```toml\nx = 1\n```\n")
+        (
+            "```bash\nfedstrata run ruonds=1\n```\n",
+            "```python\nassert False\n```\n",
+            "```bash\nfalse\n```\n",
+            "```toml\nx = 1\n```\n",
+        )
     ):
         path, folder = tmp_path / f"{place}.md", tmp_path / str(place)
         path.write_text(source)
         folder.mkdir()
-        child = forks.Process(target=reader.play, args=(str(path), str(folder), str(tmp_path / f"{place}.log"), reader.Brought()))
+        child = forks.Process(
+            target=reader.play, args=(str(path), str(folder), str(tmp_path / f"{place}.log"), reader.Brought())
+        )
         child.start()
         child.join(60)
         assert child.exitcode == 1, source
@@ -169,12 +192,17 @@ def test_examples_in_docstrings_run(name):
 @pytest.mark.slow
 def test_the_bench_of_the_readme_runs(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "fedstrata", "bench", "--jobs", "S", "--pairs", "5"], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "fedstrata", "bench", "--jobs", "S", "--pairs", "5"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "batched" in done.stdout
 
 
-# ---- inferred defaults ---------------------------------------------------------------------------------------------------------------------
+# ---- inferred defaults
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +222,9 @@ def test_the_page_of_inferred_defaults_is_what_the_code_says(inferred):
 def test_every_time_the_code_says_inferred_it_is_a_row(inferred):
     counted = sum(path.read_text().count("INFERRED") for path in (ROOT / "src").rglob("*.py"))
     rows = inferred.rows()
-    assert counted == sum(sentence.count("INFERRED") for sentence in {(row.name, row.sentence): row.sentence for row in rows}.values())
+    assert counted == sum(
+        sentence.count("INFERRED") for sentence in {(row.name, row.sentence): row.sentence for row in rows}.values()
+    )
 
 
 def test_a_named_setting_is_listed_with_its_default(inferred):
@@ -204,17 +234,29 @@ def test_a_named_setting_is_listed_with_its_default(inferred):
 
 
 def test_sentences_end_at_full_stops_and_not_at_abbreviations(inferred):
-    text = "A first one. Source: Li et al. 2021, Alg. 1. mu 0.1 is INFERRED (see sec. 3).\n\nAnother\nparagraph; B is INFERRED."
+    text = (
+        "A first one. Source: Li et al. 2021, Alg. 1. mu 0.1 is INFERRED (see sec. 3).\n\nAnother\nparagraph; B is"
+        " INFERRED."
+    )
     assert inferred.sentences(text) == ["mu 0.1 is INFERRED (see sec. 3).", "Another paragraph; B is INFERRED."]
 
 
-# ---- pins ----------------------------------------------------------------------------------------------------------------------------------
+# ---- pins
+# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_constraints_pin_every_dependency_of_the_library_its_tests_and_its_site():
-    pinned = {line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    pinned = {
+        line.split("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for text in [*project["dependencies"], *project["optional-dependencies"]["dev"], *project["optional-dependencies"]["docs"]]:
+    for text in [
+        *project["dependencies"],
+        *project["optional-dependencies"]["dev"],
+        *project["optional-dependencies"]["docs"],
+    ]:
         name = re.match(r"[A-Za-z0-9_-]+", text)[0].lower()
         assert name in pinned or name == "fedstrata", text
 

@@ -18,7 +18,16 @@ from fedstrata.runs.run import Stopped, resume, run
 from fedstrata.runs.summary import fingerprint
 from methods.rules import World
 
-SOME = ("fedavg", "scaffold", "fedadam(lr=0.05)", "fedrep", "ditto(mu=0.5)", "moon", "pfedme(lam=5, inner=2)", "fednova")
+SOME = (
+    "fedavg",
+    "scaffold",
+    "fedadam(lr=0.05)",
+    "fedrep",
+    "ditto(mu=0.5)",
+    "moon",
+    "pfedme(lam=5, inner=2)",
+    "fednova",
+)
 some_method = pytest.mark.parametrize("method", SOME)
 
 
@@ -28,7 +37,8 @@ def finite(found):
     assert all(row["moved"] for row in found.rows)
 
 
-# ---- odd federations ------------------------------------------------------------------------------------------------------------------------
+# ---- odd federations
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @some_method
@@ -111,7 +121,8 @@ def test_an_easy_task_is_learnt():
     assert lab.play(toy=(data, lab.small()), rounds=10).rows[-1]["accuracy"] > 0.95
 
 
-# ---- evaluation -----------------------------------------------------------------------------------------------------------------------------
+# ---- evaluation
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_personal_scores_are_those_of_own_models_on_own_splits():
@@ -148,7 +159,8 @@ def test_every_row_has_the_same_keys():
 
 def test_a_run_draws_nothing_from_the_process_wide_generators():
     made = lab.parts("pfedme", "dropout")  # torch's own layers draw their initial weights before ours are put in place
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002  # looked at, not used
+    # looked at, not used
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     lab.finish(lab.engine(made, "threads", 2))
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
@@ -165,7 +177,8 @@ def test_auto_changes_no_bit_and_says_what_it_chose(workers):
     assert told[0][0] in ("loop", "threads", "processes")
 
 
-# ---- folders --------------------------------------------------------------------------------------------------------------------------------
+# ---- folders
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 def in_folder(tmp_path, name="run", method="fedavg", stop=None, **settings):
@@ -189,7 +202,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, example, store):
     halves = go_on(tmp_path, "halves")
     assert halves.summary["model_sha256"] == whole.summary["model_sha256"]
     volatile = {"seconds", "eval_seconds"}
-    assert {k: v for k, v in halves.summary.items() if k not in volatile} == {k: v for k, v in whole.summary.items() if k not in volatile}
+    assert {k: v for k, v in halves.summary.items() if k not in volatile} == {
+        k: v for k, v in whole.summary.items() if k not in volatile
+    }
     assert [{k: v for k, v in row.items() if k not in volatile} for row in halves.rounds] == [
         {k: v for k, v in row.items() if k not in volatile} for row in whole.rounds
     ]
@@ -200,7 +215,9 @@ def test_a_run_may_be_resumed_by_another_executor(tmp_path, executor):
     whole = in_folder(tmp_path, "whole", "scaffold")
     with pytest.raises(Stopped):
         in_folder(tmp_path, "halves", "scaffold", stop=lambda: True)
-    assert go_on(tmp_path, "halves", executor=executor, workers=2).summary["model_sha256"] == whole.summary["model_sha256"]
+    assert (
+        go_on(tmp_path, "halves", executor=executor, workers=2).summary["model_sha256"] == whole.summary["model_sha256"]
+    )
 
 
 def test_the_folder_does_not_matter(tmp_path):
@@ -258,7 +275,9 @@ def test_pieces_of_ones_own_run_without_being_registered_and_are_given_again_at_
 
 
 def test_the_final_model_lies_in_the_folder_by_names(tmp_path):
-    found = fedstrata.run(rounds=1, clients=6, cohort=2, model="mlp(hidden=4)", norm="batch", out=str(tmp_path), name="a")
+    found = fedstrata.run(
+        rounds=1, clients=6, cohort=2, model="mlp(hidden=4)", norm="batch", out=str(tmp_path), name="a"
+    )
     tensors = safetensors.torch.load_file(tmp_path / "a" / "model.safetensors")
     assert set(tensors) == set(found.params) | set(found.params.buffers)
     assert all(torch.equal(tensors[n], t) for n, t in found.params.views.items())

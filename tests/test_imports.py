@@ -9,7 +9,8 @@ from fedstrata.compare.run_cache import DECIDES
 
 ROOT = Path(__file__).parents[1] / "src" / "fedstrata"
 
-# From the bottom up. A room may import itself and what stands on lower floors; rooms of one floor stand beside each other.
+# From the bottom up. A room may import itself and what stands on lower floors; rooms of one floor stand beside each
+# other.
 FLOORS = [
     {"__init__"},  # its version; what it offers is imported from everywhere, and nobody below may ask it for more
     {"alive", "allocator", "errors", "streams", "templates"},
@@ -36,7 +37,20 @@ FLOORS = [
     {"__main__"},
 ]
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-VOCABULARY = {"calls", "compose", "errors", "layout", "net", "params", "piece", "plan", "states", "streams", "optim", "methods"}
+VOCABULARY = {
+    "calls",
+    "compose",
+    "errors",
+    "layout",
+    "net",
+    "params",
+    "piece",
+    "plan",
+    "states",
+    "streams",
+    "optim",
+    "methods",
+}
 
 
 def sources():
@@ -49,9 +63,16 @@ def room_of(path):
 
 
 def imports(path):
-    """(line, room, imported module) of every import of our own package, wherever it stands, except those for type checkers only."""
+    """(line, room, imported module) of every import of our own package, wherever it stands, except those for type
+    checkers only.
+    """
     tree = ast.parse(path.read_text())
-    typing_only = {inner for node in ast.walk(tree) if isinstance(node, ast.If) and _is_type_checking(node.test) for inner in ast.walk(node)}
+    typing_only = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and _is_type_checking(node.test)
+        for inner in ast.walk(node)
+    }
     for node in ast.walk(tree):
         if node in typing_only:
             continue
@@ -59,7 +80,9 @@ def imports(path):
             names = [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            names = [f"{node.module}.{a.name}" for a in node.names] if node.module == "fedstrata" else [node.module or ""]
+            names = (
+                [f"{node.module}.{a.name}" for a in node.names] if node.module == "fedstrata" else [node.module or ""]
+            )
         else:
             continue
         for name in names:
@@ -81,12 +104,16 @@ def test_imports_point_downwards(path):
     assert room in FLOOR, f"{room} has no floor yet: say in this test what it stands on"
     for line, other, name in imports(path):
         if other != room:
-            assert FLOOR[other] < FLOOR[room], f"{path.name}:{line}: {room} imports {name}, which does not stand below it"
+            assert FLOOR[other] < FLOOR[room], (
+                f"{path.name}:{line}: {room} imports {name}, which does not stand below it"
+            )
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "methods").rglob("*.py")), ids=lambda p: p.stem)
 def test_methods_import_only_the_vocabulary(path):
-    allowed = VOCABULARY | ({"plugins"} if path.stem == "registry" else set())  # the registry is no method: it also finds those of other packages
+    allowed = VOCABULARY | (
+        {"plugins"} if path.stem == "registry" else set()
+    )  # the registry is no method: it also finds those of other packages
     for line, other, name in imports(path):
         assert other in allowed, f"{path.name}:{line}: a method imports {name}"
 
@@ -97,7 +124,13 @@ def test_a_runtime_is_imported_by_its_own_backend_only(library, home):
         if str(path.relative_to(ROOT)) == home:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
             assert not any(name.split(".")[0] == library for name in names), f"{path.name} imports {library}"
 
 

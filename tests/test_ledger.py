@@ -34,7 +34,9 @@ def test_linear_layers_cost_their_hand_formula():
 
 def test_a_convolution_costs_its_hand_formula():
     flops, samples, _ = billed(toy="images")
-    assert flops == samples * (2 * CONV + 3 * FLAT), "no gradient of the image itself; the head's backward is twice its forward"
+    assert flops == samples * (2 * CONV + 3 * FLAT), (
+        "no gradient of the image itself; the head's backward is twice its forward"
+    )
 
 
 def test_backward_is_of_what_was_trained_only():
@@ -44,7 +46,9 @@ def test_backward_is_of_what_was_trained_only():
 
 def test_phases_cost_what_each_of_them_trains():
     flops, samples, _ = billed("fedrep(head_epochs=1)")
-    assert flops == samples * (STEP - HEAD) + samples / 2 * (FORWARD + HEAD), "the head phase: a forward pass, and the head's weights"
+    assert flops == samples * (STEP - HEAD) + samples / 2 * (FORWARD + HEAD), (
+        "the head phase: a forward pass, and the head's weights"
+    )
 
 
 def test_extra_forward_passes_of_moon_are_counted():
@@ -54,7 +58,9 @@ def test_extra_forward_passes_of_moon_are_counted():
 
 
 def test_two_gradients_a_step_are_counted():
-    """B1 and B2 are two and two samples of a batch of four: each sample is seen once, and the odd ones of a tail batch not at all."""
+    """B1 and B2 are two and two samples of a batch of four: each sample is seen once, and the odd ones of a tail batch
+    not at all.
+    """
     flops, _, row = billed("perfedavg", toy=(lab.federation((8, 8, 8)), lab.small()), cohort=3)
     assert row["cohort"]
     assert flops == 2 * 24 * STEP

@@ -1,4 +1,6 @@
-"""`fedstrata new` writes a package that installs, runs and passes its own tests as it is, and refuses names that cannot be one."""
+"""`fedstrata new` writes a package that installs, runs and passes its own tests as it is, and refuses names that cannot
+be one.
+"""
 
 import ast
 import importlib
@@ -24,7 +26,9 @@ LOOSE = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTEST_
 
 
 def run(command, folder, **more):
-    found = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, env=LOOSE | more, check=False)
+    found = subprocess.run(
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, env=LOOSE | more, check=False
+    )
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 
@@ -64,7 +68,9 @@ def test_the_command_runs_what_is_installed(installed, tmp_path):
     printed = run(["-m", "fedstrata", "run", *given, *settings, "--json"], tmp_path, PYTHONPATH=str(installed))
     assert json.loads(printed.splitlines()[-1])["method"] == "fedmine(reach=0.8) + fedprox(mu=0.1)"
     [folder] = (tmp_path / "runs").iterdir()
-    assert {"fedmine": "0.1.0", "rings": "0.1.0", "length": "0.1.0"}.items() <= json.loads((folder / "manifest.json").read_text())["versions"].items()
+    assert {"fedmine": "0.1.0", "rings": "0.1.0", "length": "0.1.0"}.items() <= json.loads(
+        (folder / "manifest.json").read_text()
+    )["versions"].items()
     found = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert all(row["measures"]["length"]["all"] > 0 for row in found)
 
@@ -102,7 +108,11 @@ def test_an_editable_install_serves_a_run_and_its_tests(tmp_path):
     folder = new("method", "FedMine", tmp_path)
     run(["-m", "venv", "--system-site-packages", str(tmp_path / "venv")], tmp_path)
     python = str(tmp_path / "venv" / "bin" / "python")
-    more = LOOSE | {"PYTHONPATH": os.pathsep.join([str(Path(fedstrata.__file__).parents[1]), *(p for p in sys.path if "site-packages" in p)])}
+    more = LOOSE | {
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(fedstrata.__file__).parents[1]), *(p for p in sys.path if "site-packages" in p)]
+        )
+    }
     for command in (
         ["-m", "pip", "install", *QUIET, "-e", "."],
         ["-m", "fedstrata", "run", "method=fedmine", "rounds=2"],
@@ -128,7 +138,12 @@ def test_a_method_has_under_thirty_lines_and_an_entry_point(tmp_path):
     assert piece.end_lineno - piece.lineno + 1 < 30
     project = tomllib.loads((folder / "pyproject.toml").read_text())
     assert project["project"]["entry-points"] == {"fedstrata.methods": {"fedmine": "fedmine:ROW"}}
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "fedmine.py", "pyproject.toml", "test_fedmine.py"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "fedmine.py",
+        "pyproject.toml",
+        "test_fedmine.py",
+    ]
     assert not any("$" in path.read_text() for path in folder.iterdir())
 
 

@@ -12,13 +12,19 @@ CASES = [
     ("sgd", {}, lambda w: torch.optim.SGD(w, 0.1)),
     ("sgd", {"momentum": 0.9}, lambda w: torch.optim.SGD(w, 0.1, momentum=0.9)),
     ("sgd", {"weight_decay": 0.05}, lambda w: torch.optim.SGD(w, 0.1, weight_decay=0.05)),
-    ("sgd", {"momentum": 0.5, "weight_decay": 0.05}, lambda w: torch.optim.SGD(w, 0.1, momentum=0.5, weight_decay=0.05)),
+    (
+        "sgd",
+        {"momentum": 0.5, "weight_decay": 0.05},
+        lambda w: torch.optim.SGD(w, 0.1, momentum=0.5, weight_decay=0.05),
+    ),
     ("adam", {}, lambda w: torch.optim.Adam(w, 0.1)),
     ("adam", {"weight_decay": 0.05}, lambda w: torch.optim.Adam(w, 0.1, weight_decay=0.05)),
     ("adamw", {"weight_decay": 0.05}, lambda w: torch.optim.AdamW(w, 0.1, weight_decay=0.05)),
     ("adamw", {}, lambda w: torch.optim.AdamW(w, 0.1, weight_decay=0)),
 ]
-every_case = pytest.mark.parametrize(("name", "options", "theirs"), CASES, ids=lambda v: str(v) if not callable(v) else "")
+every_case = pytest.mark.parametrize(
+    ("name", "options", "theirs"), CASES, ids=lambda v: str(v) if not callable(v) else ""
+)
 
 
 def gradients(step, sizes):
@@ -86,14 +92,18 @@ def test_unknown_names_and_double_moments_are_refused():
     ids=str,
 )
 def test_one_client_s_local_training_equals_a_bare_torch_loop(settings):
-    """The engine's update of a single client in round 0, against torch.optim on the module itself, on the same batches."""
+    """The engine's update of a single client in round 0, against torch.optim on the module itself, on the same
+    batches.
+    """
     run = lab.engine(lab.parts(cohort=1, rounds=1, **settings))
     cohort = run.round()["cohort"]
     run.close()
     module, local = lab.small(), run.parts.config.local
-    make = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": lambda p, **o: torch.optim.SGD(p, momentum=local.momentum, **o)}[
-        local.optimizer
-    ]
+    make = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": lambda p, **o: torch.optim.SGD(p, momentum=local.momentum, **o),
+    }[local.optimizer]
     optimizer = make(module.parameters(), lr=local.lr, weight_decay=local.weight_decay)
     for x, y in World(run, [cohort]).batches(cohort[0], 0):
         optimizer.zero_grad()
@@ -102,11 +112,18 @@ def test_one_client_s_local_training_equals_a_bare_torch_loop(settings):
             torch.nn.utils.clip_grad_norm_(module.parameters(), local.clip)
         optimizer.step()
     flat = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-    assert torch.allclose(run.server.params.flat, flat, rtol=1e-5, atol=2e-6)  # rounding only; a delta is added back to the server's model
+    assert torch.allclose(
+        run.server.params.flat, flat, rtol=1e-5, atol=2e-6
+    )  # rounding only; a delta is added back to the server's model
 
 
 def test_optimiser_state_is_made_anew_every_round():
-    """A client alone in the federation: two rounds of one epoch are not one round of two epochs, because momentum starts again."""
+    """A client alone in the federation: two rounds of one epoch are not one round of two epochs, because momentum
+    starts again.
+    """
     toy = lab.federation((9,)), lab.small()
     two = lab.play(toy=toy, rounds=2, local_epochs=1, local_momentum=0.9, local_lr=0.02)
-    assert lab.gap(lab.play(toy=toy, rounds=1, local_epochs=2, local_momentum=0.9, local_lr=0.02).params, two.params) > 1e-4
+    assert (
+        lab.gap(lab.play(toy=toy, rounds=1, local_epochs=2, local_momentum=0.9, local_lr=0.02).params, two.params)
+        > 1e-4
+    )

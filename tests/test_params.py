@@ -9,7 +9,13 @@ from fedstrata.core.params import Params, dot, sqdist, tmap, zeros
 
 
 def three(start=0.0):
-    return Params.of({"a": torch.arange(6.0).reshape(2, 3) + start, "b": torch.tensor([10.0 + start]), "c": torch.arange(2.0) + 20 + start})
+    return Params.of(
+        {
+            "a": torch.arange(6.0).reshape(2, 3) + start,
+            "b": torch.tensor([10.0 + start]),
+            "c": torch.arange(2.0) + 20 + start,
+        }
+    )
 
 
 def test_views_share_storage_with_the_flat_vector():

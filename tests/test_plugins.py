@@ -79,7 +79,10 @@ def install(folder: Path, package: str, module: str, source: str, entries, versi
     info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nSummary: for tests\n")
-    lines = [f"[fedstrata.{kind}]\n" + "".join(f"{name} = {module}:{value}\n" for name, value in found.items()) for kind, found in entries.items()]
+    lines = [
+        f"[fedstrata.{kind}]\n" + "".join(f"{name} = {module}:{value}\n" for name, value in found.items())
+        for kind, found in entries.items()
+    ]
     (info / "entry_points.txt").write_text("\n".join(lines))
 
 
@@ -187,7 +190,9 @@ def test_a_name_of_ours_is_refused_with_the_package(site, kind, name, look):
 
 def test_two_packages_with_one_name_are_refused(package):
     install(package, "fed-other", "fedother", "", {"methods": {"fedhalf": "ROW"}})
-    with pytest.raises(ConfigError, match=r"fed-(extra|other) 1\.2 and fed-(extra|other) 1\.2 both offer method 'fedhalf'"):
+    with pytest.raises(
+        ConfigError, match=r"fed-(extra|other) 1\.2 and fed-(extra|other) 1\.2 both offer method 'fedhalf'"
+    ):
         method("fedhalf")
 
 
@@ -202,7 +207,10 @@ def test_two_packages_with_one_name_are_refused(package):
 )
 def test_a_broken_import_names_the_package(site, source, reason):
     install(site, "fed-broken", "fedbroken", source, {"methods": {"fedbroken": "ROW"}})
-    with pytest.raises(ConfigError, match=rf"method 'fedbroken' of the package fed-broken 1.2: importing fedbroken:ROW fails with {reason}"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"method 'fedbroken' of the package fed-broken 1.2: importing fedbroken:ROW fails with {reason}",
+    ):
         method("fedbroken")
 
 
@@ -224,12 +232,30 @@ def no_task(width): ...
 @pytest.mark.parametrize(
     ("kind", "name", "value", "look", "reason"),
     [
-        ("methods", "thing", "THING", method, "is an object of type int; it must be a fedstrata.methods.Row, or a subclass"),
+        (
+            "methods",
+            "thing",
+            "THING",
+            method,
+            "is an object of type int; it must be a fedstrata.methods.Row, or a subclass",
+        ),
         ("methods", "bare", "Bare", method, "no dataclass of settings"),
         ("methods", "other", "ROW", method, "the entry point must be called 'named'"),
-        ("datasets", "thing", "THING", find_dataset, "is an object of type int; it must be a dataclass of settings with read"),
+        (
+            "datasets",
+            "thing",
+            "THING",
+            find_dataset,
+            "is an object of type int; it must be a dataclass of settings with read",
+        ),
         ("datasets", "bare", "Bare", find_dataset, "is the class Bare; it must be a dataclass of settings with read"),
-        ("partitions", "bare", "Bare", find_partition, "is the class Bare; it must be a dataclass of settings with deal"),
+        (
+            "partitions",
+            "bare",
+            "Bare",
+            find_partition,
+            "is the class Bare; it must be a dataclass of settings with deal",
+        ),
         ("models", "thing", "THING", find_model, "must be a function"),
         ("models", "bare", "Bare", find_model, "must be a function"),
         ("models", "notask", "no_task", find_model, "needs a parameter called task"),
@@ -269,7 +295,9 @@ def test_a_package_installed_in_a_running_process_is_found_after_refresh(site):
 def test_the_command_names_the_package_in_one_line(site):
     install(site, "fed-broken", "fedbroken", "1 / 0", {"methods": {"fedbroken": "ROW"}})
     command = [sys.executable, "-m", "fedstrata", "check", "method=fedbroken"]
-    found = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(site), "PATH": ""}, check=False)
+    found = subprocess.run(
+        command, capture_output=True, text=True, env={"PYTHONPATH": str(site), "PATH": ""}, check=False
+    )
     assert found.returncode == 2
     assert found.stderr.count("\n") == 1
     assert "fed-broken 1.2" in found.stderr

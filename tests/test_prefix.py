@@ -1,4 +1,7 @@
-"""What lies in front of the trained layers is computed once a sample and round, wherever that is exact; elsewhere the reason is said."""
+"""What lies in front of the trained layers is computed once a sample and round, wherever that is exact.
+
+Elsewhere the reason is said.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,15 @@ class Only(Piece):
 def made(task=IMAGES, n=N):
     """One client with samples for a task."""
     rng = np.random.default_rng(0)
-    x = rng.integers(0, task.vocabulary, (n, *task.shape)) if task.vocabulary else rng.normal(size=(n, *task.shape)).astype(np.float32)
+    x = (
+        rng.integers(0, task.vocabulary, (n, *task.shape))
+        if task.vocabulary
+        else rng.normal(size=(n, *task.shape)).astype(np.float32)
+    )
     y = np.arange(n) % task.classes
-    return Federation.of(x, y, client=np.zeros(n, int), test=(x[:2], y[:2]), vocabulary=task.vocabulary, labels=tuple("abc"))
+    return Federation.of(
+        x, y, client=np.zeros(n, int), test=(x[:2], y[:2]), vocabulary=task.vocabulary, labels=tuple("abc")
+    )
 
 
 def model_of(name):
@@ -69,7 +78,9 @@ def turn(pieces, toy="layer", **settings):
     settings["local.keep"] = settings.pop("keep", 256)
     parts = lab.parts(Method(pieces if isinstance(pieces, tuple) else (pieces,)), toy, **settings)
     started = lab.engine(parts)
-    planned = plan_round(started.server, parts.method, parts.setup, parts.config.bn, parts.lr(0), lambda *_: None, lambda _: None)
+    planned = plan_round(
+        started.server, parts.method, parts.setup, parts.config.bn, parts.lr(0), lambda *_: None, lambda _: None
+    )
     started.close()
     return parts.make(), planned.works[0]
 
@@ -92,7 +103,8 @@ def told(pieces, toy="layer", **settings):
     return with_it.front
 
 
-# ---- exact ----------------------------------------------------------------------------------------------------------------------------------
+# ---- exact
+# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "group"), [(m, g) for m in MODELS for g in groups_of(m)])
@@ -133,7 +145,9 @@ def test_a_forward_call_counter_shows_one_pass_a_sample_and_round_in_front_of_ea
     seen = Counter()
     layers = [n for n, m in kit.bound.body.named_modules() if isinstance(m, nn.Conv2d)]
     for layer in layers:
-        kit.bound.body.get_submodule(layer).register_forward_hook(lambda _, x, __, layer=layer: seen.update({layer: len(x[0])}))
+        kit.bound.body.get_submodule(layer).register_forward_hook(
+            lambda _, x, __, layer=layer: seen.update({layer: len(x[0])})
+        )
     kit.bound.head.register_forward_hook(lambda _, x, __: seen.update({"head": len(x[0])}))
     for number in range(2):
         seen.clear()
@@ -147,7 +161,11 @@ def test_a_cut_through_a_residual_block_is_two_tensors():
     kit.bound.mode(training=True)
     layout = kit.setup.layout
     with torch.no_grad():
-        counts = {g: len(found.prefix(torch.zeros(2, 3, 12, 12))) for g in layout.groups if (found := kit.cut(layout.group(g))) is not None}
+        counts = {
+            g: len(found.prefix(torch.zeros(2, 3, 12, 12)))
+            for g in layout.groups
+            if (found := kit.cut(layout.group(g))) is not None
+        }
     assert counts == {g: 1 if g in ("layer1.0.conv1", "head") else 2 for g in IN_FRONT if g != "conv1"}
 
 
@@ -161,7 +179,9 @@ def test_executors_agree_bit_for_bit(executor, workers):
 def test_stacked_clients_agree_to_1e_6_and_say_that_nothing_is_kept():
     loop, batched = (lab.play(Only("group:second"), executor=e) for e in ("loop", "batched"))
     assert lab.gap(batched.params, loop.params) <= 1e-6
-    assert {said for row in batched.rows for said in row["front"]} == {"local: not kept, executor=batched runs all layers of a stack"}
+    assert {said for row in batched.rows for said in row["front"]} == {
+        "local: not kept, executor=batched runs all layers of a stack"
+    }
 
 
 @pytest.mark.parametrize("draw", ["cycle", "fresh", "replace"])
@@ -201,7 +221,12 @@ def test_batch_norm_behind_the_cut_still_moves_its_statistics():
     class Late(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.second, self.norm, self.head = nn.Linear(6, 5), nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+            self.first, self.second, self.norm, self.head = (
+                nn.Linear(6, 5),
+                nn.Linear(5, 4),
+                nn.BatchNorm1d(4),
+                nn.Linear(4, 3),
+            )
 
         def forward(self, x):
             return self.head(self.norm(self.second(self.first(x).relu())))
@@ -216,7 +241,12 @@ def test_dropout_behind_the_cut_draws_the_masks_that_it_drew():
     class Late(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.second, self.drop, self.head = nn.Linear(6, 5), nn.Linear(5, 8), nn.Dropout(0.4), nn.Linear(8, 3)
+            self.first, self.second, self.drop, self.head = (
+                nn.Linear(6, 5),
+                nn.Linear(5, 8),
+                nn.Dropout(0.4),
+                nn.Linear(8, 3),
+            )
 
         def forward(self, x):
             return self.head(self.drop(self.second(self.first(x).relu()).relu()))
@@ -232,7 +262,8 @@ def test_images_in_channels_last_keep_their_bits():
     assert lab.bits(with_it.delta) == lab.bits(without.delta)
 
 
-# ---- methods --------------------------------------------------------------------------------------------------------------------------------
+# ---- methods
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -241,7 +272,9 @@ class Scaled(Piece):
 
     def model(self, net):
         net = net.with_parameter("scale", torch.ones(1), kind="other", role="head")
-        return replace(net, features=lambda p, x, inner=net.features: p["scale"] * functional.normalize(inner(p, x), dim=1))
+        return replace(
+            net, features=lambda p, x, inner=net.features: p["scale"] * functional.normalize(inner(p, x), dim=1)
+        )
 
 
 @dataclass(frozen=True)
@@ -292,7 +325,8 @@ def test_methods_that_train_everything_say_nothing():
         assert all(row["front"] is None for row in lab.play(method).rows), method
 
 
-# ---- refused --------------------------------------------------------------------------------------------------------------------------------
+# ---- refused
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 class Body(nn.Module):
@@ -432,7 +466,10 @@ class Turning:
 
 def test_refused_augmentation():
     data, module = lab.TOYS["layer"]()
-    assert why(Only("role:head"), (replace(data, augment=Turning()), module)) == "local: not kept, samples are augmented, anew in each epoch"
+    assert (
+        why(Only("role:head"), (replace(data, augment=Turning()), module))
+        == "local: not kept, samples are augmented, anew in each epoch"
+    )
 
 
 def test_refused_dropout_in_front():
@@ -440,13 +477,20 @@ def test_refused_dropout_in_front():
 
 
 def test_refused_batch_norm_in_front():
-    assert why(Only("role:head"), "batch") == "local: not kept, a batch norm in front of what is trained looks at the batch (norm)"
+    assert (
+        why(Only("role:head"), "batch")
+        == "local: not kept, a batch norm in front of what is trained looks at the batch (norm)"
+    )
 
 
 def test_refused_by_the_memory_bound():
     data = made(n=300)
-    module = lambda: build("mlp(hidden=[1000,2])", IMAGES, None, torch.Generator().manual_seed(0))  # 300 x 1,000 float32: 1.2 MB
-    within, beyond = (train_client(*turn(Only("group:layers.1.linear"), (data, module()), keep=keep)) for keep in (2, 1))
+    module = lambda: build(
+        "mlp(hidden=[1000,2])", IMAGES, None, torch.Generator().manual_seed(0)
+    )  # 300 x 1,000 float32: 1.2 MB
+    within, beyond = (
+        train_client(*turn(Only("group:layers.1.linear"), (data, module()), keep=keep)) for keep in (2, 1)
+    )
     assert within.front == {"local: kept": 1}
     assert beyond.front == {"local: not kept, a client's samples would take more than local.keep=1 MB": 1}
     assert gap(within, beyond) <= 1e-5
@@ -461,21 +505,33 @@ def test_refused_samples_that_see_each_other():
 
 
 def test_refused_value_without_a_row_for_each_sample():
-    assert why(Only("group:second"), toy(Across())) == "local: not kept, values in front of what is trained do not hold one row a sample"
+    assert (
+        why(Only("group:second"), toy(Across()))
+        == "local: not kept, values in front of what is trained do not hold one row a sample"
+    )
 
 
 def test_refused_graph_that_computes_something_else():
     """Tracing does not see ``no_grad``, so that gradients would reach layers that the model keeps from them."""
-    assert why(Only("group:second,role:head"), toy(Silent())) == "local: not kept, the traced model does not compute what the model computes"
+    assert (
+        why(Only("group:second,role:head"), toy(Silent()))
+        == "local: not kept, the traced model does not compute what the model computes"
+    )
 
 
 def test_refused_values_that_are_overwritten_later():
-    assert why(Only("group:shift"), toy(Overwriting())) == "local: not kept, the traced model does not compute what the model computes"
+    assert (
+        why(Only("group:shift"), toy(Overwriting()))
+        == "local: not kept, the traced model does not compute what the model computes"
+    )
 
 
 def test_refused_for_methods_that_look_elsewhere():
     said = "local: not kept, the method looks at other points or at parts of batches"
-    assert why((Only("role:head"), *lab.parse("perfedavg").pieces)) == "local: not kept, the method looks at parts of batches"
+    assert (
+        why((Only("role:head"), *lab.parse("perfedavg").pieces))
+        == "local: not kept, the method looks at parts of batches"
+    )
     assert why((Only("role:head"), *lab.parse("pfedme(lam=5, inner=2)").pieces)) == said
 
 
@@ -499,7 +555,9 @@ def test_tied_weights_are_trained_wherever_they_are_used(group):
     train_client(kit, work)
     seen = Counter()
     for layer in ("first", "mid", "again"):
-        kit.bound.body.get_submodule(layer).register_forward_hook(lambda _, x, __, layer=layer: seen.update({layer: len(x[0])}))
+        kit.bound.body.get_submodule(layer).register_forward_hook(
+            lambda _, x, __, layer=layer: seen.update({layer: len(x[0])})
+        )
     n = train_client(kit, work).samples
     behind = {"mid": ("mid", "again"), "again": ("again",), "second": ()}[group]
     assert seen == {layer: n * (EPOCHS if layer in behind else 1) for layer in ("first", "mid", "again")}
@@ -511,7 +569,8 @@ def test_values_that_lie_across_are_computed_anew_from_rows_that_are_kept(module
     assert told(Only("group:second"), toy(module())) == {"local: kept": 1}
 
 
-# ---- the bill, the folder -------------------------------------------------------------------------------------------------------------------
+# ---- the bill, the folder
+# -------------------------------------------------------------------------------------------------------------------
 
 
 F, H, G, K = lab.FEATURES, 8, 5, lab.CLASSES
@@ -522,7 +581,9 @@ def test_the_bill_counts_what_lies_in_front_once():
     row = run_.round()
     run_.close()
     samples = sum(lab.SIZES[i] for i in row["cohort"])
-    assert row["flops"] == samples * 2 * (F * H + H * G) + EPOCHS * samples * 2 * (2 * G * K), "head: forward, and the gradient of its weights"
+    assert row["flops"] == samples * 2 * (F * H + H * G) + EPOCHS * samples * 2 * (2 * G * K), (
+        "head: forward, and the gradient of its weights"
+    )
 
 
 def test_the_bill_of_clients_with_and_without_kept_values_is_each_their_own():
@@ -544,7 +605,11 @@ def test_describe_shows_the_part_in_front_apart():
 
 def test_describe_says_what_each_layer_would_keep():
     found = describe(Config(method="fedrep(head_epochs=2)", data="digits", model="mlp(hidden=[32,16])", clients=5))
-    assert [(layer.front_flops, layer.kept_bytes) for layer in found.layers] == [(0, 0), (2 * 64 * 32, 4 * 32), (2 * (64 * 32 + 32 * 16), 4 * 16)]
+    assert [(layer.front_flops, layer.kept_bytes) for layer in found.layers] == [
+        (0, 0),
+        (2 * 64 * 32, 4 * 32),
+        (2 * (64 * 32 + 32 * 16), 4 * 16),
+    ]
     assert found.not_kept is None
     assert list(found.flops_step) == ["head", "prefix head", "local"]
     refused = describe(Config(data="digits", model="mlp(hidden=[32],dropout=0.1)", clients=5))

@@ -9,7 +9,9 @@ import pytest
 
 import fedstrata
 
-DOCUMENTED = re.findall(r"^\| `(\w+)` \| (.+) \|$", (Path(__file__).parents[1] / "docs" / "names.md").read_text(), re.MULTILINE)
+DOCUMENTED = re.findall(
+    r"^\| `(\w+)` \| (.+) \|$", (Path(__file__).parents[1] / "docs" / "names.md").read_text(), re.MULTILINE
+)
 
 
 def test_public_names_are_exactly_the_documented_ones_in_their_order():

@@ -26,7 +26,8 @@ def sizes(made, **length):
     return [len(positions) for _, positions in made.batches(**{"epochs": None, "steps": None} | length)]
 
 
-# ---- order ----------------------------------------------------------------------------------------------------------------------------------
+# ---- order
+# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 9, 17])
@@ -37,7 +38,9 @@ def test_an_epoch_reads_every_sample_once(n):
 
 
 def test_epochs_are_shuffled_anew():
-    first, second = (torch.cat([p for e, p in order(9).batches(epochs=2, steps=None) if e == epoch]) for epoch in (0, 1))
+    first, second = (
+        torch.cat([p for e, p in order(9).batches(epochs=2, steps=None) if e == epoch]) for epoch in (0, 1)
+    )
     assert not torch.equal(first, second)
 
 
@@ -77,14 +80,17 @@ def test_a_batch_larger_than_the_data_is_the_data():
     assert sizes(order(10, batch=64, draw="fresh"), steps=2) == [10, 10]
 
 
-# ---- one client -----------------------------------------------------------------------------------------------------------------------------
+# ---- one client
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def turn(method="fedavg", toy="layer", **settings):
     """(kit, works) of round 0."""
     made = lab.parts(method, toy, **settings)
     run = lab.engine(made)
-    planned = plan_round(run.server, made.method, made.setup, made.config.bn, made.lr(0), lambda *_: None, lambda _: None)
+    planned = plan_round(
+        run.server, made.method, made.setup, made.config.bn, made.lr(0), lambda *_: None, lambda _: None
+    )
     run.close()
     return made.make(), planned.works
 
@@ -120,7 +126,10 @@ def test_dropout_masks_differ_by_client_round_and_occurrence():
     base = train_client(kit, works[0]).delta
     twice = replace(works[0], occurrence=1)
     assert lab.bits(train_client(kit, twice).delta) != lab.bits(base)
-    masks = [torch.rand(3, generator=Session(kit, w).dropout).tolist() for w in (works[0], works[1], twice, replace(works[0], round=1))]
+    masks = [
+        torch.rand(3, generator=Session(kit, w).dropout).tolist()
+        for w in (works[0], works[1], twice, replace(works[0], round=1))
+    ]
     assert len({tuple(m) for m in masks}) == 4
 
 
@@ -152,7 +161,10 @@ def test_noise_is_derived_from_client_round_piece_and_name():
 
 @dataclass(frozen=True)
 class Shaky(Piece):
-    """Shakes the gradient by noise of the step and by noise of the whole stretch, drawn in front of it; the loss by a second name."""
+    """Shakes the gradient by noise of the step and by noise of the whole stretch, drawn in front of it.
+
+    The loss by a second name.
+    """
 
     def objective(self, loss, v):
         push = v.noise("push", (5,)).mean()
@@ -189,7 +201,9 @@ def test_noise_of_a_local_step_is_its_own():
 
     rows = lab.play(Noisy(), rounds=2).rows
     steps = sum(1 + 2 * -(-lab.SIZES[i] // 4) for row in rows for i in row["cohort"])
-    assert len({u for found in seen.values() for u in found}) == steps, "the ledger's probe draws numbers of the first step again"
+    assert len({u for found in seen.values() for u in found}) == steps, (
+        "the ledger's probe draws numbers of the first step again"
+    )
 
 
 def test_private_fits_leave_the_start_alone_and_read_another_order():
@@ -213,7 +227,9 @@ def test_scan_reads_the_client_s_samples_once():
     @dataclass(frozen=True)
     class Means(Piece):
         def upload(self, delta, own, v):
-            total, count = v.scan(lambda c, b: (c[0] + b.x.sum(0), c[1] + len(b.y)), (torch.zeros(lab.FEATURES), 0), "means")
+            total, count = v.scan(
+                lambda c, b: (c[0] + b.x.sum(0), c[1] + len(b.y)), (torch.zeros(lab.FEATURES), 0), "means"
+            )
             return delta, {"total": total, "count": torch.tensor([count])}, own
 
     run = lab.engine(lab.parts(Means(), cohort=6))
@@ -288,7 +304,8 @@ def test_bfloat16_trains_and_keeps_float32_parameters():
     assert 0 < lab.gap(found.params, lab.play().params) < 0.1
 
 
-# ---- odd clients ----------------------------------------------------------------------------------------------------------------------------
+# ---- odd clients
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_why_a_client_cannot_train_is_named():
@@ -316,13 +333,18 @@ def test_ten_samples_and_a_batch_of_64_train_on_the_ten():
 
 @pytest.mark.parametrize("example", ["fedavg", *(example for row in rows() for example in row.examples)])
 def test_k_batches_and_one_sample_train_under_batch_norm_in_every_method(example):
-    found = lab.play(example, (lab.federation((9, 5, 17, 13, 9)), lab.small("batch")), cohort=3, rounds=2)  # nobody holds more than a third
+    found = lab.play(
+        example, (lab.federation((9, 5, 17, 13, 9)), lab.small("batch")), cohort=3, rounds=2
+    )  # nobody holds more than a third
     assert all(row["refused"] == [] and row["moved"] for row in found.rows)
     assert np.isfinite(found.params.flat.numpy()).all()
 
 
 def test_steps_of_a_merged_tail_are_the_steps_that_were_taken():
-    """9 samples in batches of 4 with batch norm: two steps an epoch; SCAFFOLD and FedNova divide by what is said here."""
+    """9 samples in batches of 4 with batch norm: two steps an epoch.
+
+    SCAFFOLD and FedNova divide by what is said here.
+    """
     counted = []
 
     @dataclass(frozen=True)

@@ -36,7 +36,9 @@ print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1
 
 
 def measured(clients: int) -> dict[str, int]:
-    done = subprocess.run([sys.executable, "-c", MILLION, str(clients)], capture_output=True, text=True, check=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", MILLION, str(clients)], capture_output=True, text=True, check=True, timeout=200
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -58,7 +60,9 @@ def test_eligible_clients_are_counted_not_listed() -> None:
 
 
 def private() -> int:
-    """Bytes that this process alone needs: what the allocator only keeps is given back first, and pages of mapped files belong to the system."""
+    """Bytes that this process alone needs: what the allocator only keeps is given back first, and pages of mapped files
+    belong to the system.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     memory = psutil.Process().memory_info()
@@ -77,7 +81,17 @@ def test_rows_in_memory_and_on_disk_give_the_same_model(tmp_path: Path, method: 
     """T25."""
     found = []
     for rows in ("memory", "mapped"):
-        config = Config(data="digits", clients=10, cohort=4, rounds=4, method=method, rows=rows, model="mlp(hidden=8)", out=str(tmp_path), name=rows)
+        config = Config(
+            data="digits",
+            clients=10,
+            cohort=4,
+            rounds=4,
+            method=method,
+            rows=rows,
+            model="mlp(hidden=8)",
+            out=str(tmp_path),
+            name=rows,
+        )
         found.append(run(config).summary["model_sha256"])
     assert found[0] == found[1]
 
@@ -86,19 +100,31 @@ def test_rows_in_memory_and_on_disk_give_the_same_model(tmp_path: Path, method: 
 def test_five_hundred_resnet_clients_with_personal_layers_keep_memory_flat(tmp_path: Path) -> None:
     """T10: 500 ResNet clients, each with a private body, 50 rounds; rows lie on disk."""
     seen: list[int] = []
-    settings = {"eval.every": 50, "local.lr": 0.01, "clients": 500, "cohort": 10, "rounds": 50, "rows": "mapped", "executor": "loop"}
+    settings = {
+        "eval.every": 50,
+        "local.lr": 0.01,
+        "clients": 500,
+        "cohort": 10,
+        "rounds": 50,
+        "rows": "mapped",
+        "executor": "loop",
+    }
     config = Config(method="lgfedavg", model="resnet8", norm="group", out=str(tmp_path), **settings)
     run(config, federation=tiny_images(500), observers=[lambda _: seen.append(private())])
     early, late = np.median(seen[5:15]), np.median(seen[-10:])
     written = 470 * 4 * 1_000_000  # at least so many clients were seen, each with a body of over a million floats
-    assert late - early < 10e6, f"private memory grew from {early / 1e6:.0f} to {late / 1e6:.0f} MB over 37 rounds of 50 MB of rows each"
+    assert late - early < 10e6, (
+        f"private memory grew from {early / 1e6:.0f} to {late / 1e6:.0f} MB over 37 rounds of 50 MB of rows each"
+    )
     assert late < 0.4 * written, f"{late / 1e6:.0f} MB are held, of {written / 1e6:.0f} MB of rows"
 
 
 @pytest.mark.slow
 def test_five_hundred_rounds_neither_grow_memory_nor_open_files() -> None:
     """D13."""
-    config = Config(data="digits", clients=10, cohort=3, rounds=500, method="scaffold", model="mlp(hidden=8)", **{"eval.every": 50})
+    config = Config(
+        data="digits", clients=10, cohort=3, rounds=500, method="scaffold", model="mlp(hidden=8)", **{"eval.every": 50}
+    )
     engine = Engine(assemble(config), "threads", 2)
     process, memory = psutil.Process(), []
     for row in engine.rounds():
@@ -114,7 +140,13 @@ def test_five_hundred_rounds_neither_grow_memory_nor_open_files() -> None:
 
 def test_rows_that_cannot_fit_are_refused_before_round_0_with_the_arithmetic() -> None:
     config = Config(
-        data="digits", partition="overlap(size=20)", clients=10**9, cohort=10**6, rounds=10**3, method="scaffold", model="mlp(hidden=4096)"
+        data="digits",
+        partition="overlap(size=20)",
+        clients=10**9,
+        cohort=10**6,
+        rounds=10**3,
+        method="scaffold",
+        model="mlp(hidden=4096)",
     )
     with pytest.raises(StateError, match=r"rows=mapped|rows"):
         Engine(assemble(config), "loop", 1)
@@ -122,7 +154,9 @@ def test_rows_that_cannot_fit_are_refused_before_round_0_with_the_arithmetic() -
 
 def test_the_same_seed_gives_the_same_model_twice_and_another_seed_another() -> None:
     def model(seed: int) -> str:
-        engine = Engine(assemble(Config(data="digits", clients=10, cohort=3, rounds=2, model="mlp(hidden=8)", seed=seed)), "loop", 1)
+        engine = Engine(
+            assemble(Config(data="digits", clients=10, cohort=3, rounds=2, model="mlp(hidden=8)", seed=seed)), "loop", 1
+        )
         list(engine.rounds())
         return fingerprint(engine.server.params)
 

@@ -45,7 +45,9 @@ def _of_call(node):
 
 
 def _is_our_own_python(node, owner):
-    """Another process of this interpreter, its words listed in the source: no shell, and no program that a user could name."""
+    """Another process of this interpreter, its words listed in the source: no shell, and no program that a user could
+    name.
+    """
     words = node.args[0] if owner == "subprocess" and node.args else None
     first = words.elts[0] if isinstance(words, ast.List) and words.elts else None
     return isinstance(first, ast.Attribute) and ast.unparse(first) == "sys.executable"
@@ -83,4 +85,12 @@ def test_the_check_finds_what_it_looks_for(source):
 
 
 def test_the_check_lets_safe_calls_pass():
-    assert list(offences("np.load(p, allow_pickle=False)\nmodel.eval()\njson.load(f)\nast.parse(text, mode='eval')\nre.compile('x')")) == []
+    assert (
+        list(
+            offences(
+                "np.load(p, allow_pickle=False)\nmodel.eval()\njson.load(f)\nast.parse(text,"
+                " mode='eval')\nre.compile('x')"
+            )
+        )
+        == []
+    )

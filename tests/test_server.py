@@ -17,13 +17,16 @@ POLICIES = ("share", "local", "server", "trained", "batch")
 
 def one_round(bn="share", method="fedavg", sizes=lab.EQUAL, cohort=2, **settings):
     """An engine after one round of two equal clients with batch norm, so that the mean of two is exact."""
-    run = lab.engine(lab.parts(method, (lab.federation(sizes), lab.small("batch")), bn=bn, cohort=cohort, rounds=1, **settings))
+    run = lab.engine(
+        lab.parts(method, (lab.federation(sizes), lab.small("batch")), bn=bn, cohort=cohort, rounds=1, **settings)
+    )
     row = run.round()
     run.close()
     return run, row
 
 
-# ---- batch-norm policies --------------------------------------------------------------------------------------------------------------------
+# ---- batch-norm policies
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bn", ["share", "trained"])
@@ -116,7 +119,8 @@ def test_counters_of_batches_are_neither_averaged_nor_sent():
     assert all(t.is_floating_point() for t in (*run.server.params.values(), *run.server.params.buffers.values()))
 
 
-# ---- plans ----------------------------------------------------------------------------------------------------------------------------------
+# ---- plans
+# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def planned(**changes):
@@ -170,7 +174,8 @@ def test_a_tensor_that_is_sent_down_but_not_averaged_stays_the_server_s():
     assert not torch.equal(found.params["first.weight"], lab.small().first.weight)
 
 
-# ---- sampling and weights -------------------------------------------------------------------------------------------------------------------
+# ---- sampling and weights
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_cohort_has_no_repeats_and_is_uniform():
@@ -258,7 +263,9 @@ def test_sample_weighting_is_the_mean_over_samples():
 
 @pytest.mark.parametrize(("quorum", "moved"), [(2, True), (3, False), (0.5, True), (0.9, False)])
 def test_a_round_below_its_quorum_leaves_the_model(quorum, moved):
-    run = lab.engine(lab.parts(quorum=quorum), change=lambda replies: [*replies[1:], replace(replies[0], samples=10**6)])
+    run = lab.engine(
+        lab.parts(quorum=quorum), change=lambda replies: [*replies[1:], replace(replies[0], samples=10**6)]
+    )
     row = run.round()
     run.close()
     assert row["moved"] is moved

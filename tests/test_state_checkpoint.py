@@ -1,4 +1,6 @@
-"""Checkpoints: bit for bit what was saved, or an error that names the file and the way on (faults rows 12, 43, 44, 45, 53)."""
+"""Checkpoints: bit for bit what was saved, or an error that names the file and the way on (faults rows 12, 43, 44, 45,
+53).
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def test_views_of_one_vector_are_saved_as_they_are_seen(tmp_path):
 def test_the_two_newest_are_kept_with_all_that_they_name(tmp_path):
     filled(tmp_path, 6)
     assert committed(tmp_path) == [5, 4]
-    assert [n for n in names(tmp_path) if n.startswith("state")] == [f"state-{n}.{e}" for n in (4, 5) for e in ("json", "safetensors")]
+    assert [n for n in names(tmp_path) if n.startswith("state")] == [
+        f"state-{n}.{e}" for n in (4, 5) for e in ("json", "safetensors")
+    ]
     for previous, n in ((False, 5), (True, 4)):
         rows = MappedRows()
         assert_is(load(tmp_path, rows, previous=previous), n)
@@ -114,7 +118,9 @@ def test_history_is_not_rewritten(tmp_path, number):
     assert digests(tmp_path) == before
 
 
-@pytest.mark.parametrize("meta", [{"x": float("nan")}, {"x": (1, 2)}, {1: 2}, {"x": {1: 2}}, {"x": object()}, {"x": 10**30}])
+@pytest.mark.parametrize(
+    "meta", [{"x": float("nan")}, {"x": (1, 2)}, {1: 2}, {"x": {1: 2}}, {"x": object()}, {"x": 10**30}]
+)
 def test_meta_that_would_not_come_back_are_refused(tmp_path, meta):
     with pytest.raises(StateError, match="plain JSON"):
         save(tmp_path, Checkpoint(0, {}, meta))
@@ -231,7 +237,9 @@ def test_a_manifest_with_a_damaged_neighbour_is_put_aside_not_deleted(tmp_path):
 def test_another_version_of_the_format_is_refused_by_name(tmp_path):
     save(tmp_path, point(0))
     body = json.dumps({"format": 2, "round": 0}).encode()
-    (tmp_path / "state-0.json").write_bytes(b'{"digest":"%s","body":%s}\n' % (hashlib.sha256(body).hexdigest().encode(), body))
+    (tmp_path / "state-0.json").write_bytes(
+        b'{"digest":"%s","body":%s}\n' % (hashlib.sha256(body).hexdigest().encode(), body)
+    )
     with pytest.raises(StateError, match="format 2"):
         load(tmp_path)
 
@@ -254,7 +262,9 @@ def test_a_link_is_not_followed(tmp_path):
 
 
 class Shim:
-    """The operating system's calls, of which one fails: after ``room`` bytes were written, or at the n-th call of one name."""
+    """The operating system's calls, of which one fails: after ``room`` bytes were written, or at the n-th call of one
+    name.
+    """
 
     def __init__(self, monkeypatch, code, *, room=None, call=None, at=1):
         self.monkeypatch, self.code, self.room, self.call, self.left = monkeypatch, code, room, call, at
@@ -328,7 +338,8 @@ def test_a_failing_call_is_an_error_not_a_checkpoint(tmp_path, monkeypatch, call
         assert not [name for name in names(folder) if name.endswith(".tmp")]
         back = load(folder, MappedRows())
         assert_is(back, back.round)
-        # After the manifest's rename a failure can only concern the flush of the folder or the reading back: the round may be there.
+        # After the manifest's rename a failure can only concern the flush of the folder or the reading back: the round
+        # may be there.
         assert back.round == 2 or call in ("fsync", "open")
     else:
         pytest.fail("more calls than expected")

@@ -129,14 +129,18 @@ with lock(Path(sys.argv[1])):
 
 @pytest.mark.parametrize("how", ["alone", "fork"])
 def test_another_process_is_refused_until_the_owner_is_dead(tmp_path, how):
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path), how], stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path), how], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as owner:
         children = []
         try:
             assert owner.stdout.readline() == "held\n"
             with pytest.raises(StateError, match=f"in use by process {owner.pid} on .* since"), lock(tmp_path):
                 pass
             if how == "fork":
-                children = [int(pid) for pid in Path(f"/proc/{owner.pid}/task/{owner.pid}/children").read_text().split()]
+                children = [
+                    int(pid) for pid in Path(f"/proc/{owner.pid}/task/{owner.pid}/children").read_text().split()
+                ]
                 assert children
         finally:
             owner.send_signal(signal.SIGKILL)

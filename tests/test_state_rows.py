@@ -17,7 +17,11 @@ STORES = [MemoryRows, MappedRows]
 def row(value, client=0):
     """Rows differ in form between clients, and hold what a float cannot."""
     extra = {"count": torch.tensor(value)} if client % 2 else {}
-    return {"piece.own": torch.full((3, 2), float(value)), "odd": torch.tensor([-0.0, 1e-45]), "empty": torch.empty(0, 2)} | extra
+    return {
+        "piece.own": torch.full((3, 2), float(value)),
+        "odd": torch.tensor([-0.0, 1e-45]),
+        "empty": torch.empty(0, 2),
+    } | extra
 
 
 def assert_row(found, value, client=0):
@@ -73,7 +77,10 @@ plans = st.lists(st.dictionaries(st.integers(0, 7), st.integers(0, 99), max_size
 @settings(max_examples=40, deadline=None)
 @given(plans, st.sampled_from([2, 3, 64]), st.data())
 def test_both_stores_hold_what_a_dictionary_would(tmp_path_factory, plans, files, data):
-    """Any sequence of writes, commits and resumes into either store; with so few files that moving and merging happen."""
+    """Any sequence of writes, commits and resumes into either store.
+
+    With so few files that moving and merging happen.
+    """
     folder = tmp_path_factory.mktemp("rows")
     before, rows_module.FILES = rows_module.FILES, files
     try:
@@ -88,7 +95,9 @@ def test_both_stores_hold_what_a_dictionary_would(tmp_path_factory, plans, files
                 rows = data.draw(st.sampled_from(STORES))()
                 load(folder, rows)
                 assert_all(rows, truth)
-            assert len([p for p in folder.iterdir() if p.name.startswith("rows-")]) <= 2 * files + 2  # those of two checkpoints
+            assert (
+                len([p for p in folder.iterdir() if p.name.startswith("rows-")]) <= 2 * files + 2
+            )  # those of two checkpoints
     finally:
         rows_module.FILES = before
 

@@ -70,7 +70,10 @@ def test_the_model_and_what_clients_keep_do_not_change_through_private_steps():
     more, _ = go("ditto(mu=0.5)", **{"unseen.steps": 9})
     assert torch.equal(with_steps.server.params.flat, more.server.params.flat)
     assert all(
-        torch.equal(with_steps.rows.get(i)[k], more.rows.get(i)[k]) for i in range(6) if with_steps.rows.get(i) for k in with_steps.rows.get(i)
+        torch.equal(with_steps.rows.get(i)[k], more.rows.get(i)[k])
+        for i in range(6)
+        if with_steps.rows.get(i)
+        for k in with_steps.rows.get(i)
     )
 
 

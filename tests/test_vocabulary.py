@@ -1,4 +1,5 @@
-"""The vocabulary says what other systems need: small pieces, known to these tests only, each against its rule written out by hand.
+"""The vocabulary says what other systems need: small pieces, known to these tests only, each against its rule written
+out by hand.
 
 Each also passes the laws of registered methods: any executor, any order of replies, state that is all state.
 """
@@ -24,7 +25,8 @@ C = 3  # places of the cohort
 
 @dataclass(frozen=True)
 class Clusters(Piece):
-    """IFCA: two global models; every client trains the one with the lower loss on its own data; the better half of the server's slot moves.
+    """IFCA: two global models; every client trains the one with the lower loss on its own data; the better half of the
+    server's slot moves.
 
     The server's own model is the plain mean of what came back.
     """
@@ -71,7 +73,9 @@ def ifca(world):
 
 
 def whole_loss(world, model, i):
-    return float(world.loss(model, (world.federation.train.x[world.index[i]].double(), world.federation.train.y[world.index[i]])))
+    return float(
+        world.loss(model, (world.federation.train.x[world.index[i]].double(), world.federation.train.y[world.index[i]]))
+    )
 
 
 def test_clusters_by_a_question_to_all_clients():
@@ -90,7 +94,9 @@ class Repeats(Piece):
 def with_repeats(world):
     w = world.w0
     for t, cohort in enumerate(world.cohorts):
-        ends = [world.descend(w, world.batches(i, t, occurrence=cohort[:place].count(i))) for place, i in enumerate(cohort)]
+        ends = [
+            world.descend(w, world.batches(i, t, occurrence=cohort[:place].count(i))) for place, i in enumerate(cohort)
+        ]
         w = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
     return w, alone(world, w)
 
@@ -116,7 +122,10 @@ def test_power_of_choice_takes_the_highest_losses_of_the_current_model():
     def rule(world):
         w = world.w0
         for t, cohort in enumerate(world.cohorts):
-            losses = [float(world.loss(w, (world.federation.train.x[index].double(), world.federation.train.y[index]))) for index in world.index]
+            losses = [
+                float(world.loss(w, (world.federation.train.x[index].double(), world.federation.train.y[index])))
+                for index in world.index
+            ]
             assert cohort == sorted(range(world.m), key=lambda i: -losses[i])[:C]
             ends = [world.descend(w, world.batches(i, t)) for i in cohort]
             w = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
@@ -131,7 +140,10 @@ def test_power_of_choice_takes_the_highest_losses_of_the_current_model():
 
 @dataclass(frozen=True)
 class Masks(Piece):
-    """TAMUNA in short: shared masks, each entry sent by two of three places; controls move by the merged model of the same round."""
+    """TAMUNA in short: shared masks, each entry sent by two of three places.
+
+    Controls move by the merged model of the same round.
+    """
 
     def init_client(self, setup):
         return {"control": setup.params * 0, "end": setup.params * 0}
@@ -152,7 +164,9 @@ class Masks(Piece):
         return step * (len(v.replies) / 2), slot
 
     def settle(self, own, new, v):
-        return own | {"control": own["control"] + 0.2 * own["control"].new((new.flat - own["end"].flat) * v.extras["mask"])}
+        return own | {
+            "control": own["control"] + 0.2 * own["control"].new((new.flat - own["end"].flat) * v.extras["mask"])
+        }
 
 
 def mask(t, place, seed, total):
@@ -185,7 +199,11 @@ class Budgets(Piece):
 
     def plan(self, plan, slot, answers, round, setup):  # noqa: A002
         slow = {place: {"phases": (Phase(steps=1),)} for place, client in enumerate(plan.cohort) if client % 2}
-        small = {place: {"train": setup.layout.select("role:head")} for place, client in enumerate(plan.cohort) if client == 4}
+        small = {
+            place: {"train": setup.layout.select("role:head")}
+            for place, client in enumerate(plan.cohort)
+            if client == 4
+        }
         return replace(plan, places=slow | small)
 
 
@@ -193,7 +211,11 @@ def budgeted(world):
     w = world.w0
     for t, cohort in enumerate(world.cohorts):
         ends = [
-            world.descend(w, world.batches(i, t, steps=1) if i % 2 else world.batches(i, t), moves=world.mask(*rules.HEAD) if i == 4 else None)
+            world.descend(
+                w,
+                world.batches(i, t, steps=1) if i % 2 else world.batches(i, t),
+                moves=world.mask(*rules.HEAD) if i == 4 else None,
+            )
             for i in cohort
         ]
         w = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
@@ -412,9 +434,21 @@ def test_a_changed_model_holds_in_evaluation_too():
     assert found.rows[-1]["accuracy"] == pytest.approx(float((logits.argmax(1) == test.y).double().mean()))
 
 
-# ---- the laws of registered methods hold for them, too --------------------------------------------------------------------------------------
+# ---- the laws of registered methods hold for them, too
+# --------------------------------------------------------------------------------------
 
-PIECES = (Clusters(), Repeats(), PowerOfChoice(), Masks(), Budgets(), Mutants(), Median(), Lion(), Temperature(), Normalised())
+PIECES = (
+    Clusters(),
+    Repeats(),
+    PowerOfChoice(),
+    Masks(),
+    Budgets(),
+    Mutants(),
+    Median(),
+    Lion(),
+    Temperature(),
+    Normalised(),
+)
 every_piece = pytest.mark.parametrize("piece", PIECES, ids=str)
 
 

@@ -1,4 +1,5 @@
-"""What MkDocs does beside turning Markdown into pages: generated tables, and formulas as MathML, which browsers draw without a script.
+"""What MkDocs does beside turning Markdown into pages: generated tables, and formulas as MathML, which browsers draw
+without a script.
 
 A line ``<!-- make: NAME -->`` in a page is replaced by what ``tables.MAKE[NAME]`` writes.
 """
@@ -24,7 +25,9 @@ _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):<code>~?([^<]*)</code>")
 
 def on_config(config: Any) -> Any:
     """Reports in docs/results come and go with what was measured: whatever is there is a part of the contents."""
-    pages = sorted(path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir, "results").glob("*.md"))
+    pages = sorted(
+        path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir, "results").glob("*.md")
+    )
     if pages:
         config.nav.append({"Measured": pages})
     return config

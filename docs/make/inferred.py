@@ -1,6 +1,7 @@
 """Make docs/inferred.md: every default that no source states, from the sentences in the code that say INFERRED.
 
-Run it after such a sentence was written, moved or taken back: ``python docs/make/inferred.py``. A test holds the page to it.
+Run it after such a sentence was written, moved or taken back: ``python docs/make/inferred.py``. A test holds the page
+to it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ class Row:
 
 def rows() -> list[Row]:
     """Everything in the package that is said to be inferred, in the order of files and lines."""
-    found = [row for path in sorted((SOURCE / "fedstrata").rglob("*.py")) for row in (*_docstrings(path), *_texts(path), *_comments(path))]
+    found = [
+        row
+        for path in sorted((SOURCE / "fedstrata").rglob("*.py"))
+        for row in (*_docstrings(path), *_texts(path), *_comments(path))
+    ]
     return list(dict.fromkeys(found))
 
 
@@ -70,7 +75,11 @@ def sentences(text: str) -> list[str]:
 def _docstrings(path: Path) -> Iterator[Row]:
     module = _module(path)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)) and WORD in text:
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and (text := ast.get_docstring(node))
+            and WORD in text
+        ):
             name = getattr(node, "name", "")
             for sentence in sentences(text):
                 yield from _rows(module, name, sentence)
@@ -95,7 +104,9 @@ def _defaults(module: str, name: str) -> dict[str, str]:
 def _texts(path: Path) -> Iterator[Row]:
     """Meanings of settings, written as ``name: type = Field(default=..., description="... INFERRED ...")``."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not (isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call) and isinstance(node.target, ast.Name)):
+        if not (
+            isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call) and isinstance(node.target, ast.Name)
+        ):
             continue
         given = {k.arg: k.value.value for k in node.value.keywords if isinstance(k.value, ast.Constant)}
         if WORD in str(given.get("description", "")):
@@ -107,7 +118,9 @@ def _comments(path: Path) -> Iterator[Row]:
     for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
         if token.type == tokenize.COMMENT and WORD in token.string:
             found = re.match(r"\s*(\w+)(?::[^=]+)?\s*=\s*(.+?)\s*#", token.line)
-            yield Row(_module(path), found[1] if found else "", found[2] if found else "", token.string.lstrip("# ").strip())
+            yield Row(
+                _module(path), found[1] if found else "", found[2] if found else "", token.string.lstrip("# ").strip()
+            )
 
 
 def _module(path: Path) -> str:

@@ -22,7 +22,17 @@ from fedstrata.methods import method
 from fedstrata.methods import rows as methods
 
 _BAR = re.compile(r"\|(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # outside of code, where a bar is safe
-FIRST = ("run", "compare", "sweep", "doctor", "check", "describe", "list", "report", "resume")  # of the commands; the others follow
+FIRST = (
+    "run",
+    "compare",
+    "sweep",
+    "doctor",
+    "check",
+    "describe",
+    "list",
+    "report",
+    "resume",
+)  # of the commands; the others follow
 
 
 def grid(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -135,4 +145,10 @@ def _training(it: Trial) -> float:
     return sum(flops * phases.get(purpose, 1.0) for purpose, flops in it.flops.items())
 
 
-MAKE: Mapping[str, Callable[[], str]] = {"settings": settings, "commands": commands, "catalogues": catalogues, "costs": costs, "python": python}
+MAKE: Mapping[str, Callable[[], str]] = {
+    "settings": settings,
+    "commands": commands,
+    "catalogues": catalogues,
+    "costs": costs,
+    "python": python,
+}

@@ -4,7 +4,15 @@ __version__ = "0.1.0"  # before the imports: run folders record it
 
 from fedstrata.analysis.comparison import Budget, Comparison, Entry
 from fedstrata.api import resume, run
-from fedstrata.common.errors import ConfigError, DataError, FedstrataError, LayoutError, MethodError, StateError, WireError
+from fedstrata.common.errors import (
+    ConfigError,
+    DataError,
+    FedstrataError,
+    LayoutError,
+    MethodError,
+    StateError,
+    WireError,
+)
 from fedstrata.compare import compare, sweep
 from fedstrata.config.config import Config
 from fedstrata.core.chain import Method, chain

@@ -39,7 +39,8 @@ def run(
         observers: called with every event.
         stop: asked after every round; True ends the run, which can be resumed.
         progress: None shows it in notebooks only, True also elsewhere (on stderr), False never.
-        settings: the keys of ``fedstrata run --help``; a dot is written as an underscore (``local_lr=0.05``) or as a table (``local={"lr": 0.05}``).
+        settings: the keys of ``fedstrata run --help``; a dot is written as an underscore (``local_lr=0.05``) or as a
+            table (``local={"lr": 0.05}``).
     Raises:
         FedstrataError: what cannot be meant, before anything is written.
         fedstrata.runs.run.Stopped: ``stop`` said so.
@@ -50,7 +51,9 @@ def run(
     own = None if isinstance(method, str) else chain(method)
     config = Config(method=str(method), **settings)
     with shown(progress) as more:
-        result = _run(config, federation=federation, module=module, method=own, observers=(*observers, *more), stop=stop)
+        result = _run(
+            config, federation=federation, module=module, method=own, observers=(*observers, *more), stop=stop
+        )
     return _written(result, config, federation)
 
 

@@ -29,7 +29,9 @@ def run(tmp_path):
 
 def test_every_room_of_the_package_is_sorted_in():
     rooms = {path.relative_to(run_cache.PACKAGE).with_suffix("").parts[0] for path in run_cache.PACKAGE.rglob("*.py")}
-    assert rooms <= run_cache.DECIDES | run_cache.APART, "say in compare/cache.py whether the new room may change what a run comes to"
+    assert rooms <= run_cache.DECIDES | run_cache.APART, (
+        "say in compare/cache.py whether the new room may change what a run comes to"
+    )
     assert not run_cache.DECIDES & run_cache.APART
 
 
@@ -81,7 +83,9 @@ def test_a_sealed_run_is_finished_and_every_changed_byte_is_seen(run):
     assert run_cache.look(run, "k").state == "finished"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": "k"}', '{"key": "k", "files": 3}', '{"key": "k", "files": {"summary.json": 1}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"key": "k"}', '{"key": "k", "files": 3}', '{"key": "k", "files": {"summary.json": 1}}']
+)
 def test_a_damaged_seal_is_damage_and_no_crash(run, text):
     (run / run_cache.SEAL).write_text(text)
     assert run_cache.look(run, "k").state == "damaged"
@@ -116,7 +120,10 @@ def test_two_cannot_hold_one_place(tmp_path):
 def test_source_of_other_packages_counts_and_ours_does_not_count_twice(tmp_path, monkeypatch):
     assert run_cache.guests(Config(), method("fedprox + fedavgm")) == ""
     file = tmp_path / "mine.py"
-    text = "from dataclasses import dataclass\nfrom fedstrata import Piece\n\n@dataclass(frozen=True)\nclass Mine(Piece):\n    a: float = 1.0\n"
+    text = (
+        "from dataclasses import dataclass\nfrom fedstrata import Piece\n\n@dataclass(frozen=True)\nclass"
+        " Mine(Piece):\n    a: float = 1.0\n"
+    )
     found = []
     for more in ("", "# changed\n"):
         file.write_text(text + more)

@@ -1,4 +1,6 @@
-"""`fedstrata compare` and `fedstrata sweep` as they are typed: what they print where, and one line for every mistake."""
+"""`fedstrata compare` and `fedstrata sweep` as they are typed: what they print where, and one line for every
+mistake.
+"""
 
 import json
 import os
@@ -17,7 +19,18 @@ from fedstrata.runs.result import Result
 
 
 def test_compare_prints_runs_table_answer_and_where_the_report_is(call, tmp_path):
-    words = ["compare", *WORDS, "name=mine", "--methods", "fedavg", "fedprox(mu=1) | local.lr=0.1", "--seeds", "0", "1", "2"]
+    words = [
+        "compare",
+        *WORDS,
+        "name=mine",
+        "--methods",
+        "fedavg",
+        "fedprox(mu=1) | local.lr=0.1",
+        "--seeds",
+        "0",
+        "1",
+        "2",
+    ]
     code, out, err = call(*words)
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -26,7 +39,9 @@ def test_compare_prints_runs_table_answer_and_where_the_report_is(call, tmp_path
     assert any(line.startswith("fedprox(mu=1) | local.lr=0.1, seed 2: accuracy 0.") for line in lines)
     assert lines[-1] == f"report: runs/compare-mine/{REPORT}"
     folder = tmp_path / "runs" / "compare-mine"
-    assert {"comparison.json", REPORT, "table.csv", "rounds.csv", "pictures"} <= {path.name for path in folder.iterdir()}
+    assert {"comparison.json", REPORT, "table.csv", "rounds.csv", "pictures"} <= {
+        path.name for path in folder.iterdir()
+    }
     assert not (folder / "children.log").exists()
     assert not [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
     record = json.loads((folder / "comparison.json").read_text())
@@ -50,7 +65,9 @@ def test_compare_prints_runs_table_answer_and_where_the_report_is(call, tmp_path
     assert comparison.config["local.lr"] == 0.05
     assert comparison.entries[1].settings == {"local.lr": 0.1}
 
-    code, out, _ = call("compare", *WORDS, "track=tensorboard", "--methods", "fedavg", "--seeds", "0", "--plain")  # one method, one seed
+    code, out, _ = call(
+        "compare", *WORDS, "track=tensorboard", "--methods", "fedavg", "--seeds", "0", "--plain"
+    )  # one method, one seed
     assert code == 0
     assert "note: runs from the cache are not tracked again" in out
     assert not (tmp_path / "runs" / "tensorboard").exists()
@@ -67,7 +84,9 @@ def test_ctrl_c_keeps_every_run_and_says_to_call_again(call, tmp_path):
 
     impatient = threading.Thread(target=interrupt)
     impatient.start()
-    code, _, err = call("compare", *WORDS[:4], "rounds=100000", "eval.every=1000", "--methods", "fedavg", "--seeds", "0")
+    code, _, err = call(
+        "compare", *WORDS[:4], "rounds=100000", "eval.every=1000", "--methods", "fedavg", "--seeds", "0"
+    )
     impatient.join()
     assert code == 130
     assert "finishing this round" in err
@@ -122,7 +141,11 @@ SOME = ["--methods", "fedavg", "fedprox"]
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_every_mistake_is_one_line_and_leaves_nothing(call, tmp_path, words, said):
-    code, out, err = call("compare", *[word for word in WORDS if word.partition("=")[0] not in {w.partition("=")[0] for w in words}], *words)
+    code, out, err = call(
+        "compare",
+        *[word for word in WORDS if word.partition("=")[0] not in {w.partition("=")[0] for w in words}],
+        *words,
+    )
     assert code == 2, err
     assert said in err
     assert (out, err.count("\n")) == ("", 1)
@@ -138,7 +161,15 @@ def test_out_that_is_a_file_is_refused(call, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"format": 1}', '{"format": 2}', '{"format": 1, "runs": [], "entries": [{}]}', '{"format": 1, "runs": 3, "screening": null}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": 1}',
+        '{"format": 2}',
+        '{"format": 1, "runs": [], "entries": [{}]}',
+        '{"format": 1, "runs": 3, "screening": null}',
+    ],
 )
 def test_a_damaged_record_is_named_and_no_crash(tmp_path, text):
     (tmp_path / "comparison.json").write_text(text)
@@ -158,7 +189,13 @@ def test_a_damaged_record_is_named_and_no_crash(tmp_path, text):
     ids=str,
 )
 def test_a_record_with_values_that_no_comparison_has_says_which(tmp_path, changed, said):
-    record = {"format": 1, "seeds": [0], "runs": [], "entries": [{"label": "fedavg", "method": "fedavg", "settings": {}}], "baseline": "fedavg"}
+    record = {
+        "format": 1,
+        "seeds": [0],
+        "runs": [],
+        "entries": [{"label": "fedavg", "method": "fedavg", "settings": {}}],
+        "baseline": "fedavg",
+    }
     (tmp_path / "comparison.json").write_text(json.dumps(record | changed))
     with pytest.raises(StateError, match=rf"comparison\.json is damaged \({re.escape(said)}\)"):
         read(tmp_path)
@@ -211,7 +248,9 @@ def test_sweep_chooses_on_validation_and_prints_the_comparison_of_the_chosen(cal
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_every_mistake_of_a_sweep_is_one_line(call, tmp_path, words, said):
-    code, out, err = call("sweep", *[word for word in WORDS if word.partition("=")[0] not in {w.partition("=")[0] for w in words}], *words)
+    code, out, err = call(
+        "sweep", *[word for word in WORDS if word.partition("=")[0] not in {w.partition("=")[0] for w in words}], *words
+    )
     assert code == 2, err
     assert said in err
     assert (out, err.count("\n")) == ("", 1)

@@ -23,7 +23,12 @@ def write(path, cell=0.5, rows=60):
 
 
 def on_table(tmp_path, **more):
-    data = {"data": f"table(path='{tmp_path / 'mine.csv'}', label=ill, client=site)", "clients": 3, "cohort": 2, "rounds": 2}
+    data = {
+        "data": f"table(path='{tmp_path / 'mine.csv'}', label=ill, client=site)",
+        "clients": 3,
+        "cohort": 2,
+        "rounds": 2,
+    }
     return asked(tmp_path / "runs", seeds=(0,), **data, **more)
 
 

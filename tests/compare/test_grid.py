@@ -18,21 +18,56 @@ def labels(*methods):
 
 
 def test_settings_after_the_bar_hold_for_that_method_only():
-    one, two = rivals(["fedavg", "fedprox(mu=0.1) + fedavgm | local.lr=0.05  schedule=warmup(rounds=2) + cosine local.steps=3"], BASE)
+    one, two = rivals(
+        ["fedavg", "fedprox(mu=0.1) + fedavgm | local.lr=0.05  schedule=warmup(rounds=2) + cosine local.steps=3"], BASE
+    )
     assert two.entry.settings == {"local.lr": 0.05, "schedule": "warmup(rounds=2) + cosine", "local.steps": 3}
     config = two.config(BASE, 7)
-    assert (config.method, config.seed, config.local.lr, config.local.steps, config.local.epochs) == ("fedprox(mu=0.1) + fedavgm", 7, 0.05, 3, None)
+    assert (config.method, config.seed, config.local.lr, config.local.steps, config.local.epochs) == (
+        "fedprox(mu=0.1) + fedavgm",
+        7,
+        0.05,
+        3,
+        None,
+    )
     assert one.config(BASE, 7) == BASE.replace(method="fedavg", seed=7)
 
 
 def test_a_value_ends_where_the_next_name_begins_outside_brackets():
-    assert split_settings("schedule=step(rounds=[2, 3], by=0.5) local.lr=1") == ["schedule=step(rounds=[2, 3], by=0.5)", "local.lr=1"]
+    assert split_settings("schedule=step(rounds=[2, 3], by=0.5) local.lr=1") == [
+        "schedule=step(rounds=[2, 3], by=0.5)",
+        "local.lr=1",
+    ]
     assert split_settings("") == []
 
 
 def test_settings_that_make_runs_pairs_cannot_differ():
-    same = {"data", "data.root", "augment", "partition", "test", "validation", "heldout", "clients", "cohort", "rounds", "model", "norm", "seed"}
-    same |= {"eval.every", "stop.bytes", "stop.flops", "stop.seconds", "stop.accuracy", "unseen.steps", "unseen.lr", "unseen.groups", "quorum"}
+    same = {
+        "data",
+        "data.root",
+        "augment",
+        "partition",
+        "test",
+        "validation",
+        "heldout",
+        "clients",
+        "cohort",
+        "rounds",
+        "model",
+        "norm",
+        "seed",
+    }
+    same |= {
+        "eval.every",
+        "stop.bytes",
+        "stop.flops",
+        "stop.seconds",
+        "stop.accuracy",
+        "unseen.steps",
+        "unseen.lr",
+        "unseen.groups",
+        "quorum",
+    }
     same |= {"local.threads", "executor", "workers", "out", "name", "method"}
     assert same <= set(KEYS)
     assert not same & set(OWN)
@@ -43,7 +78,16 @@ def test_settings_that_make_runs_pairs_cannot_differ():
 
 @pytest.mark.parametrize(
     "text",
-    ["", " | local.lr=1", "fedavg |", "fedavg | fast", "fedavg | local.lr=0.1 local.lr=0.2", "fedavg | local.lr=-1", "nothing", "fedprox(nu=1)"],
+    [
+        "",
+        " | local.lr=1",
+        "fedavg |",
+        "fedavg | fast",
+        "fedavg | local.lr=0.1 local.lr=0.2",
+        "fedavg | local.lr=-1",
+        "nothing",
+        "fedprox(nu=1)",
+    ],
 )
 def test_texts_that_cannot_be_meant_are_refused(text):
     with pytest.raises(ConfigError):
@@ -53,7 +97,12 @@ def test_texts_that_cannot_be_meant_are_refused(text):
 def test_labels_are_short_and_differ():
     long = "fedprox(mu=0.1) + fedavgm(beta=0.95, lr=0.5) | local.lr={} local.epochs=2 local.batch=32"
     found = labels("fedavg", long.format(0.1), long.format(0.2), "fedprox(mu=0.1) | local.lr=0.05")
-    assert found == ["fedavg", "fedprox + fedavgm | … #1", "fedprox + fedavgm | … #2", "fedprox(mu=0.1) | local.lr=0.05"]
+    assert found == [
+        "fedavg",
+        "fedprox + fedavgm | … #1",
+        "fedprox + fedavgm | … #2",
+        "fedprox(mu=0.1) | local.lr=0.05",
+    ]
     assert all(len(label) <= LABEL + 4 for label in found)
 
 
@@ -112,10 +161,17 @@ def test_the_audited_share():
 
 
 def test_the_command_of_a_comparison_asks_for_the_same_again():
-    asked = contest(["scaffold", "fedprox | local.lr=0.05"], BASE.replace(validation=0.2), seeds=(1, 2), baseline="scaffold", screen=True)
+    asked = contest(
+        ["scaffold", "fedprox | local.lr=0.05"],
+        BASE.replace(validation=0.2),
+        seeds=(1, 2),
+        baseline="scaffold",
+        screen=True,
+    )
     words = command_of(asked)
-    assert words == (
-        "fedstrata compare validation=0.2 rounds=4 model=logistic --methods scaffold 'fedprox | local.lr=0.05' --seeds 1 2 --screen 0.25"
+    assert (
+        words == "fedstrata compare validation=0.2 rounds=4 model=logistic --methods scaffold 'fedprox | local.lr=0.05'"
+        " --seeds 1 2 --screen 0.25"
     )
 
 
@@ -124,7 +180,17 @@ def words(text):
 
 
 def test_several_values_after_one_flag():
-    assert words("--methods a b --json --seeds 0 1") == ["--methods", "a", "--methods", "b", "--json", "--seeds", "0", "--seeds", "1"]
+    assert words("--methods a b --json --seeds 0 1") == [
+        "--methods",
+        "a",
+        "--methods",
+        "b",
+        "--json",
+        "--seeds",
+        "0",
+        "--seeds",
+        "1",
+    ]
     assert words("--methods a --methods b") == ["--methods", "a", "--methods", "b"]
     assert words("--methods=a b") == ["--methods", "a", "--methods", "b"]
 
@@ -133,7 +199,10 @@ def test_settings_and_files_after_a_flag_are_settings_and_files():
     assert words("--methods a rounds=5 b my.toml --seeds 0 local.lr=1") == [
         *("--methods", "a", "rounds=5", "--methods", "b", "my.toml", "--seeds", "0", "local.lr=1"),
     ]
-    assert list(spread(["--methods", "fedprox(mu=0.1) | local.lr=0.05"])) == ["--methods", "fedprox(mu=0.1) | local.lr=0.05"]
+    assert list(spread(["--methods", "fedprox(mu=0.1) | local.lr=0.05"])) == [
+        "--methods",
+        "fedprox(mu=0.1) | local.lr=0.05",
+    ]
 
 
 def test_the_share_of_an_audit_may_be_left_out():

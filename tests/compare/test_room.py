@@ -19,7 +19,14 @@ def turns(left, cores=8, wanted=None, **settings):
 
 def test_runs_side_by_side_come_first_and_workers_only_where_cores_are_left():
     assert Room(Config(), None, 8).slots == 8
-    assert [turns(left) for left in (24, 8, 5, 4, 2, 1)] == [("loop", 1), ("loop", 1), ("loop", 1), ("auto", 2), ("auto", 4), ("auto", 8)]
+    assert [turns(left) for left in (24, 8, 5, 4, 2, 1)] == [
+        ("loop", 1),
+        ("loop", 1),
+        ("loop", 1),
+        ("auto", 2),
+        ("auto", 4),
+        ("auto", 8),
+    ]
     assert turns(24, cores=1) == ("loop", 1)
     assert turns(24, wanted=2) == ("auto", 4)
 

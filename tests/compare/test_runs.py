@@ -46,7 +46,8 @@ def copied(made, tmp_path):
     return asked(tmp_path / "runs", METHODS)
 
 
-# ---- pairs ----------------------------------------------------------------------------------------------------------------------------------
+# ---- pairs
+# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_methods_of_a_seed_share_data_cohorts_first_weights_and_order(made):
@@ -91,7 +92,8 @@ def test_data_are_read_once_a_seed_however_many_methods_there_are(tmp_path, monk
     assert sorted(read) == [0, 0, 1, 1], "once to look at them, once to train"
 
 
-# ---- the cache ------------------------------------------------------------------------------------------------------------------------------
+# ---- the cache
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_second_call_runs_nothing(made, tmp_path):
@@ -108,7 +110,9 @@ def test_a_further_method_and_another_name_run_only_what_is_missing(made, tmp_pa
     copied(made, tmp_path)
     begun = []
     more = asked(tmp_path / "runs", (*METHODS, "fedavgm"), seeds=(0,), name="more")
-    grid, _ = make(more, observers=HERE, react=lambda job, message: begun.append(job.id) if message["event"] == "started" else None)
+    grid, _ = make(
+        more, observers=HERE, react=lambda job, message: begun.append(job.id) if message["event"] == "started" else None
+    )
     assert begun == [("fedavgm", 0)]
     assert len(grid.done) == 4
 
@@ -180,7 +184,8 @@ def test_a_name_that_is_taken_by_another_comparison_is_refused(made, tmp_path):
     assert contest.folder.name.startswith("compare-synthetic-iid-")
 
 
-# ---- what goes wrong ------------------------------------------------------------------------------------------------------------------------
+# ---- what goes wrong
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_child_that_dies_goes_on_from_its_checkpoint_and_a_second_death_is_a_failure_of_that_run_only(made, tmp_path):
@@ -226,7 +231,16 @@ def test_a_method_that_fails_at_run_time_is_a_failure_of_that_run_only(tmp_path)
 def test_a_child_tells_a_refusal_and_a_crash_and_serves_on(made, tmp_path, monkeypatch, capfd):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     job = made[1].jobs["fedavg", 0]
-    order = {"job": "x", "key": "k", "data": job.data, "code": job.code, "until": None, "executor": "loop", "workers": 1, "together": 1}
+    order = {
+        "job": "x",
+        "key": "k",
+        "data": job.data,
+        "code": job.code,
+        "until": None,
+        "executor": "loop",
+        "workers": 1,
+        "together": 1,
+    }
     out = io.StringIO()
     try:
         served = process_worker.Child(out, process_worker.Stop(os.getppid()))
@@ -253,7 +267,8 @@ def test_what_can_be_checked_is_refused_before_anything_runs(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-# ---- interruptions --------------------------------------------------------------------------------------------------------------------------
+# ---- interruptions
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_asked_to_stop_runs_finish_their_round_and_the_same_call_goes_on(made, tmp_path):
@@ -286,7 +301,10 @@ def test_children_of_a_killed_parent_stop_at_the_next_round(tmp_path):
                 if message["event"] == "round":
                     os.write(tell, f"{message['pid']}\n".encode())
 
-            make(asked(tmp_path, METHODS[:2], rounds=100_000, validation=0.0, test="server", eval_every=1000), react=react)
+            make(
+                asked(tmp_path, METHODS[:2], rounds=100_000, validation=0.0, test="server", eval_every=1000),
+                react=react,
+            )
         finally:
             os._exit(1)
     os.close(tell)
@@ -309,7 +327,8 @@ def alive(pid):
         return False
 
 
-# ---- from Python ----------------------------------------------------------------------------------------------------------------------------
+# ---- from Python
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,14 +343,22 @@ class Slower(Piece):
 
 def test_pieces_and_federations_from_python_are_cached_by_their_source_and_settings(tmp_path):
     federation = Config(data="synthetic_iid", clients=6).federation()
-    settings = {"data": "digits", "clients": "auto", "validation": 0.0, "test": "server"}  # what is said of data has no effect, so nothing is said
+    settings = {
+        "data": "digits",
+        "clients": "auto",
+        "validation": 0.0,
+        "test": "server",
+    }  # what is said of data has no effect, so nothing is said
     how = {"own": Own(federation)}
     methods = [Slower(), Slower(0.25), "fedavg"]
     grid, started = make(asked(tmp_path, methods, seeds=(0,), how=how, **settings))
     assert (started, len(grid.done)) == (0, 3)
     assert len({summary["model_sha256"] for summary in summaries(grid).values()}) == 3
     again = []
-    make(asked(tmp_path, methods, seeds=(0,), how=how, **settings), react=lambda job, message: again.append(message["event"]))
+    make(
+        asked(tmp_path, methods, seeds=(0,), how=how, **settings),
+        react=lambda job, message: again.append(message["event"]),
+    )
     assert again == []
 
 
@@ -370,6 +397,8 @@ def test_names_that_were_registered_here_keep_runs_here(made, tmp_path, monkeypa
     assert not made[1].here
     parts = {"fedavg": assemble(base.config)}
     assert not only_here(base, parts)
-    registry.register("only_in_this_process", lambda task: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, task.classes)))
+    registry.register(
+        "only_in_this_process", lambda task: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, task.classes))
+    )
     other = asked(tmp_path, model="only_in_this_process")
     assert only_here(other, {"fedavg": assemble(other.config)})

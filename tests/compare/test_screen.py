@@ -11,7 +11,15 @@ from fedstrata.compare import comparison_file, screening
 from fedstrata.compare.execution import works
 from fedstrata.compare.request import Own
 
-METHODS = ("fedavg", "fedprox(mu=1)", "fedavgm(beta=0.5)", "fedprox(mu=5)", "fedavg | local.lr=0.001", "fedavg | local.lr=0.2", "fedavgm")
+METHODS = (
+    "fedavg",
+    "fedprox(mu=1)",
+    "fedavgm(beta=0.5)",
+    "fedprox(mu=5)",
+    "fedavg | local.lr=0.001",
+    "fedavg | local.lr=0.2",
+    "fedavgm",
+)
 HERE = [lambda event: None]
 
 
@@ -116,7 +124,12 @@ def test_a_run_that_is_not_cached_goes_on_after_its_pause(tmp_path):
     own = {"own": Own(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10))), "screen": 1.0}
     rounds = []
     contest = asked(tmp_path, METHODS[:3], seeds=(0,), how=own, model="auto")
-    grid, found = screened(contest, react=lambda job, message: rounds.append((job.id, message.get("done"))) if message["event"] == "round" else None)
+    grid, found = screened(
+        contest,
+        react=lambda job, message: (
+            rounds.append((job.id, message.get("done"))) if message["event"] == "round" else None
+        ),
+    )
     assert all(job.key is None for job in grid.jobs.values())
     assert not grid.failures
     assert len(found.dropped) >= 1
@@ -124,6 +137,10 @@ def test_a_run_that_is_not_cached_goes_on_after_its_pause(tmp_path):
 
 
 def test_screening_needs_data_to_choose_by(tmp_path):
-    for settings, said in (({"validation": 0.0}, "validation is 0"), ({"rounds": 3}, "3 rounds"), ({"eval_every": 2}, "eval.every is 2")):
+    for settings, said in (
+        ({"validation": 0.0}, "validation is 0"),
+        ({"rounds": 3}, "3 rounds"),
+        ({"eval_every": 2}, "eval.every is 2"),
+    ):
         with pytest.raises(ConfigError, match=said):
             screening.rungs(asked(tmp_path, how={"screen": True}, **settings))

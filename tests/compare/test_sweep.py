@@ -16,7 +16,9 @@ HERE = [lambda event: None]
 
 
 def drawn(trials, *methods, seeds=(0,)):
-    asked = Trials.of(methods, ["local.lr=0.01,0.03,0.1", "fedprox.mu=0.1,1", "moon.mu=1,2,3"], BASE, trials=trials, seeds=seeds)
+    asked = Trials.of(
+        methods, ["local.lr=0.01,0.03,0.1", "fedprox.mu=0.1,1", "moon.mu=1,2,3"], BASE, trials=trials, seeds=seeds
+    )
     return asked.drawn
 
 
@@ -58,7 +60,18 @@ def test_the_proposed_comparison_is_as_it_was_typed_on_seeds_that_chose_nothing(
     asked = Trials.of(["fedavg"], ["local.lr=0.01,0.1"], BASE, seeds=(1, 7), given=words)
     found = [Swept("fedavg", 2, (Trial("fedavg | local.lr=0.1", {}, 0.5),))]
     said = shlex.split(asked.command_of(found))
-    assert said == ["fedstrata", "compare", *words[:2], words[3], "--methods", "fedavg | local.lr=0.1", "--seeds", "0", "2", "3"]
+    assert said == [
+        "fedstrata",
+        "compare",
+        *words[:2],
+        words[3],
+        "--methods",
+        "fedavg | local.lr=0.1",
+        "--seeds",
+        "0",
+        "2",
+        "3",
+    ]
 
 
 def test_values_are_written_into_the_text_of_the_method():
@@ -71,17 +84,33 @@ def test_values_are_written_into_the_text_of_the_method():
 
 
 def test_the_best_validation_score_chooses_and_the_test_does_not(tmp_path):
-    told = sweep(["fedavg", "fedprox"], ["local.lr=0.001,0.1,0.2"], trials=3, seeds=(0, 1), observers=HERE, **SMALL, out=str(tmp_path))
+    told = sweep(
+        ["fedavg", "fedprox"],
+        ["local.lr=0.001,0.1,0.2"],
+        trials=3,
+        seeds=(0, 1),
+        observers=HERE,
+        **SMALL,
+        out=str(tmp_path),
+    )
     folders = [path for path in (tmp_path / "cache").iterdir() if path.name[0] != "."]
     assert len(folders) == 12
     for one in told.methods:
         for trial in one.trials:
             name, _, rate = trial.method.partition(" | local.lr=")
-            runs = [Result.read(path) for path in folders if (c := Config.read(path / "config.toml")).method == name and c.local.lr == float(rate)]
-            assert trial.score == pytest.approx(sum(max(row["validation"] for row in run.rounds) for run in runs) / 2, abs=1e-12)  # order of a sum
+            runs = [
+                Result.read(path)
+                for path in folders
+                if (c := Config.read(path / "config.toml")).method == name and c.local.lr == float(rate)
+            ]
+            assert trial.score == pytest.approx(
+                sum(max(row["validation"] for row in run.rounds) for run in runs) / 2, abs=1e-12
+            )  # order of a sum
         assert one.chosen.score == max(trial.score for trial in one.trials)
         assert one.chosen.values["local.lr"] != "0.001"
-    assert told.command.endswith(f"--methods '{told.methods[0].chosen.method}' '{told.methods[1].chosen.method}' --seeds 2 3 4")
+    assert told.command.endswith(
+        f"--methods '{told.methods[0].chosen.method}' '{told.methods[1].chosen.method}' --seeds 2 3 4"
+    )
 
 
 def test_the_first_of_equals_is_chosen_and_a_failed_trial_never():

@@ -51,7 +51,9 @@ def test_flip_mirrors_below_p():
 @pytest.mark.parametrize(("fill", "border"), [("black", DARK), ("zero", (0.0, 0.0, 0.0))])
 def test_crop_shifts_by_whole_pixels_and_fills_the_border(fill, border):
     x = images(1)
-    out = make(f"crop(pad=2, fill={fill})")(x, torch.tensor([[0.0, 0.99]]))  # up-left corner of the padded rows, right end of the columns
+    out = make(f"crop(pad=2, fill={fill})")(
+        x, torch.tensor([[0.0, 0.99]])
+    )  # up-left corner of the padded rows, right end of the columns
     assert torch.equal(out[0, :, 2:, :6], x[0, :, :6, 2:])
     assert torch.equal(out[0, :, 0, 0], torch.tensor(border))
     assert torch.equal(out[0, :, 7, 7], torch.tensor(border))
@@ -87,7 +89,9 @@ def test_rotation_keeps_every_pixel_value_exact():
 
 def test_a_resized_crop_of_everything_is_the_identity():
     x = images()
-    assert torch.allclose(make("resized_crop(low=1, ratio=1)")(x, uniform(6, 4)), x, atol=1e-5)  # bilinear at the pixels themselves
+    assert torch.allclose(
+        make("resized_crop(low=1, ratio=1)")(x, uniform(6, 4)), x, atol=1e-5
+    )  # bilinear at the pixels themselves
 
 
 def test_a_resized_crop_stays_within_the_values_of_its_sample():
@@ -110,7 +114,16 @@ def test_digits_are_black_at_zero_and_augment_in_a_federation():
 
 
 @pytest.mark.parametrize(
-    "text", ["crop(pad=0)", "rotate(degrees=0)", "rotate(degrees=200)", "resized_crop(low=0)", "flip(p=2)", "crop(fill=white)", "blur"]
+    "text",
+    [
+        "crop(pad=0)",
+        "rotate(degrees=0)",
+        "rotate(degrees=200)",
+        "resized_crop(low=0)",
+        "flip(p=2)",
+        "crop(fill=white)",
+        "blur",
+    ],
 )
 def test_settings_that_cannot_be_meant_are_refused(text):
     with pytest.raises(ConfigError):

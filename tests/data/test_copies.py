@@ -17,7 +17,13 @@ def test_a_copy_in_the_test_set_is_told_with_its_holder_and_both_places():
     late[2] = x[5]
     fed = Federation.of(x, y, client=np.repeat(["ann", "bob"], 4), test=(late, targets))
     found = duplicates(fed)
-    assert (found.train_test, found.tested, found.within_train, found.across_clients, found.two_labels) == (1, 4, 0, 0, 0)
+    assert (found.train_test, found.tested, found.within_train, found.across_clients, found.two_labels) == (
+        1,
+        4,
+        0,
+        0,
+        0,
+    )
     assert found.examples == (Copy("train-test", (1, 5), ("test set", 2)),)
 
 
@@ -67,5 +73,7 @@ def test_clients_that_overlap_by_law_are_only_compared_when_asked():
 def test_a_regression_has_no_labels_to_contradict():
     x, y = arrays(6)
     x[1] = x[0]
-    found = duplicates(Federation.of(x, y.astype(np.float32), client=np.zeros(6, dtype=np.int64), testing="own(share=0.01)"))
+    found = duplicates(
+        Federation.of(x, y.astype(np.float32), client=np.zeros(6, dtype=np.int64), testing="own(share=0.01)")
+    )
     assert (found.within_train, found.two_labels) == (1, 0)

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from fedstrata.common.errors import DataError, StateError
 from fedstrata.data import DataSpec, Facts, Federation, facts_of, loading
-from fedstrata.data.statistics.divergence import between_share, effective_classes, jensen_shannon, missing_classes, quantity_skew
+from fedstrata.data.statistics.divergence import (
+    between_share,
+    effective_classes,
+    jensen_shannon,
+    missing_classes,
+    quantity_skew,
+)
 from fedstrata.data.statistics.interpretation import SCALES, meanings, word
 from fedstrata.data.statistics.survey import survey
 
@@ -28,7 +34,8 @@ def dealt(law, seed=0, **more):
     return facts_of(loading(DataSpec(partition=law, seed=seed, **more))).skew
 
 
-# ---- counts and names ----------------------------------------------------------------------------------------------------------------
+# ---- counts and names
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_sizes_counts_and_names_are_those_of_the_clients():
@@ -57,7 +64,9 @@ def test_chance_is_that_of_the_commonest_class_of_whoever_tests():
     late = (np.zeros((4, 2), dtype=np.float32), np.array([1, 1, 1, 0]), np.array([0, 0, 1, 1]))
     fed = Federation.of(x, y, client=np.arange(6) % 2, test=late, testing="both")
     assert facts_of(fed).chance == 0.75
-    own = Federation.of(x, y, client=np.arange(6) % 2, test=(late[0], np.array([0, 1, 1, 1]), late[2]), testing="client")
+    own = Federation.of(
+        x, y, client=np.arange(6) % 2, test=(late[0], np.array([0, 1, 1, 1]), late[2]), testing="client"
+    )
     assert (own.test, facts_of(own).chance) == (None, 0.75)
 
 
@@ -82,7 +91,11 @@ def test_a_million_derived_clients_cost_what_the_shown_ones_cost():
 def test_fifty_thousand_listed_clients_are_counted_exactly_and_at_once():
     sizes = np.random.default_rng(0).integers(1, 4, 50_000)
     fed = federation(
-        np.repeat(np.arange(50_000), sizes), np.arange(sizes.sum()) % 3, features=1, testing="server", test=(np.zeros((3, 1), np.float32), [0, 1, 2])
+        np.repeat(np.arange(50_000), sizes),
+        np.arange(sizes.sum()) % 3,
+        features=1,
+        testing="server",
+        test=(np.zeros((3, 1), np.float32), [0, 1, 2]),
     )
     before = time.perf_counter()
     facts = facts_of(fed)
@@ -113,10 +126,13 @@ def test_columns_that_hold_the_numbers_themselves_are_no_names():
     assert not fed.named
 
 
-# ---- JSON ----------------------------------------------------------------------------------------------------------------------------
+# ---- JSON
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", [DataSpec(), DataSpec(data="diabetes"), DataSpec(data="eeg"), DataSpec(partition="pooled")], ids=str)
+@pytest.mark.parametrize(
+    "spec", [DataSpec(), DataSpec(data="diabetes"), DataSpec(data="eeg"), DataSpec(partition="pooled")], ids=str
+)
 def test_facts_survive_json(spec):
     facts = facts_of(loading(spec))
     assert Facts.read(json.loads(json.dumps(facts.as_dict(), allow_nan=False))) == facts
@@ -151,7 +167,8 @@ def test_a_missing_field_and_another_thing_are_refused():
         Facts.read([])
 
 
-# ---- skew ----------------------------------------------------------------------------------------------------------------------------
+# ---- skew
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_label_numbers_are_those_of_the_formulas():
@@ -178,10 +195,16 @@ def test_divergence_lies_between_0_and_1_and_is_0_for_equal_clients(rows):
 def test_quantity_numbers_are_those_of_the_formulas():
     sizes = np.array([0, 10, 10, 10, 10, 10, 10, 10, 10, 120])
     found = quantity_skew(sizes)
-    assert found["quantity_gini"] == pytest.approx(np.abs(sizes[:, None] - sizes[None]).sum() / (2 * 10 * sizes.sum()), abs=1e-12)
+    assert found["quantity_gini"] == pytest.approx(
+        np.abs(sizes[:, None] - sizes[None]).sum() / (2 * 10 * sizes.sum()), abs=1e-12
+    )
     assert found["quantity_max_median"] == 12
     assert found["quantity_smallest_tenth"] == 0
-    assert quantity_skew(np.full(30, 7)) == {"quantity_gini": 0, "quantity_max_median": 1, "quantity_smallest_tenth": pytest.approx(0.1)}
+    assert quantity_skew(np.full(30, 7)) == {
+        "quantity_gini": 0,
+        "quantity_max_median": 1,
+        "quantity_smallest_tenth": pytest.approx(0.1),
+    }
     assert set(quantity_skew(np.zeros(3, dtype=np.int64)).values()) == {None}
     assert quantity_skew(np.full(25, 3))["quantity_smallest_tenth"] == pytest.approx(0.1)
 
@@ -209,7 +232,10 @@ def test_label_skew_grows_as_alpha_falls(seed):
 
 
 def test_quantity_skew_grows_as_alpha_falls():
-    gini = [[dealt(f"quantity(alpha={alpha}, min=0)", seed)["quantity_gini"] for seed in range(8)] for alpha in (100, 1, 0.1)]
+    gini = [
+        [dealt(f"quantity(alpha={alpha}, min=0)", seed)["quantity_gini"] for seed in range(8)]
+        for alpha in (100, 1, 0.1)
+    ]
     assert max(gini[0]) < min(gini[1])
     assert max(gini[1]) < min(gini[2])
 
@@ -225,9 +251,13 @@ def test_a_planted_shift_of_clients_is_measured_as_its_share_of_the_variance(shi
     rng = np.random.default_rng(1)
     owners, y = np.arange(4000) % 40, rng.integers(0, 3, 4000)
     centres = shift * rng.normal(size=(40, 6))
-    x = (rng.normal(size=(4000, 6)) + centres[owners] + 5 * y[:, None]).astype(np.float32)  # labels differ far more, and do not count
+    x = (rng.normal(size=(4000, 6)) + centres[owners] + 5 * y[:, None]).astype(
+        np.float32
+    )  # labels differ far more, and do not count
     found = facts_of(federation(owners, y, x=x, testing="own(share=0.1)")).skew["feature_shift"]
-    assert found == pytest.approx(shift**2 / (1 + shift**2), abs=0.12)  # 40 clients estimate the spread of centres to about 0.1
+    assert found == pytest.approx(
+        shift**2 / (1 + shift**2), abs=0.12
+    )  # 40 clients estimate the spread of centres to about 0.1
     assert found < 0.02 or shift > 0
 
 
@@ -258,7 +288,8 @@ def test_tokens_that_one_client_alone_uses_are_feature_skew():
     same = rng.integers(0, 40, (800, 12))
     other = same % 5 + 5 * owners[:, None]
     alike, differ = (
-        facts_of(federation(owners, y, x=tokens, vocabulary=40, testing="own(share=0.1)")).skew["feature_shift"] for tokens in (same, other)
+        facts_of(federation(owners, y, x=tokens, vocabulary=40, testing="own(share=0.1)")).skew["feature_shift"]
+        for tokens in (same, other)
     )
     assert abs(alike) < 0.03
     assert differ > 0.5
@@ -266,7 +297,12 @@ def test_tokens_that_one_client_alone_uses_are_feature_skew():
 
 def test_one_client_differs_from_nobody():
     skew = facts_of(loading(DataSpec(partition="pooled"))).skew
-    assert {name for name, value in skew.items() if value is None} >= {"label_js", "label_js_chance", "feature_shift", "feature_shift_chance"}
+    assert {name for name, value in skew.items() if value is None} >= {
+        "label_js",
+        "label_js_chance",
+        "feature_shift",
+        "feature_shift_chance",
+    }
     assert skew["quantity_gini"] == 0
 
 
@@ -278,7 +314,10 @@ def test_one_class_has_no_label_skew():
 def test_empty_clients_count_as_sizes_and_not_as_labels():
     whole = federation([0] * 10 + [1] * 10, [0, 1] * 10, testing="own(share=0.01)")
     holes = replace(
-        whole, partition=type(whole.partition).of("made", [whole.partition.indices(0), np.zeros(0, np.int64), whole.partition.indices(1)])
+        whole,
+        partition=type(whole.partition).of(
+            "made", [whole.partition.indices(0), np.zeros(0, np.int64), whole.partition.indices(1)]
+        ),
     )
     facts = facts_of(replace(holes, own_test=None))
     assert facts.sizes == (10, 0, 10)
@@ -363,7 +402,10 @@ def test_words_fit_what_everybody_knows_about_these_data(real, data, law, label,
     assert (found["label_skew"], found["feature_shift"]) == (label, features)
 
 
-@pytest.mark.parametrize(("value", "chance", "said"), [(0.3, 0.01, "strong"), (0.1, 0.01, "moderate"), (0.02, 0.01, "low"), (0.02, 0.03, "none")])
+@pytest.mark.parametrize(
+    ("value", "chance", "said"),
+    [(0.3, 0.01, "strong"), (0.1, 0.01, "moderate"), (0.02, 0.01, "low"), (0.02, 0.03, "none")],
+)
 def test_a_shift_that_chance_reaches_is_none(value, chance, said):
     scale = next(scale for scale in SCALES if scale.name == "feature_shift")
     assert word(scale, value, chance) == said

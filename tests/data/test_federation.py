@@ -14,7 +14,16 @@ import pytest
 import torch
 
 from fedstrata.common.errors import ConfigError, DataError
-from fedstrata.data import DataSpec, Federation, check_spec, datasets, duplicates, label_table, loading, partition_picture
+from fedstrata.data import (
+    DataSpec,
+    Federation,
+    check_spec,
+    datasets,
+    duplicates,
+    label_table,
+    loading,
+    partition_picture,
+)
 
 
 def arrays(n=200, classes=4, features=3, seed=0):
@@ -77,7 +86,9 @@ def test_the_test_convention_says_who_tests():
 
 @pytest.mark.parametrize("by", ["label", "random"])
 def test_own_splits_never_meet_training_or_validation(by):
-    fed = loading(DataSpec(partition="dirichlet(alpha=0.1, min=1)", clients=40, test=f"own(share=0.25, by={by})", validation=0.2))
+    fed = loading(
+        DataSpec(partition="dirichlet(alpha=0.1, min=1)", clients=40, test=f"own(share=0.25, by={by})", validation=0.2)
+    )
     for i in range(40):
         samples, rows = fed.testing(i)
         parts = [set(part.tolist()) for part in (fed.training(i), fed.validating(i), rows)]
@@ -173,7 +184,9 @@ def test_the_fingerprint_is_that_of_the_data_and_the_split():
 def test_the_fingerprint_is_the_same_in_another_process_and_folder(tmp_path):
     code = "from fedstrata.data import load, DataSpec; print(load(DataSpec(data='synthetic', clients=5)).fingerprint)"
     environment = {**os.environ, "PYTHONHASHSEED": "77"}
-    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert found == loading(DataSpec(data="synthetic", clients=5)).fingerprint
 
 
@@ -265,9 +278,18 @@ def test_read_only_arrays_are_copied_without_a_warning():
 
 def test_the_list_of_data_sets_says_what_each_is():
     rows = datasets()
-    assert {"digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "tiny_imagenet", "pacs", "table", "ag_news", "shakespeare"} <= {
-        r.name for r in rows
-    }
+    assert {
+        "digits",
+        "mnist",
+        "fashion_mnist",
+        "cifar10",
+        "cifar100",
+        "tiny_imagenet",
+        "pacs",
+        "table",
+        "ag_news",
+        "shakespeare",
+    } <= {r.name for r in rows}
     assert all(row.about and row.source for row in rows)
 
 
@@ -294,7 +316,12 @@ def test_the_environment_names_a_root_where_none_is_given(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "spec", [DataSpec(partition="dirichlet(alpha=0.3)"), DataSpec(data="diabetes"), DataSpec(partition="overlap(size=9)", clients=10**6)]
+    "spec",
+    [
+        DataSpec(partition="dirichlet(alpha=0.3)"),
+        DataSpec(data="diabetes"),
+        DataSpec(partition="overlap(size=9)", clients=10**6),
+    ],
 )
 def test_the_partition_picture_is_drawn_for_any_federation(spec, tmp_path):
     partition_picture(loading(spec), tmp_path / "p.png")

@@ -53,7 +53,9 @@ def test_the_middle_of_a_wide_picture_is_kept(tmp_path):
     Image.fromarray(pixels).save(tmp_path / "a" / "0.png")
     fed = loading(folder(tmp_path, test=0.3))
     rows = [k for k, path in enumerate(fed.train.paths) if path.parent.name == "a" and path.name == "0.png"]
-    samples, row = (fed.train, rows[0]) if rows else (fed.test, next(k for k, p in enumerate(fed.test.paths) if p.name == "0.png"))
+    samples, row = (
+        (fed.train, rows[0]) if rows else (fed.test, next(k for k, p in enumerate(fed.test.paths) if p.name == "0.png"))
+    )
     assert samples.take(torch.tensor([row])).min() == 1
 
 
@@ -69,7 +71,9 @@ def test_a_folder_of_clients_or_domains_is_natural(kind, tmp_path):
 
 
 def office(root, inner):
-    """Office-31 in small: three domains of differing sizes with the same two classes, in its archive's form where ``inner`` is "images"."""
+    """Office-31 in small: three domains of differing sizes with the same two classes, in its archive's form where
+    ``inner`` is "images".
+    """
     for domain, n in (("amazon", 10), ("dslr", 2), ("webcam", 5)):
         for label in ("back_pack", "mug"):
             for k in range(n):
@@ -90,7 +94,9 @@ def test_office_31_is_one_client_a_domain_with_a_fifth_of_each_class_for_testing
 
 def test_a_layout_that_is_not_the_folders_own_names_the_one_that_is(tmp_path):
     office(tmp_path / "archive", "images")
-    with pytest.raises(DataError, match=r"amazon/images holds folders of pictures.*say layout='domain/images/class/file'"):
+    with pytest.raises(
+        DataError, match=r"amazon/images holds folders of pictures.*say layout='domain/images/class/file'"
+    ):
         loading(folder(tmp_path / "archive", layout="domain/class/file"))
     office(tmp_path / "flat", "")
     with pytest.raises(DataError, match=r"amazon holds no folder images.*say layout='domain/class/file'"):
@@ -137,7 +143,9 @@ def test_pictures_a_level_too_deep_name_the_layout_that_is_meant(tmp_path):
         for what in ("x", "y"):
             picture(tmp_path / who / what / "0.png")
             picture(tmp_path / who / what / "1.png")
-    with pytest.raises(DataError, match=r"ann holds folders of pictures, and no picture itself; say layout='client/class/file'"):
+    with pytest.raises(
+        DataError, match=r"ann holds folders of pictures, and no picture itself; say layout='client/class/file'"
+    ):
         loading(folder(tmp_path))
     with pytest.raises(DataError, match=r"holds no pictures by layout client/class/file; say layout='class/file'\."):
         loading(folder(tmp_path / "ann", layout="client/class/file"))

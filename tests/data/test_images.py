@@ -27,7 +27,10 @@ def write_idx(folder, *, zipped=False, y=None):
     folder.mkdir(parents=True, exist_ok=True)
     made = {}
     for part, n in (("train", 40), ("t10k", 20)):
-        made[part] = RNG.integers(0, 256, (n, 28, 28), dtype=np.uint8), (np.arange(n) % 10).astype(np.uint8) if y is None else y[:n]
+        made[part] = (
+            RNG.integers(0, 256, (n, 28, 28), dtype=np.uint8),
+            (np.arange(n) % 10).astype(np.uint8) if y is None else y[:n],
+        )
         for kind, array in zip(("images-idx3", "labels-idx1"), made[part], strict=True):
             data = idx(array)
             name = f"{part}-{kind}-ubyte"
@@ -45,7 +48,11 @@ def webp_stack(pixels):
 def write_npz(folder, n=12, side=32, **more):
     folder.mkdir(parents=True, exist_ok=True)
     pixels = RNG.integers(0, 256, (n, side, side, 3), dtype=np.uint8)
-    arrays = {"labels": (np.arange(n) % 10).astype(np.uint8), "classes": np.array([f"c{k}" for k in range(10)]), "size": np.array([side, side, 3])}
+    arrays = {
+        "labels": (np.arange(n) % 10).astype(np.uint8),
+        "classes": np.array([f"c{k}" for k in range(10)]),
+        "size": np.array([side, side, 3]),
+    }
     arrays |= {"m0000": webp_stack(pixels[:7]), "m0001": webp_stack(pixels[7:])} | more
     for part in ("train", "test"):
         np.savez(folder / f"{part}.npz", **arrays)
@@ -57,7 +64,9 @@ def write_npz(folder, n=12, side=32, **more):
 def test_idx_files_are_read_plain_and_gzipped(zipped, below, tmp_path):
     made = write_idx(tmp_path / below, zipped=zipped)
     fed = loading(DataSpec(data="mnist(norm=raw)", root=tmp_path, clients=2))
-    assert torch.equal((fed.train.take(torch.arange(40)) * 255).round().to(torch.uint8)[:, 0], torch.from_numpy(made["train"][0]))
+    assert torch.equal(
+        (fed.train.take(torch.arange(40)) * 255).round().to(torch.uint8)[:, 0], torch.from_numpy(made["train"][0])
+    )
     assert fed.test.y.tolist() == made["t10k"][1].tolist()
 
 
@@ -121,7 +130,9 @@ def cifar(folder, label_bytes, names):
 
 
 def test_official_cifar10_binary(tmp_path):
-    made = cifar(tmp_path / "cifar-10-batches-bin", 1, [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"])
+    made = cifar(
+        tmp_path / "cifar-10-batches-bin", 1, [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"]
+    )
     fed = loading(DataSpec(data="cifar10(norm=raw)", root=tmp_path, clients=2))
     assert len(fed.train) == 30
     x = (fed.train.take(torch.tensor([7])) * 255).round()
@@ -152,7 +163,9 @@ def test_webp_stacks_are_normalised_when_taken(tmp_path):
     mean, std = (np.array(v) for v in NORMS["cifar10"])
     assert fed.train.x.dtype == torch.uint8
     assert x.is_contiguous()
-    np.testing.assert_allclose(x.numpy(), ((pixels[[9, 0]] / 255 - mean) / std).transpose(0, 3, 1, 2), atol=1e-5)  # float32 rounding at size 2
+    np.testing.assert_allclose(
+        x.numpy(), ((pixels[[9, 0]] / 255 - mean) / std).transpose(0, 3, 1, 2), atol=1e-5
+    )  # float32 rounding at size 2
 
 
 def test_augment_black_is_a_black_pixel(tmp_path):
@@ -251,7 +264,10 @@ def test_mnist_writers_are_clients_and_their_tests_are_by_class_mix(real):
 
 def test_pacs_domains_are_clients_and_test_on_their_own_domain(real):
     fed = loading(DataSpec(data="pacs(size=16)", root=real("pacs"), partition="natural", test="both"))
-    assert [len(fed.testing(i)[1]) + fed.partition.size(i) for i in range(4)] in ([1670, 2048, 2344, 3929], [2048, 2344, 1670, 3929])
+    assert [len(fed.testing(i)[1]) + fed.partition.size(i) for i in range(4)] in (
+        [1670, 2048, 2344, 3929],
+        [2048, 2344, 1670, 3929],
+    )
     assert fed.task.shape == (3, 16, 16)
 
 

@@ -18,7 +18,14 @@ from fedstrata.data.partition.laws import Dirichlet, Overlap
 from fedstrata.data.registry import find_law, partitions, register_law
 from fedstrata.data.types import Groups
 
-DISJOINT = ["iid", "dirichlet(alpha=0.3, min=1)", "dirichlet(alpha=100.0, min=0)", "dirichlet_equal(alpha=0.1)", "classes(k=1)", "classes(k=2)"]
+DISJOINT = [
+    "iid",
+    "dirichlet(alpha=0.3, min=1)",
+    "dirichlet(alpha=100.0, min=0)",
+    "dirichlet_equal(alpha=0.1)",
+    "classes(k=1)",
+    "classes(k=2)",
+]
 DISJOINT += ["quantity(alpha=0.5)", "quantity(alpha=0.05, min=0)"]
 
 
@@ -35,7 +42,13 @@ def labelled(seed, n, c):
 
 
 @settings(max_examples=40, deadline=None)
-@given(law=st.sampled_from(DISJOINT), seed=st.integers(0, 5), n=st.integers(60, 300), c=st.integers(2, 8), clients=st.integers(1, 12))
+@given(
+    law=st.sampled_from(DISJOINT),
+    seed=st.integers(0, 5),
+    n=st.integers(60, 300),
+    c=st.integers(2, 8),
+    clients=st.integers(1, 12),
+)
 def test_a_law_uses_every_sample_at_most_once_and_sizes_agree(law, seed, n, c, clients):
     try:
         part = deal(law, labelled(seed, n, c), clients, seed)
@@ -50,7 +63,12 @@ def test_a_law_uses_every_sample_at_most_once_and_sizes_agree(law, seed, n, c, c
 
 
 @settings(max_examples=25, deadline=None)
-@given(alpha=st.sampled_from([0.05, 0.3, 1.0, 10.0]), seed=st.integers(0, 9), clients=st.integers(1, 15), least=st.integers(0, 8))
+@given(
+    alpha=st.sampled_from([0.05, 0.3, 1.0, 10.0]),
+    seed=st.integers(0, 9),
+    clients=st.integers(1, 15),
+    least=st.integers(0, 8),
+)
 def test_dirichlet_covers_the_set_and_keeps_its_minimum(alpha, seed, clients, least):
     pool = labelled(seed, 400, 5)
     try:
@@ -96,19 +114,25 @@ def test_equal_sizes_say_how_many_samples_went_outside_the_priors(pool):
 
 
 def test_recipe_t2_a_hopeless_minimum_ends_with_numbers_and_a_remedy(pool):
-    with pytest.raises(DataError, match=r"500 draws over 1000 clients and 60000 samples of 10 classes.*40 samples.*use a smaller min") as caught:
+    with pytest.raises(
+        DataError, match=r"500 draws over 1000 clients and 60000 samples of 10 classes.*40 samples.*use a smaller min"
+    ) as caught:
         Dirichlet(0.1, min=40, tries=500).deal(pool(60_000, 10), 1000, 0)
     assert "mean is 60.0" in str(caught.value)
 
 
 def test_recipe_t2_an_impossible_minimum_is_seen_at_once(pool):
-    with pytest.raises(DataError, match=r"1000 clients with at least 61 samples each need 61000, and the training set has 60000"):
+    with pytest.raises(
+        DataError, match=r"1000 clients with at least 61 samples each need 61000, and the training set has 60000"
+    ):
         Dirichlet(0.1, min=61, tries=10**9).deal(pool(60_000, 10), 1000, 0)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_dirichlet_follows_the_published_loop(seed, pool):
-    """The LDA loop of the FedFN harness, written plainly, on the same stream: equal counts of every class at every client."""
+    """The LDA loop of the FedFN harness, written plainly, on the same stream: equal counts of every class at every
+    client.
+    """
     train, clients, alpha, least = pool(997, 7), 6, 0.2, 10
     rng = stream(seed, "partition", "dirichlet")
     held = [0] * clients
@@ -226,7 +250,12 @@ def test_overlap_refuses_more_than_there_is(pool):
 
 
 def natural_pool():
-    return Pool(6, np.zeros(6, dtype=np.int64), 2, {"writer": Groups(("a", "b", "c", "d"), np.array([0, 1, 0, 3, 3, 3]), np.array([0, 0, 2]))})
+    return Pool(
+        6,
+        np.zeros(6, dtype=np.int64),
+        2,
+        {"writer": Groups(("a", "b", "c", "d"), np.array([0, 1, 0, 3, 3, 3]), np.array([0, 0, 2]))},
+    )
 
 
 def test_natural_follows_the_groups_and_reuses_them_for_testing():
@@ -269,7 +298,14 @@ def test_class_laws_refuse_a_regression(law):
             "dirichlet(alfa=1)",
             "dirichlet",
         ],
-        *["dirichlet", "shards(s=0)", "classes(k=0)", "overlap(size=0)", "overlap(size=5, alpha=0)", "quantity(alpha=inf)"],
+        *[
+            "dirichlet",
+            "shards(s=0)",
+            "classes(k=0)",
+            "overlap(size=0)",
+            "overlap(size=5, alpha=0)",
+            "quantity(alpha=inf)",
+        ],
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(law):

@@ -65,7 +65,9 @@ def test_sums_of_clients_give_what_the_pool_gives():
     whole = Scaling.from_sums([Sums.of(values)], 4)
     parts = Scaling.from_sums([Sums.of(part) for part in np.array_split(values, 37)], 4)
     np.testing.assert_allclose(parts.mean, np.nanmean(values, 0), rtol=1e-12)
-    np.testing.assert_allclose(parts.std, np.nanstd(values, 0), rtol=1e-3)  # 1e12 * 1e-16 of the squared mean against a variance of 9
+    np.testing.assert_allclose(
+        parts.std, np.nanstd(values, 0), rtol=1e-3
+    )  # 1e12 * 1e-16 of the squared mean against a variance of 9
     np.testing.assert_allclose(whole.mean, parts.mean, rtol=1e-12)
     added = Sums.of(values[:10]) + Sums.of(values[10:])
     np.testing.assert_allclose(added.total, Sums.of(values).total)
@@ -82,7 +84,9 @@ def test_row_62_a_constant_column_becomes_zero_and_is_named(tmp_path):
 def test_row_62_a_missing_number_is_refused_or_imputed_by_config(gap, tmp_path):
     weight = [gap if k == 17 else k for k in range(ROWS)]
     path = table(tmp_path / "t.csv", **columns(weight=weight))
-    with pytest.raises(DataError, match=r"column 'weight', row 17 is missing \(1 rows in all\); use missing=impute or drop=\[weight\]"):
+    with pytest.raises(
+        DataError, match=r"column 'weight', row 17 is missing \(1 rows in all\); use missing=impute or drop=\[weight\]"
+    ):
         loading(spec(path))
     fed = loading(spec(path, missing="impute"))
     both = torch.cat([fed.train.x, fed.test.x])
@@ -125,7 +129,11 @@ def test_row_56_labels_that_cannot_be_meant_are_refused(label, more, said, tmp_p
 
 @pytest.mark.parametrize(
     ("label", "kind", "classes"),
-    [(np.arange(ROWS) % 3, "classification", 3), (np.arange(ROWS) / 7, "regression", 1), (np.arange(ROWS) % 3 == 0, "classification", 2)],
+    [
+        (np.arange(ROWS) % 3, "classification", 3),
+        (np.arange(ROWS) / 7, "regression", 1),
+        (np.arange(ROWS) % 3 == 0, "classification", 2),
+    ],
 )
 def test_the_task_follows_from_the_label(label, kind, classes, tmp_path):
     fed = loading(spec(table(tmp_path / "t.csv", **columns(ill=label))))
@@ -219,7 +227,11 @@ def test_own_splits_of_a_table_pool_and_normalise(tmp_path):
 
 def test_the_tables_of_scikit_learn_cover_binary_multiclass_and_regression():
     kinds = {name: loading(DataSpec(data=name, clients=3)).task for name in ("breast_cancer", "wine", "diabetes")}
-    assert [(task.kind, task.classes) for task in kinds.values()] == [("classification", 2), ("classification", 3), ("regression", 1)]
+    assert [(task.kind, task.classes) for task in kinds.values()] == [
+        ("classification", 2),
+        ("classification", 3),
+        ("regression", 1),
+    ]
 
 
 def test_the_name_of_a_file_is_the_call_and_the_fingerprint_sees_its_content(tmp_path):

@@ -33,7 +33,12 @@ def test_a_vocabulary_counts_then_spells():
 
 def news(root, texts=("World peace now", "The match ended"), late=("peace match", "unheard words")):
     for part, lines in (("train", texts * 20), ("test", late)):
-        parquet(root / f"ag_news/{part}.parquet", label=np.arange(len(lines)) % 4, title=list(lines), description=["and so on"] * len(lines))
+        parquet(
+            root / f"ag_news/{part}.parquet",
+            label=np.arange(len(lines)) % 4,
+            title=list(lines),
+            description=["and so on"] * len(lines),
+        )
 
 
 def test_news_is_cut_or_padded_to_the_longest_training_text_and_unknown_words_are_unknown(tmp_path):
@@ -91,7 +96,12 @@ def test_the_label_is_the_next_character_of_the_same_role(tmp_path):
 
 
 def test_characters_of_the_test_only_are_unknown(tmp_path):
-    parquet(tmp_path / "shakespeare/speeches.parquet", client=["r", "r"], text=["abababab", "abzabz"], split=["train", "test"])
+    parquet(
+        tmp_path / "shakespeare/speeches.parquet",
+        client=["r", "r"],
+        text=["abababab", "abzabz"],
+        split=["train", "test"],
+    )
     fed = loading(DataSpec(data="shakespeare(window=2, stride=1)", root=tmp_path))
     assert fed.task.labels == ("<unk>", "a", "b")
     assert fed.test.y[0] == 0
@@ -123,7 +133,9 @@ def test_the_hub_extra_says_what_to_install_or_reads_a_saved_folder(tmp_path):
         return
     datasets = importlib.import_module("datasets")
     rows = {"text": ["one two", "two three"] * 10, "label": [0, 1] * 10, "who": ["a", "b"] * 10}
-    datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows), "test": datasets.Dataset.from_dict(rows)}).save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict(
+        {"train": datasets.Dataset.from_dict(rows), "test": datasets.Dataset.from_dict(rows)}
+    ).save_to_disk(str(tmp_path / "saved"))
     fed = loading(DataSpec(data="hub(path=saved, text=text, client=who)", root=tmp_path))
     assert fed.clients == 2
     assert fed.task.vocabulary == 2 + 3

@@ -31,7 +31,11 @@ def examined(*settings, **more):
 
 
 def test_skew_of_known_partitions_is_said_in_words():
-    assert words(examined("partition=iid", quick=True)) == {"label_skew": "none", "quantity_gini": "none", "feature_shift": "none"}
+    assert words(examined("partition=iid", quick=True)) == {
+        "label_skew": "none",
+        "quantity_gini": "none",
+        "feature_shift": "none",
+    }
     assert words(examined("partition=dirichlet(alpha=0.1, min=1)", quick=True))["label_skew"] == "strong"
     assert words(examined("partition=dirichlet(alpha=1)", quick=True))["label_skew"] == "moderate"
     assert words(examined("partition=quantity(alpha=0.2, min=0)", quick=True))["quantity_gini"] == "strong"
@@ -66,7 +70,9 @@ def test_the_bill_is_the_one_that_the_run_pays(tmp_path):
     found = {cost.what: cost.value for cost in examine(Config.read(None, settings)).costs}
     paid = run(Config.read(None, settings)).summary
     assert found["sent in all"] == paid["bytes_up"] + paid["bytes_down"]
-    assert found["clients' training in all"] == pytest.approx(paid["flops"], rel=1e-9)  # equal clients: the mean is everybody's
+    assert found["clients' training in all"] == pytest.approx(
+        paid["flops"], rel=1e-9
+    )  # equal clients: the mean is everybody's
     assert found["training time on this machine"] > 0
 
 
@@ -98,24 +104,39 @@ def test_text_is_looked_at_by_its_tokens():
     rng = np.random.default_rng(0)
     owners = np.arange(600) % 6
     tokens = rng.integers(0, 5, (600, 10)) + 5 * owners[:, None]
-    fed = Federation.of(tokens, rng.integers(0, 2, 600), client=owners, vocabulary=30, testing="own(share=0.2)", validation=0.1)
-    found = examine(Config(model="transformer(width=16, layers=1, heads=2, feedforward=16)", rounds=5, executor="loop"), federation=fed)
+    fed = Federation.of(
+        tokens, rng.integers(0, 2, 600), client=owners, vocabulary=30, testing="own(share=0.2)", validation=0.1
+    )
+    found = examine(
+        Config(model="transformer(width=16, layers=1, heads=2, feedforward=16)", rounds=5, executor="loop"),
+        federation=fed,
+    )
     assert words(found)["feature_shift"] == "strong"
     assert "fedadam" in found.candidates
 
 
 def test_one_client_and_one_class_are_said_and_not_guessed():
     x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
-    one = examine(Config(model="logistic", rounds=2), federation=Federation.of(x, np.arange(60) % 2, partition="pooled"))
+    one = examine(
+        Config(model="logistic", rounds=2), federation=Federation.of(x, np.arange(60) % 2, partition="pooled")
+    )
     assert set(words(one).values()) == {"unknown", "none"}
     assert "one-client" in {problem.code for problem in one.problems}
-    same = examine(Config(model="logistic", rounds=2), federation=Federation.of(x, np.zeros(60, dtype=np.int64), client=np.arange(60) % 4))
+    same = examine(
+        Config(model="logistic", rounds=2),
+        federation=Federation.of(x, np.zeros(60, dtype=np.int64), client=np.arange(60) % 4),
+    )
     assert words(same)["label_skew"] == "unknown"
     assert "one-class" in {problem.code for problem in same.problems}
 
 
 def test_the_proposed_command_is_what_compare_reads():
-    found = examined("partition=dirichlet(alpha=0.3)", "test=both", quick=True, given=["partition=dirichlet(alpha=0.3)", "test=both", "method=moon"])
+    found = examined(
+        "partition=dirichlet(alpha=0.3)",
+        "test=both",
+        quick=True,
+        given=["partition=dirichlet(alpha=0.3)", "test=both", "method=moon"],
+    )
     parts = shlex.split(found.command)
     assert parts[:5] == ["fedstrata", "compare", "partition=dirichlet(alpha=0.3)", "test=both", "validation=0.1"]
     assert parts[5:] == ["--methods", *found.candidates, "--seeds", "0", "1", "2"]
@@ -124,7 +145,9 @@ def test_the_proposed_command_is_what_compare_reads():
 
 def test_without_words_of_a_command_line_the_differences_are_written_out():
     found = examined("test=both", "validation=0.2", quick=True)
-    settings = [word for word in shlex.split(found.command) if "=" in word and "(" not in word and not word.startswith("-")]
+    settings = [
+        word for word in shlex.split(found.command) if "=" in word and "(" not in word and not word.startswith("-")
+    ]
     assert set(settings) == {
         "test=both",
         "validation=0.2",
@@ -162,13 +185,31 @@ def test_json_is_one_line_that_holds_everything(call):
     (line,) = out.splitlines()
     found = json.loads(line, parse_constant=lambda c: pytest.fail(f"{c} is no JSON"))
     assert Facts.read(found["facts"]).clients == 20
-    assert set(found) >= {"facts", "setting", "skew", "problems", "costs", "advice", "candidates", "command", "settings"}
+    assert set(found) >= {
+        "facts",
+        "setting",
+        "skew",
+        "problems",
+        "costs",
+        "advice",
+        "candidates",
+        "command",
+        "settings",
+    }
     assert found["advice"][0]["method"] == "fedavg"
 
 
 @pytest.mark.parametrize(
     "words",
-    [["data=nosuch"], ["method=nosuch"], ["method=fedbn"], ["data=cifar10"], ["cohort=50"], ["track=nosuch"], ["partition=dirichlet(alpha=-1)"]],
+    [
+        ["data=nosuch"],
+        ["method=nosuch"],
+        ["method=fedbn"],
+        ["data=cifar10"],
+        ["cohort=50"],
+        ["track=nosuch"],
+        ["partition=dirichlet(alpha=-1)"],
+    ],
     ids=" ".join,
 )
 def test_what_check_refuses_the_doctor_refuses_in_the_same_line(call, words):
@@ -180,7 +221,11 @@ def test_what_check_refuses_the_doctor_refuses_in_the_same_line(call, words):
 def test_a_configuration_file_is_kept_in_the_command(call, tmp_path):
     (tmp_path / "mine.toml").write_text('model = "logistic"\ntest = "both"\nrounds = 5\n')
     out = call("doctor", "mine.toml", "partition=iid", "--quick")[1]
-    assert out.rstrip().splitlines()[-1].startswith("  fedstrata compare mine.toml partition=iid validation=0.1 --methods ")
+    assert (
+        out.rstrip()
+        .splitlines()[-1]
+        .startswith("  fedstrata compare mine.toml partition=iid validation=0.1 --methods ")
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])

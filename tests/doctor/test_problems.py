@@ -21,7 +21,13 @@ def federation(sizes, *, classes=2, names=None, labels=None, tested=400, seed=0,
     owners = np.repeat(names or [f"c{i:02d}" for i in range(len(sizes))], sizes)
     y = np.concatenate([np.arange(n) % classes for n in sizes]) if labels is None else np.asarray(labels)
     late = rng.normal(size=(tested, 4)).astype(np.float32), np.arange(tested) % classes
-    return Federation.of(rng.normal(size=(sum(sizes), 4)).astype(np.float32), y, client=owners, test=late if test is None else test, **more)
+    return Federation.of(
+        rng.normal(size=(sum(sizes), 4)).astype(np.float32),
+        y,
+        client=owners,
+        test=late if test is None else test,
+        **more,
+    )
 
 
 def found(fed, config=CONFIG, **more):
@@ -59,9 +65,13 @@ def test_contents_held_by_two_clients_and_under_two_labels_are_counted():
     x = fed.train.x.clone()
     x[20] = x[0]  # another client, the same label
     x[3] = x[2]  # the same client, another label
-    said = found(Federation.of(x, fed.train.y, client=np.repeat(["ann", "bob", "cid"], 20), test=(fed.test.x, fed.test.y)))
+    said = found(
+        Federation.of(x, fed.train.y, client=np.repeat(["ann", "bob", "cid"], 20), test=(fed.test.x, fed.test.y))
+    )
     assert said["client-duplicates"].count == 1
-    assert "number 0 of the training set (ann) and number 20 of the training set (bob)" in said["client-duplicates"].text
+    assert (
+        "number 0 of the training set (ann) and number 20 of the training set (bob)" in said["client-duplicates"].text
+    )
     assert said["two-labels"].count == 1
     assert said["duplicates"].count == 2
 
@@ -82,7 +92,10 @@ def test_a_single_sample_is_a_note_unless_a_batch_norm_needs_two():
     normed = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
     problem = found(fed, module=normed)["single-sample"]
     assert (problem.weight, problem.count) == ("look", 2)
-    assert "2 of 4 clients (c00, c01) have a single training sample, on which a batch norm cannot train, and are left out" in problem.text
+    assert (
+        "2 of 4 clients (c00, c01) have a single training sample, on which a batch norm cannot train, and are left out"
+        in problem.text
+    )
 
 
 def test_clients_without_samples_are_named():
@@ -143,7 +156,12 @@ def test_names_that_would_break_a_terminal_are_made_harmless():
 
 
 def test_the_weightiest_comes_first():
-    order = [p.weight for p in examine(CONFIG, federation=federation([5] * 6, labels=[0, 1, 0, 1, 0] * 6, classes=3, tested=30)).problems]
+    order = [
+        p.weight
+        for p in examine(
+            CONFIG, federation=federation([5] * 6, labels=[0, 1, 0, 1, 0] * 6, classes=3, tested=30)
+        ).problems
+    ]
     assert order == sorted(order, key=["serious", "look", "note"].index)
     assert order[0] == "serious"
 
@@ -153,7 +171,11 @@ def test_quick_leaves_duplicates_and_clocks_out(quick):
     fed = federation([20] * 3)
     x = fed.train.x.clone()
     x[1] = x[0]
-    diagnosis = examine(CONFIG, federation=Federation.of(x, fed.train.y, client=np.repeat([0, 1, 2], 20), test=(fed.test.x, fed.test.y)), quick=quick)
+    diagnosis = examine(
+        CONFIG,
+        federation=Federation.of(x, fed.train.y, client=np.repeat([0, 1, 2], 20), test=(fed.test.x, fed.test.y)),
+        quick=quick,
+    )
     assert any(p.code == "duplicates" for p in diagnosis.problems) is not quick
     assert any(c.unit == "seconds" for c in diagnosis.costs) is not quick
     assert (diagnosis.seconds is None) is quick

@@ -84,7 +84,11 @@ def test_every_rule_speaks_somewhere_and_is_silent_elsewhere_in_a_sentence_with_
     reason = rule.reason(spoken[0])
     assert "{" not in reason
     related = (
-        rule.speaks in ("baseline", "control", "later") or "be seen" in reason or "norm layer" in reason or "tokens" in reason or "all head" in reason
+        rule.speaks in ("baseline", "control", "later")
+        or "be seen" in reason
+        or "norm layer" in reason
+        or "tokens" in reason
+        or "all head" in reason
     )
     assert related or re.search(r"\d", reason) or reason.startswith("no skew")
 
@@ -99,7 +103,12 @@ def test_what_speaks_against_weighs_more_than_what_speaks_for():
 
 def test_label_skew_with_own_tests_calls_for_personal_heads():
     found = verdicts(PLAIN)
-    assert {name for name, verdict in found.items() if verdict == "candidate"} >= {"fedper", "ditto", "finetune(epochs=1)", "fedprox"}
+    assert {name for name, verdict in found.items() if verdict == "candidate"} >= {
+        "fedper",
+        "ditto",
+        "finetune(epochs=1)",
+        "fedprox",
+    }
     assert found["local"] == "control"
     assert found["fedbn"] == "not advised"  # no norm layer
 
@@ -113,7 +122,18 @@ def test_feature_skew_with_norm_layers_calls_for_private_norms():
 
 def test_without_own_tests_no_personal_method_is_proposed():
     found = verdicts(replace(PLAIN, own_tests=False, test="server"))
-    personal = {"fedbn", "fedper", "ditto", "fedrep", "fedbabu", "lgfedavg", "pfedme", "perfedavg", "finetune(epochs=1)", "local"}
+    personal = {
+        "fedbn",
+        "fedper",
+        "ditto",
+        "fedrep",
+        "fedbabu",
+        "lgfedavg",
+        "pfedme",
+        "perfedavg",
+        "finetune(epochs=1)",
+        "local",
+    }
     assert {found[name] for name in personal} == {"not advised"}
     assert found["scaffold"] == "candidate"
 
@@ -152,5 +172,9 @@ def test_a_first_comparison_has_a_baseline_a_control_and_an_end():
 def test_every_number_that_rules_may_look_at_is_looked_at():
     text = "".join(rule.because for rule in RULES)
     source = inspect.getsource(rules)
-    unused = [f.name for f in fields(Seen) if f"s.{f.name}" not in source and f"self.{f.name}" not in source and f"s.{f.name}" not in text]
+    unused = [
+        f.name
+        for f in fields(Seen)
+        if f"s.{f.name}" not in source and f"self.{f.name}" not in source and f"s.{f.name}" not in text
+    ]
     assert unused == []

@@ -1,4 +1,6 @@
-"""What is counted is what crosses: clients need nothing but the counted bytes, and the server applies nothing but what they hold (T29)."""
+"""What is counted is what crosses: clients need nothing but the counted bytes, and the server applies nothing but what
+they hold (T29).
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def states(before, tensors, prefix):
     found = {}
     for piece, state in before.items():
         flat = {n: (tensors[f"{prefix}/{piece}/{n}"], v) for n, v in flatten_state(state).items()}
-        found[piece] = restore_state({n: Params(t, v.spec) if isinstance(v, Params) else t for n, (t, v) in flat.items()})
+        found[piece] = restore_state(
+            {n: Params(t, v.spec) if isinstance(v, Params) else t for n, (t, v) in flat.items()}
+        )
         for n, value in state.items():  # statistics that are empty are not sent
             if isinstance(value, Params) and value.buffers is not None and not len(value.buffers):
                 made = found[piece][n]
@@ -111,7 +115,9 @@ def posted(method, toy):
 @every_example
 @pytest.mark.parametrize("toy", ["layer", "batch"])
 def test_a_run_over_bytes_alone_is_the_run(example, toy):
-    """Clients get what the counted message holds and NaN for all else, the server likewise: not one bit changes, in model, slots and rows."""
+    """Clients get what the counted message holds and NaN for all else, the server likewise: not one bit changes, in
+    model, slots and rows.
+    """
     assert lab.same(posted(example, toy), lab.played(example, toy)) == []
 
 
@@ -124,7 +130,11 @@ def test_a_run_over_bytes_with_a_one_bit_codec_is_the_run(first):
 def test_the_post_would_notice_a_tensor_that_is_used_and_not_counted(monkeypatch):
     """The test of the test: a head that is not in the message is NaN at the client."""
     real = messages.down
-    monkeypatch.setattr(messages, "down", lambda w: replace(real(w), tensors={n: t for n, t in real(w).tensors.items() if n != "model/head.bias"}))
+    monkeypatch.setattr(
+        messages,
+        "down",
+        lambda w: replace(real(w), tensors={n: t for n, t in real(w).tensors.items() if n != "model/head.bias"}),
+    )
     assert lab.same(posted("fedavg", "layer"), lab.played("fedavg", "layer")) != []
 
 
@@ -142,7 +152,10 @@ HEAD, BODY, STATISTICS, NORM = 18, 117, 16, 16
     ],
 )
 def test_t29_one_bit_and_a_scale_weigh_their_formula(first, toy, signs, dense):
-    """ceil(d / 8) bytes of signs over the layers that are sent, 4 of scale, statistics as they are; framing is what is left of the real length."""
+    """ceil(d / 8) bytes of signs over the layers that are sent, 4 of scale, statistics as they are.
+
+    Framing is what is left of the real length.
+    """
     run = lab.engine(lab.parts(lab.parse(first) + Signs(), toy))
     row = run.round()
     run.close()

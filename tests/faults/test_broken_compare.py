@@ -13,11 +13,15 @@ from report.made import comparison, result
 
 
 def scored(values):
-    """The answer on a comparison whose selected accuracies are these: label -> one for each seed, None for a run that failed."""
+    """The answer on a comparison whose selected accuracies are these: label -> one for each seed, None for a run that
+    failed.
+    """
     seeds = tuple(range(len(next(iter(values.values())))))
     told = {"personal": None, "personal_selected": None}
     runs = {
-        (label, seed): result(label, seed, rounds=8, clients=0, accuracy={"final": v, "best": v, "window": v, "selected": v, **told})
+        (label, seed): result(
+            label, seed, rounds=8, clients=0, accuracy={"final": v, "best": v, "window": v, "selected": v, **told}
+        )
         for label, row in values.items()
         for seed, v in zip(seeds, row, strict=True)
         if v is not None
@@ -49,15 +53,23 @@ def test_a_record_of_another_comparison_is_still_refused(tmp_path):
 
 def test_a_baseline_whose_mean_misses_the_hard_seed_is_not_called_best():
     answer = scored({"fedavg": (0.8, 0.81, 0.79, None), "scaffold": (0.82, 0.832, 0.811, 0.2)})
-    assert "fedavg (the baseline) has the best mean, 0.800 selected accuracy, but not on the same seeds as every other method" in answer
+    assert (
+        "fedavg (the baseline) has the best mean, 0.800 selected accuracy, but not on the same seeds as every other"
+        " method" in answer
+    )
     assert "on seeds in common, scaffold is shown to be better than fedavg" in answer
 
 
 def test_equal_scores_have_no_best_one():
     assert "has the best" not in scored({"fedavg": (0.5, 0.6, 0.5), "scaffold": (0.5, 0.6, 0.5)})
     answer = scored({"fedavg": (0.5, 0.6, 0.5), "scaffold": (0.5, 0.6, 0.5), "moon": (0.2, 0.4, 0.3)})
-    assert "fedavg (the baseline) and scaffold have the same score in every seed, 0.533 selected accuracy; moon is shown to be worse" in answer
+    assert (
+        "fedavg (the baseline) and scaffold have the same score in every seed, 0.533 selected accuracy; moon is shown"
+        " to be worse" in answer
+    )
 
 
 def test_a_difference_over_fewer_seeds_than_the_means_says_so():
-    assert "0.200 above fedavg on the 1 seed in common" in scored({"fedavg": (0.5, 0.6), "scaffold": (0.7, None), "moon": (0.4, 0.5)})
+    assert "0.200 above fedavg on the 1 seed in common" in scored(
+        {"fedavg": (0.5, 0.6), "scaffold": (0.7, None), "moon": (0.4, 0.5)}
+    )

@@ -1,4 +1,6 @@
-"""Pieces that raise what they like, targets that nothing can reach, errors that run away, cached files that are no files."""
+"""Pieces that raise what they like, targets that nothing can reach, errors that run away, cached files that are no
+files.
+"""
 
 import json
 from dataclasses import dataclass
@@ -31,7 +33,15 @@ class Breaks(Piece):
 
 
 def small(out, **more):
-    return {"data": "synthetic_iid", "model": "logistic", "clients": 4, "rounds": 2, "local.epochs": 1, "executor": "loop", "out": str(out)} | more
+    return {
+        "data": "synthetic_iid",
+        "model": "logistic",
+        "clients": 4,
+        "rounds": 2,
+        "local.epochs": 1,
+        "executor": "loop",
+        "out": str(out),
+    } | more
 
 
 def test_a_piece_from_python_that_raises_is_a_failed_run_and_the_others_go_on(tmp_path):
@@ -44,7 +54,9 @@ def test_a_piece_from_python_that_raises_is_a_failed_run_and_the_others_go_on(tm
 
 
 def test_where_every_run_raises_the_error_says_why_in_one_line(tmp_path):
-    with pytest.raises(MethodError, match=r"^all 1 runs failed; the first: ZeroDivisionError: server boom \(where[^\n]*\)$"):
+    with pytest.raises(
+        MethodError, match=r"^all 1 runs failed; the first: ZeroDivisionError: server boom \(where[^\n]*\)$"
+    ):
         compare([Breaks()], seeds=(0,), **small(tmp_path))
 
 
@@ -60,9 +72,17 @@ def test_an_observer_that_raises_ends_the_comparison_with_its_own_error(tmp_path
 
 
 def test_an_accuracy_to_reach_is_refused_where_there_are_no_classes(tmp_path):
-    pd.DataFrame({"x": range(60), "y": [0.5 * x for x in range(60)], "who": list("abc") * 20}).to_csv(tmp_path / "r.csv", index=False)
-    with pytest.raises(ConfigError, match=r"an accuracy of 0\.5 is to end runs, and .* is a regression, which has none"):
-        compare(["fedavg", "scaffold"], target=0.5, **small(tmp_path, data=f"table(path='{tmp_path / 'r.csv'}', label=y, client=who)", clients=3))
+    pd.DataFrame({"x": range(60), "y": [0.5 * x for x in range(60)], "who": list("abc") * 20}).to_csv(
+        tmp_path / "r.csv", index=False
+    )
+    with pytest.raises(
+        ConfigError, match=r"an accuracy of 0\.5 is to end runs, and .* is a regression, which has none"
+    ):
+        compare(
+            ["fedavg", "scaffold"],
+            target=0.5,
+            **small(tmp_path, data=f"table(path='{tmp_path / 'r.csv'}', label=y, client=who)", clients=3),
+        )
     assert not list(tmp_path.rglob("rounds.jsonl"))
 
 
@@ -107,7 +127,10 @@ def test_a_share_where_test_samples_belong_says_what_is_meant():
         Federation.of([[0.0], [1.0]] * 4, [0, 1] * 4, client=[0, 1] * 4, test=0.2)
 
 
-@pytest.mark.parametrize(("name", "says"), [("p.xyz", r"PNG, SVG or PDF.*call it p\.png"), ("nosuch/p.png", "no folder"), ("", "is a folder")])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("p.xyz", r"PNG, SVG or PDF.*call it p\.png"), ("nosuch/p.png", "no folder"), ("", "is a folder")],
+)
 def test_a_picture_that_cannot_be_written_says_what_would_be_right(tmp_path, name, says):
     with pytest.raises(ConfigError, match=says):
         Picture().write(tmp_path / name)

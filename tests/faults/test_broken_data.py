@@ -1,4 +1,6 @@
-"""Numbers beyond float32 and arrays of a wrong shape are named by the checks in one line, without a warning of numpy's beside it."""
+"""Numbers beyond float32 and arrays of a wrong shape are named by the checks in one line, without a warning of numpy's
+beside it.
+"""
 
 import io
 
@@ -26,7 +28,9 @@ def test_a_table_with_a_number_beyond_float32_is_one_line(tmp_path, capsys):
     rows = [f"{1e308 if i == 3 else i},{'yes' if i % 2 else 'no'}" for i in range(40)]
     (tmp_path / "x.csv").write_text("\n".join(["a,label", *rows]) + "\n")
     with pytest.raises(SystemExit) as end:
-        main(["check", f"data.root={tmp_path}", "data=table(path='x.csv', label='label')", "clients=2", "partition=iid"])
+        main(
+            ["check", f"data.root={tmp_path}", "data=table(path='x.csv', label='label')", "clients=2", "partition=iid"]
+        )
     assert end.value.code == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1

@@ -1,4 +1,6 @@
-"""Modules of a user's own that trained differently from worker to worker, were refused without a reason, or were trained where they must not be."""
+"""Modules of a user's own that trained differently from worker to worker, were refused without a reason, or were
+trained where they must not be.
+"""
 
 import pytest
 import torch
@@ -67,11 +69,22 @@ def test_a_weight_norm_is_trained(tmp_path):
     [
         (Counts(), "buffer seen changes while the model trains"),
         (lab.small("batch"), None),
-        (changed(lambda m: setattr(m, "body", nn.Sequential(m.body, nn.BatchNorm1d(8, momentum=None)))), "momentum=None"),
+        (
+            changed(lambda m: setattr(m, "body", nn.Sequential(m.body, nn.BatchNorm1d(8, momentum=None)))),
+            "momentum=None",
+        ),
         (changed(lambda m: nn.utils.parametrizations.spectral_norm(m.body)), "changes while the model trains"),
         (changed(lambda m: m.body.weight.requires_grad_(False)), "body.weight has requires_grad=False"),
-        (changed(lambda m: setattr(m, "token", nn.Parameter(torch.zeros(8, dtype=torch.complex64)))), "token is torch.complex64"),
-        (changed(lambda m: setattr(m, "token", nn.Parameter(torch.zeros(8, dtype=torch.int64), requires_grad=False))), "token is torch.int64"),
+        (
+            changed(lambda m: setattr(m, "token", nn.Parameter(torch.zeros(8, dtype=torch.complex64)))),
+            "token is torch.complex64",
+        ),
+        (
+            changed(
+                lambda m: setattr(m, "token", nn.Parameter(torch.zeros(8, dtype=torch.int64), requires_grad=False))
+            ),
+            "token is torch.int64",
+        ),
         (WithToken, "a class is called first"),
         ("mlp", "an instance of nn.Module is wanted"),
     ],

@@ -11,11 +11,25 @@ import pytest
 import fedstrata
 from fedstrata.cli import main
 
-SMALL = {"clients": 4, "cohort": 2, "rounds": 2, "local_epochs": 1, "executor": "loop", "model": "mlp(hidden=8)", "test": "both"}
+SMALL = {
+    "clients": 4,
+    "cohort": 2,
+    "rounds": 2,
+    "local_epochs": 1,
+    "executor": "loop",
+    "model": "mlp(hidden=8)",
+    "test": "both",
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("rounds.jsonl", b"null\n"), ("rounds.jsonl", b"[]\n"), ("clients.csv", b"\xff\x00\xfe"), ("clients.csv", b"score_x\n1\n")]
+    ("name", "content"),
+    [
+        ("rounds.jsonl", b"null\n"),
+        ("rounds.jsonl", b"[]\n"),
+        ("clients.csv", b"\xff\x00\xfe"),
+        ("clients.csv", b"score_x\n1\n"),
+    ],
 )
 def test_a_report_of_a_damaged_folder_names_the_file(tmp_path, capsys, name, content):
     folder = fedstrata.run(out=str(tmp_path), **SMALL).folder
@@ -40,7 +54,9 @@ def test_the_second_interrupt_says_how_to_go_on(tmp_path):
         f"out={tmp_path}",
     ]
     command = [sys.executable, "-m", "fedstrata", "run", "--plain", *settings]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}) as run:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    ) as run:
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob("*/manifest.json")) and time.monotonic() < deadline:
             time.sleep(0.05)

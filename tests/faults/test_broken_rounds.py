@@ -11,11 +11,21 @@ from fedstrata.core.piece import Piece
 from fedstrata.engine.evaluation import passes
 from fedstrata.wire.gate import finite
 
-TINY = {"clients": 5, "cohort": 2, "rounds": 2, "local_epochs": 1, "executor": "loop", "model": "mlp(hidden=8)", "norm": "batch"}
+TINY = {
+    "clients": 5,
+    "cohort": 2,
+    "rounds": 2,
+    "local_epochs": 1,
+    "executor": "loop",
+    "model": "mlp(hidden=8)",
+    "norm": "batch",
+}
 
 
 @pytest.mark.parametrize("method", ["fedbabu(epochs=1)", "perfedavg", "finetune(steps=1)", "ditto"])
-@pytest.mark.parametrize("settings", [{"partition": "overlap(size=1)"}, {"partition": "overlap(size=2)", "validation": 0.5}])
+@pytest.mark.parametrize(
+    "settings", [{"partition": "overlap(size=1)"}, {"partition": "overlap(size=2)", "validation": 0.5}]
+)
 def test_a_client_with_one_sample_and_a_batch_norm_is_tested_on_the_model_it_was_sent(tmp_path, method, settings):
     result = fedstrata.run(method, test="both", out=str(tmp_path), **TINY | settings)
     assert result.summary["refused"] == {"single": 4}
@@ -61,7 +71,9 @@ def raising(error):
     return Raises()
 
 
-@pytest.mark.parametrize("error", [RuntimeError, TypeError, AttributeError, AssertionError, NotImplementedError, StopIteration])
+@pytest.mark.parametrize(
+    "error", [RuntimeError, TypeError, AttributeError, AssertionError, NotImplementedError, StopIteration]
+)
 @pytest.mark.parametrize("executor", ["loop", "threads", "processes"])
 def test_whatever_a_piece_raises_is_a_failure_that_is_named_alike_by_every_executor(error, executor):
     out = lab.play(raising(error), rounds=1, executor=executor)
@@ -77,7 +89,9 @@ def test_norms_that_look_at_the_batch_are_tested_on_one_sample(tmp_path, samples
     assert result.summary["accuracy"]["personal"] is not None
 
 
-@pytest.mark.parametrize(("samples", "cuts"), [(499, [499]), (500, [500]), (501, [501]), (502, [500, 2]), (1001, [500, 501]), (1, [1])])
+@pytest.mark.parametrize(
+    ("samples", "cuts"), [(499, [499]), (500, [500]), (501, [501]), (502, [500, 2]), (1001, [500, 501]), (1, [1])]
+)
 def test_a_single_sample_is_no_pass_of_its_own(samples, cuts):
     parts = passes(torch.arange(samples))
     assert [len(part) for part in parts] == cuts

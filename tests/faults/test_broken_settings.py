@@ -1,4 +1,6 @@
-"""Settings that were accepted, or refused without a word that helps: each is one line now, before anything is written."""
+"""Settings that were accepted, or refused without a word that helps: each is one line now, before anything is
+written.
+"""
 
 import pytest
 from torch import nn
@@ -30,7 +32,9 @@ def test_a_setting_that_cannot_be_meant_is_named(settings, says):
     assert says in str(told.value)
 
 
-@pytest.mark.parametrize("text", ["fedprox(mu=inf)", "fedprox(mu=1e400)", "fedadam(lr=inf)", "moon(tau=inf)", "ditto(mu=inf)"])
+@pytest.mark.parametrize(
+    "text", ["fedprox(mu=inf)", "fedprox(mu=1e400)", "fedadam(lr=inf)", "moon(tau=inf)", "ditto(mu=inf)"]
+)
 def test_an_infinite_hyper_parameter_is_refused(text):
     with pytest.raises(ConfigError, match="is inf; it is"):
         method(text)
@@ -75,12 +79,19 @@ def test_a_run_that_cannot_be_meant_leaves_no_folder(tmp_path, settings, says):
 
 def test_a_batch_of_one_is_trained_where_a_norm_sees_several_pixels(tmp_path):
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10))
-    result = fedstrata.run(module=module, out=str(tmp_path), **SMALL | {"local_batch": 1, "partition": "overlap(size=3)"})
+    result = fedstrata.run(
+        module=module, out=str(tmp_path), **SMALL | {"local_batch": 1, "partition": "overlap(size=3)"}
+    )
     assert not result.summary["refused"]
 
 
 @pytest.mark.parametrize(
-    ("given", "says"), [({"workers": 0}, "at least 1"), ({"workers": -1}, "at least 1"), ({"executor": "nosuch"}, "it is one of auto, loop")]
+    ("given", "says"),
+    [
+        ({"workers": 0}, "at least 1"),
+        ({"workers": -1}, "at least 1"),
+        ({"executor": "nosuch"}, "it is one of auto, loop"),
+    ],
 )
 def test_a_resume_takes_no_executor_or_workers_that_do_not_exist(tmp_path, given, says):
     folder = fedstrata.run(out=str(tmp_path), **SMALL).folder

@@ -1,4 +1,7 @@
-"""Rows of the fault catalogue that no other file shows: states of methods, settings, hostile strings; and that the table of all rows is true."""
+"""Rows of the fault catalogue that no other file shows: states of methods, settings, hostile strings.
+
+And that the table of all rows is true.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,8 @@ def test_t15_partial_training_runs_under_every_policy_and_the_summary_names_it(t
     assert finite(found.params)
 
 
-# ---- rows 51, 63, 71, 72 --------------------------------------------------------------------------------------------------------------------
+# ---- rows 51, 63, 71, 72
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_row_51_a_resumed_run_reads_the_batches_of_the_uninterrupted_one(monkeypatch):
@@ -90,7 +94,10 @@ def test_row_71_uploads_hold_exactly_what_the_plan_sends_up(example, toy):
             assert set(reply.statistics) == up - layout.parameters
 
 
-@pytest.mark.parametrize("optimizer", [{"local_weight_decay": 0.1}, {"local_optimizer": "adamw", "local_weight_decay": 0.1, "local_lr": 0.01}])
+@pytest.mark.parametrize(
+    "optimizer",
+    [{"local_weight_decay": 0.1}, {"local_optimizer": "adamw", "local_weight_decay": 0.1, "local_lr": 0.01}],
+)
 def test_row_71_weight_decay_does_not_move_a_frozen_head(optimizer):
     @dataclass(frozen=True)
     class Looks(Piece):
@@ -152,10 +159,53 @@ def test_row_71_tied_weights_are_trained_sent_and_kept_once_by_every_method(exam
 
 def hostile():
     """Two hundred strings that are no names."""
-    parts = ["..", "/", "\\", "\0", "\n", "\r", "\x1b[31m", "{0}", "%s", "%n", "$(id)", "`id`", "~", " ", "*", "?", ":", "|", "<b>", "'", '"', ";"]
+    parts = [
+        "..",
+        "/",
+        "\\",
+        "\0",
+        "\n",
+        "\r",
+        "\x1b[31m",
+        "{0}",
+        "%s",
+        "%n",
+        "$(id)",
+        "`id`",
+        "~",
+        " ",
+        "*",
+        "?",
+        ":",
+        "|",
+        "<b>",
+        "'",
+        '"',
+        ";",
+    ]
     parts += ["\u202e", "\u2028", "\ud800", "\x7f", "é", "权"]
-    found = [f(p) for p in parts for f in (str, lambda p: f"a{p}", lambda p: f"{p}a", lambda p: f"a{p}b", lambda p: p * 3, lambda p: f"../{p}")]
-    found += ["", ".", "...", "-rf", "_x", "/etc/passwd", "C:\\x", "a" * 129, "a" * 10_000, "a/../../b", "a//b", "auto ", "con:", "a\tb", "\ufeffa"]
+    found = [
+        f(p)
+        for p in parts
+        for f in (str, lambda p: f"a{p}", lambda p: f"{p}a", lambda p: f"a{p}b", lambda p: p * 3, lambda p: f"../{p}")
+    ]
+    found += [
+        "",
+        ".",
+        "...",
+        "-rf",
+        "_x",
+        "/etc/passwd",
+        "C:\\x",
+        "a" * 129,
+        "a" * 10_000,
+        "a/../../b",
+        "a//b",
+        "auto ",
+        "con:",
+        "a\tb",
+        "\ufeffa",
+    ]
     found += [f"{'../' * n}x" for n in range(1, 30)]
     return [name for name in found if name not in ("a..", "a..b")]  # which are odd, and plain folder names
 
@@ -178,14 +228,24 @@ def test_row_72_hostile_client_names_are_data_and_reach_no_path(tmp_path):
     assert all(line.isprintable() for line in data.describe().split("\n"))
     found = in_folder(tmp_path / "only", (data, lab.small()))
     written = {p.name for p in found.folder.iterdir()}
-    assert written == {"config.toml", "manifest.json", "rounds.jsonl", "summary.json", "model.safetensors", "checkpoints", ".lock"}
+    assert written == {
+        "config.toml",
+        "manifest.json",
+        "rounds.jsonl",
+        "summary.json",
+        "model.safetensors",
+        "checkpoints",
+        ".lock",
+    }
     assert [p.name for p in tmp_path.iterdir()] == ["only"]
 
 
 @pytest.mark.parametrize("executor", ["loop", "processes"])
 def test_row_72_what_a_client_says_cannot_break_a_line_of_results(tmp_path, monkeypatch, executor):
     text = 'x"}\n{"round": 9}\x1b[2J{0}%s\u2028\ud800' + "a" * 10_000
-    monkeypatch.setattr("fedstrata.engine.assembly.parse_method", lambda _: lab.parse("fedavg") + Raises(RuntimeError(text)))
+    monkeypatch.setattr(
+        "fedstrata.engine.assembly.parse_method", lambda _: lab.parse("fedavg") + Raises(RuntimeError(text))
+    )
     found = in_folder(tmp_path, lab.TOYS["layer"](), cohort=6, executor=executor)
     written = lines(found.folder)
     assert [row["round"] for row in written] == [0, 1, 2]
@@ -197,7 +257,8 @@ def test_row_72_what_a_client_says_cannot_break_a_line_of_results(tmp_path, monk
     assert found.summary["refused"] == {"raised": 3}
 
 
-# ---- rows 59, 61 on the way to a run ---------------------------------------------------------------------------------------------------------
+# ---- rows 59, 61 on the way to a run
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.1])
@@ -205,7 +266,9 @@ def test_row_59_a_skewed_split_with_empty_clients_trains_and_names_them(alpha):
     data = loading(DataSpec(data="digits", partition=f"dirichlet(alpha={alpha}, min=0)", clients=40))
     empty = {i for i in range(40) if data.partition.size(i) == 0}
     assert empty
-    module = lab.filled(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.ReLU(), torch.nn.Linear(4, 10)))
+    module = lab.filled(
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.ReLU(), torch.nn.Linear(4, 10))
+    )
     found = lab.play(toy=(data, module), cohort=40, rounds=1, local_steps=1)
     assert {(client, code) for client, code, _ in found.rows[0]["refused"]} == {(i, "empty") for i in empty}
     assert found.rows[0]["moved"]
@@ -214,5 +277,7 @@ def test_row_59_a_skewed_split_with_empty_clients_trains_and_names_them(alpha):
 def test_row_56_a_label_that_the_model_has_no_output_for_never_reaches_the_loss():
     data = lab.federation()
     with pytest.raises(DataError, match="label 7"):
-        Federation.of(data.train.x.numpy(), np.where(np.arange(54) == 9, 7, data.train.y.numpy()), labels=("a", "b", "c"))
+        Federation.of(
+            data.train.x.numpy(), np.where(np.arange(54) == 9, 7, data.train.y.numpy()), labels=("a", "b", "c")
+        )
     assert dataclasses.replace(data).task.classes == lab.CLASSES

@@ -1,4 +1,5 @@
-"""A run that is killed at any named point and resumed ends bit for bit where the uninterrupted one ends (faults rows 41, 52, 53).
+"""A run that is killed at any named point and resumed ends bit for bit where the uninterrupted one ends (faults rows
+41, 52, 53).
 
 Children are forked, so a kill costs milliseconds and every point can be tried, not a sample of them.
 """
@@ -68,7 +69,9 @@ def outcome(folder):
 def killed(folder, store, order):
     """Run in a child that kills itself at the point ordered; True if it did."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads; the child only runs our code
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # Python 3.12 warns of any fork beside threads; the child only runs our code
         pid = os.fork()
     if pid == 0:
         code = 1
@@ -115,7 +118,10 @@ def test_several_kills_in_a_row_change_nothing(tmp_path, twin, seed):
     assert outcome(tmp_path) == twin
 
 
-@pytest.mark.parametrize("point", ["rows.inside", "state.written", "state.renamed", "manifest.synced", "committed", "verified", "removed", "pruned"])
+@pytest.mark.parametrize(
+    "point",
+    ["rows.inside", "state.written", "state.renamed", "manifest.synced", "committed", "verified", "removed", "pruned"],
+)
 def test_points_have_names_of_their_own(tmp_path, twin, point):
     assert killed(tmp_path, MappedRows, f"{point}:2")
     train(tmp_path, MappedRows)
@@ -143,7 +149,9 @@ print(sha256_of([load(Path(sys.argv[1]), MappedRows()).tensors["model"]]))
 
 def test_another_process_reads_what_this_one_saved(tmp_path, twin):
     train(tmp_path, MappedRows)
-    found = subprocess.run([sys.executable, "-c", READ, str(tmp_path)], capture_output=True, text=True, check=True).stdout.strip()
+    found = subprocess.run(
+        [sys.executable, "-c", READ, str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert found == twin[0]
 
 

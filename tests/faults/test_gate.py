@@ -58,7 +58,10 @@ WRONG = {
     "a number that is no count": (lambda r: replace(r, samples=float(r.samples)), "samples"),
     "a truth value": (lambda r: replace(r, samples=True), "samples"),
     "a missing tensor": (lambda r: replace(r, delta=r.delta.pick(list(r.delta)[1:])), "missing"),
-    "a tensor that was not asked for": (lambda r: replace(r, delta=Params.of(dict(r.delta) | {"extra": torch.zeros(1)})), "extra"),
+    "a tensor that was not asked for": (
+        lambda r: replace(r, delta=Params.of(dict(r.delta) | {"extra": torch.zeros(1)})),
+        "extra",
+    ),
     "another shape": (lambda r: replace(r, delta=Params.of({n: t.reshape(-1) for n, t in r.delta.items()})), "shape"),
     "another type": (lambda r: with_delta(r, r.delta.flat.double()), "dtype"),
 }

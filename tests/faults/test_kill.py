@@ -31,7 +31,18 @@ SETTINGS: dict[str, Any] = {
     "validation": 0.1,
     "test": "both",
 }
-SAME = ("model_sha256", "accuracy", "metrics", "bytes_up", "bytes_down", "framing_up", "framing_down", "flops", "rounds", "refused")
+SAME = (
+    "model_sha256",
+    "accuracy",
+    "metrics",
+    "bytes_up",
+    "bytes_down",
+    "framing_up",
+    "framing_down",
+    "flops",
+    "rounds",
+    "refused",
+)
 
 
 def in_a_process_of_its_own(work: Callable[[], Any], crash: str | None = None) -> int:

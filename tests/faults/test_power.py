@@ -1,7 +1,8 @@
 """A power cut at any moment of a save leaves the round before or the new one, whole (faults row 42, goal D2).
 
-The operating system's calls are recorded; then the disk is imagined after each of them: what was not flushed may be lost, torn or there,
-and of the renames and removals since the last flush of the folder any prefix may have reached the disk.
+The operating system's calls are recorded; then the disk is imagined after each of them: what was not flushed may be
+lost, torn or there, and of the renames and removals since the last flush of the folder any prefix may have reached the
+disk.
 """
 
 from __future__ import annotations
@@ -54,7 +55,15 @@ class Recorder:
                 self.calls.append(("remove", str(path)))
             real["unlink"](path)
 
-        fakes = {"open": opened, "close": closed, "write": wrote, "fsync": synced, "replace": moved, "rename": moved, "unlink": removed}
+        fakes = {
+            "open": opened,
+            "close": closed,
+            "write": wrote,
+            "fsync": synced,
+            "replace": moved,
+            "rename": moved,
+            "unlink": removed,
+        }
         for name, fake in fakes.items():
             monkeypatch.setattr(os, name, fake)
 
@@ -154,7 +163,9 @@ def test_a_power_cut_at_any_call_leaves_a_whole_round(tmp_path, monkeypatch):
             seen.append(at)
     assert {2, 3} == set(seen)
     assert len(tried) > 20
-    assert next(iter(disks(before, recorder.calls, folder))).keys() == {path.name for path in folder.iterdir()}  # nothing hangs in the air at the end
+    assert next(iter(disks(before, recorder.calls, folder))).keys() == {
+        path.name for path in folder.iterdir()
+    }  # nothing hangs in the air at the end
 
 
 def test_the_imagined_disk_would_show_a_missing_flush(tmp_path, monkeypatch):

@@ -1,4 +1,7 @@
-"""Inputs that broke other software (T rows) and rows of the fault catalogue that no other file shows; tests/README.md is the table of all."""
+"""Inputs that broke other software (T rows) and rows of the fault catalogue that no other file shows.
+
+Tests/README.md is the table of all.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ def finite(params):
     return bool(torch.isfinite(params.flat).all())
 
 
-# ---- T8, T19, T20: what is measured ---------------------------------------------------------------------------------------------------------
+# ---- T8, T19, T20: what is measured
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_t8_a_test_set_of_one_class_has_no_auc_and_all_else(tmp_path):
@@ -59,16 +63,35 @@ def test_t8_a_test_set_of_one_class_has_no_auc_and_all_else(tmp_path):
 
 def test_t20_every_declared_metric_is_in_the_file_for_every_evaluated_round_and_for_no_other(tmp_path):
     x, y, client = lab.arrays((20,) * 6)
-    data = Federation.of(x.numpy(), y.numpy(), client=client.numpy(), test=(x.numpy(), y.numpy()), testing="both", validation=0.2, heldout=0.34)
+    data = Federation.of(
+        x.numpy(),
+        y.numpy(),
+        client=client.numpy(),
+        test=(x.numpy(), y.numpy()),
+        testing="both",
+        validation=0.2,
+        heldout=0.34,
+    )
     found = in_folder(tmp_path, (data, lab.small()), method="fedper", cohort=3, rounds=5, eval_every=2)
     written = lines(found.folder)
     assert [row["round"] for row in written if row["evaluated"]] == [1, 3, 4]
-    own = ("personal", "personal_weighted", "personal_std", "personal_worst10", "shared_on_clients", "heldout", "validation", "accuracy")
+    own = (
+        "personal",
+        "personal_weighted",
+        "personal_std",
+        "personal_worst10",
+        "shared_on_clients",
+        "heldout",
+        "validation",
+        "accuracy",
+    )
     for row in written:
         assert {row[name] is not None for name in (*own, "metrics")} == {row["evaluated"]}
         if row["evaluated"]:
             assert set(row["metrics"]) == set(CLASSIFICATION)
-    assert {"personal", "heldout", "final", "best", "selected"} <= {k for k, v in found.summary["accuracy"].items() if v is not None}
+    assert {"personal", "heldout", "final", "best", "selected"} <= {
+        k for k, v in found.summary["accuracy"].items() if v is not None
+    }
 
 
 def test_row_6_splits_in_which_nobody_has_a_sample_are_null_not_a_crash():
@@ -76,7 +99,9 @@ def test_row_6_splits_in_which_nobody_has_a_sample_are_null_not_a_crash():
     data = lab.listed(x, y, (1, 1, 1), testing="own", validation=0.5, labels=("a", "b", "c"))
     assert [len(data.testing(i)[1]) + len(data.validating(i)) for i in range(3)] == [0, 0, 0]
     found = lab.play(toy=(data, lab.small()), validation=0.5)
-    assert {found.rows[-1][name] for name in ("personal", "personal_std", "validation", "shared_on_clients", "accuracy")} == {None}
+    assert {
+        found.rows[-1][name] for name in ("personal", "personal_std", "validation", "shared_on_clients", "accuracy")
+    } == {None}
     assert found.rows[-1]["evaluated"]
 
 
@@ -104,7 +129,9 @@ class Huge(Piece):
 @pytest.mark.parametrize("classes", [True, False])
 def test_row_4_a_score_that_is_no_number_is_null_in_the_file_and_chooses_nothing(tmp_path, monkeypatch, classes):
     x, y, _ = lab.arrays((20, 20))
-    module = lab.filled(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3 if classes else 1)))
+    module = lab.filled(
+        torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3 if classes else 1))
+    )
     data = lab.listed(x, y if classes else x.sum(1), (20, 20), testing="own", validation=0.2)
     monkeypatch.setattr("fedstrata.engine.assembly.parse_method", lambda text: lab.parse("fedavg") + Huge())
     found = in_folder(tmp_path, (data, module), cohort=2, validation=0.2, eval_every=1, rounds=2)
@@ -124,7 +151,8 @@ def test_row_4_a_score_that_is_no_number_is_null_in_the_file_and_chooses_nothing
     assert late["personal"] == pytest.approx(sum(right) / 2), "outputs that are no numbers are wrong, not class 0"
 
 
-# ---- T12, T16: batch norm -------------------------------------------------------------------------------------------------------------------
+# ---- T12, T16: batch norm
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_t12_shared_statistics_are_exactly_the_weighted_mean():
@@ -142,12 +170,16 @@ def test_t12_shared_statistics_are_exactly_the_weighted_mean():
 
 @every_example
 def test_t16_no_method_ever_sees_a_single_sample_and_none_loses_one(monkeypatch, example):
-    """n = k * batch + 1: in training, in private fits and in fine-tuning, every pass reads all n samples in k batches."""
+    """n = k * batch + 1: in training, in private fits and in fine-tuning, every pass reads all n samples in k
+    batches.
+    """
     seen, read = {}, Session.read
 
     def spy(self, purpose, epoch, positions):
         if not self.probe:
-            seen.setdefault((purpose, self.work.round, (self.work.client, self.work.place), epoch), []).append(positions)
+            seen.setdefault((purpose, self.work.round, (self.work.client, self.work.place), epoch), []).append(
+                positions
+            )
         return read(self, purpose, epoch, positions)
 
     monkeypatch.setattr(Session, "read", spy)
@@ -165,7 +197,8 @@ def test_t16_no_method_ever_sees_a_single_sample_and_none_loses_one(monkeypatch,
             assert sorted(torch.cat(batches).tolist()) == list(range(n))
 
 
-# ---- T17, T32: clients that go wrong --------------------------------------------------------------------------------------------------------
+# ---- T17, T32: clients that go wrong
+# --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -175,7 +208,12 @@ class Wild(Piece):
     factor: float = 1e7
 
     def plan(self, plan, slot, answers, round, setup):  # noqa: A002
-        return replace(plan, places={place: {"phases": (Phase(lr=self.factor),)} for place, client in enumerate(plan.cohort) if client == 1})
+        return replace(
+            plan,
+            places={
+                place: {"phases": (Phase(lr=self.factor),)} for place, client in enumerate(plan.cohort) if client == 1
+            },
+        )
 
 
 def test_t17_one_client_with_a_learning_rate_of_a_million_is_left_out_and_counted(tmp_path, monkeypatch):
@@ -187,7 +225,11 @@ def test_t17_one_client_with_a_learning_rate_of_a_million_is_left_out_and_counte
     assert all([r[:2] for r in row["refused"]] in ([[1, "nonfinite"]], [[1, "norm"]]) for row in written)
     assert sum(found.summary["refused"].values()) == 3
     assert found.summary["rounds_without_update"] == 0
-    twin = lab.play(toy=(lab.federation(lab.EQUAL), module), cohort=6, wrap={"change": lambda replies: [r for r in replies if r.client != 1]})
+    twin = lab.play(
+        toy=(lab.federation(lab.EQUAL), module),
+        cohort=6,
+        wrap={"change": lambda replies: [r for r in replies if r.client != 1]},
+    )
     assert lab.bits(found.params) == lab.bits(twin.params)
 
 
@@ -224,7 +266,13 @@ def test_t17_a_run_in_which_every_reply_was_refused_ends_with_exit_code_0_and_sa
     assert summary["accuracy"]["final"] is not None
 
 
-ERRORS = [RuntimeError("CUDA out of memory"), MemoryError("no memory"), OSError(5, "Input/output error"), ZeroDivisionError("x"), IndexError("y")]
+ERRORS = [
+    RuntimeError("CUDA out of memory"),
+    MemoryError("no memory"),
+    OSError(5, "Input/output error"),
+    ZeroDivisionError("x"),
+    IndexError("y"),
+]
 
 
 @dataclass(frozen=True)
@@ -277,7 +325,8 @@ def test_row_20_equal_clients_make_one_model_whoever_answers_first():
         assert lab.same(lab.play(method, toy, cohort=4), lab.play(method, toy, cohort=4, wrap=rotated)) == []
 
 
-# ---- T23: an order that must hold -----------------------------------------------------------------------------------------------------------
+# ---- T23: an order that must hold
+# -----------------------------------------------------------------------------------------------------------
 
 
 def blobs(n, seed):
@@ -294,16 +343,28 @@ def accuracy(method, seed, sizes, x, y, test):
     made = lab.engine(lab.parts(method, (data, module), cohort=len(sizes), rounds=12, seed=seed, local_lr=0.05))
     lab.finish(made)
     everything = torch.arange(len(test[1]))
-    told = [made.evaluator.predict(made.kit, lab.own_model(made, i), data.test, everything).argmax(1) for i in range(len(sizes))]
+    told = [
+        made.evaluator.predict(made.kit, lab.own_model(made, i), data.test, everything).argmax(1)
+        for i in range(len(sizes))
+    ]
     return sum(float((t == test[1]).float().mean()) for t in told) / len(sizes)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_t23_the_pooled_oracle_is_at_least_fedavg_and_fedavg_at_least_local_training(seed):
-    """Eight clients of two classes each: alone, a client cannot know the other two. One test sample in a hundred may fall either way."""
+    """Eight clients of two classes each: alone, a client cannot know the other two.
+
+    One test sample in a hundred may fall either way.
+    """
     x, y = blobs(240, seed)
     order = torch.argsort(y, stable=True)
-    deal = torch.cat([torch.arange(240).reshape(8, 30)[[i, (i + 3) % 8]][:, half::2].reshape(-1) for i in range(8) for half in (i % 2,)])
+    deal = torch.cat(
+        [
+            torch.arange(240).reshape(8, 30)[[i, (i + 3) % 8]][:, half::2].reshape(-1)
+            for i in range(8)
+            for half in (i % 2,)
+        ]
+    )
     x, y, test = x[order][deal], y[order][deal], blobs(400, seed + 100)
     oracle = accuracy("fedavg", seed, (240,), x, y, test)
     federated, alone = (accuracy(method, seed, (30,) * 8, x, y, test) for method in ("fedavg", "local"))
@@ -312,7 +373,8 @@ def test_t23_the_pooled_oracle_is_at_least_fedavg_and_fedavg_at_least_local_trai
     assert oracle > 0.75
 
 
-# ---- T30: tensors larger than a message chunk -----------------------------------------------------------------------------------------------
+# ---- T30: tensors larger than a message chunk
+# -----------------------------------------------------------------------------------------------
 
 
 def test_t30_a_tensor_above_four_megabytes_travels_whole():
@@ -338,7 +400,8 @@ def test_t30_a_layer_above_four_megabytes_trains_in_processes():
     assert [lab.bits(r.row) for r in there] == [lab.bits(r.row) for r in here]
 
 
-# ---- T34, row 65: another process, folder and hash seed, without a network ------------------------------------------------------------------
+# ---- T34, row 65: another process, folder and hash seed, without a network
+# ------------------------------------------------------------------
 
 ALONE = """
 import sys
@@ -360,24 +423,47 @@ print(fedstrata.run(method="scaffold", seed=5, **settings).summary["model_sha256
 def test_t34_and_row_65_no_network_is_used_and_neither_hash_seed_nor_folder_changes_the_model(tmp_path, monkeypatch):
     bundled = ",".join(row.name for row in datasets() if row.offline)
     environment = {**os.environ, "PYTHONHASHSEED": "77"}
-    there = subprocess.run([sys.executable, "-c", ALONE, bundled], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    there = subprocess.run(
+        [sys.executable, "-c", ALONE, bundled],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     monkeypatch.chdir(tmp_path.parent)
-    settings = {"rounds": 2, "clients": 6, "cohort": 3, "local.epochs": 1, "executor": "threads", "workers": 2, "model": "mlp(hidden=8, dropout=0.2)"}
+    settings = {
+        "rounds": 2,
+        "clients": 6,
+        "cohort": 3,
+        "local.epochs": 1,
+        "executor": "threads",
+        "workers": 2,
+        "model": "mlp(hidden=8, dropout=0.2)",
+    }
     here = fedstrata.run(method="scaffold", seed=5, out=str(tmp_path / "here"), **settings)
     assert there.stdout.split() == [here.summary["model_sha256"]]
 
 
-# ---- T35: data and model that do not fit ----------------------------------------------------------------------------------------------------
+# ---- T35: data and model that do not fit
+# ----------------------------------------------------------------------------------------------------
 
 
 def images(channels=1, classes=10):
     rng = np.random.default_rng(0)
     y = np.arange(40) % classes
-    return Federation.of(rng.normal(size=(40, channels, 8, 8)).astype(np.float32), y, clients=2, labels=tuple(str(i) for i in range(classes)))
+    return Federation.of(
+        rng.normal(size=(40, channels, 8, 8)).astype(np.float32),
+        y,
+        clients=2,
+        labels=tuple(str(i) for i in range(classes)),
+    )
 
 
 def conv(channels=1, outputs=10):
-    return torch.nn.Sequential(torch.nn.Conv2d(channels, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(4 * 36, outputs))
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(channels, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(4 * 36, outputs)
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""One bad reply of ten is left out, and the model is the one that the other nine would have made (faults rows 1, 5, 6, 7, 9, 11, 12)."""
+"""One bad reply of ten is left out, and the model is the one that the other nine would have made (faults rows 1, 5, 6,
+7, 9, 11, 12).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ SHAPES = {"conv.weight": ((4, 3), torch.float32), "bn.count": ((), torch.int64)}
 
 def reply(client):
     g = torch.Generator().manual_seed(client)
-    return Frame("up", {"samples": 10 + client}, {"conv.weight": torch.randn(4, 3, generator=g), "bn.count": torch.tensor(client)})
+    return Frame(
+        "up",
+        {"samples": 10 + client},
+        {"conv.weight": torch.randn(4, 3, generator=g), "bn.count": torch.tensor(client)},
+    )
 
 
 def judge(frames):
@@ -93,7 +99,9 @@ def test_a_round_without_samples_has_no_reply_to_average():
 
 
 def test_big_endian_numbers_do_not_pass_as_floats():
-    swapped = torch.from_numpy(reply(3).tensors["conv.weight"].numpy().astype(">f4").view(np.uint8).reshape(4, 12).copy())
+    swapped = torch.from_numpy(
+        reply(3).tensors["conv.weight"].numpy().astype(">f4").view(np.uint8).reshape(4, 12).copy()
+    )
     assert judge({0: changed(reply(3), **{"conv.weight": swapped})})[1] == {0: "dtype"}
 
 

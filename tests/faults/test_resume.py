@@ -100,7 +100,15 @@ def test_row_48_where_and_by_whom_it_is_computed_may_change(tmp_path, begun):
     whole = start(tmp_path, "whole", stop=None)
     folder = tmp_path / "moved"
     shutil.copytree(begun, folder)
-    changes = {"executor": "processes", "workers": 2, "rows": "mapped", "checkpoint.every": 2, "out": "x", "name": "y", "data.root": "/z"}
+    changes = {
+        "executor": "processes",
+        "workers": 2,
+        "rows": "mapped",
+        "checkpoint.every": 2,
+        "out": "x",
+        "name": "y",
+        "data.root": "/z",
+    }
     changes["track"] = f"tensorboard(folder={str(tmp_path / 'tb')!r})"
     assert set(changes) == PLACEMENT
     (folder / "config.toml").write_text(Config.read(folder / "config.toml").replace(**changes).to_toml())
@@ -142,7 +150,10 @@ def test_row_45_a_damaged_manifest_is_refused(tmp_path, begun):
     folder = tmp_path / "run"
     shutil.copytree(begun, folder)
     text = (folder / "manifest.json").read_text()
-    kinds = [json.dumps({**json.loads(text), key: value}) for key, value in (("versions", []), ("custom", None), ("config", []), ("digest", 3))]
+    kinds = [
+        json.dumps({**json.loads(text), key: value})
+        for key, value in (("versions", []), ("custom", None), ("config", []), ("digest", 3))
+    ]
     for bad in ("", "{", "[]", text[: len(text) // 2], text.replace('"digest"', '"digets"'), *kinds):
         (folder / "manifest.json").write_text(bad)
         with pytest.raises(StateError, match=r"manifest\.json is damaged"):

@@ -1,7 +1,8 @@
 """The golden runs, and how their fingerprints are written: `python tests/golden/record.py` from the repository's root.
 
-Record anew only when numbers change on purpose, and say in CHANGELOG.md, in the same commit, what moved, by how much and why. The bits of a float
-sum belong to a processor family and a torch version, so the file says where it was written; elsewhere numbers are compared instead of bits.
+Record anew only when numbers change on purpose, and say in CHANGELOG.md, in the same commit, what moved, by how much
+and why. The bits of a float sum belong to a processor family and a torch version, so the file says where it was
+written; elsewhere numbers are compared instead of bits.
 """
 
 from __future__ import annotations
@@ -18,11 +19,28 @@ from fedstrata.engine.rounds import Engine
 from fedstrata.runs.summary import fingerprint
 
 FILE = Path(__file__).with_name("fingerprints.json")
-COMMON = {"clients": 10, "cohort": 4, "rounds": 4, "local.epochs": 4, "local.lr": 0.1, "executor": "loop", "eval.every": 4, "seed": 3}
+COMMON = {
+    "clients": 10,
+    "cohort": 4,
+    "rounds": 4,
+    "local.epochs": 4,
+    "local.lr": 0.1,
+    "executor": "loop",
+    "eval.every": 4,
+    "seed": 3,
+}
 RUNS = {
     "fedavg on an mlp": {"model": "mlp(hidden=[32])"},
-    "fedprox + fedavgm on an mlp with dropout": {"method": "fedprox(mu=0.1) + fedavgm(beta=0.5)", "model": "mlp(hidden=[32], dropout=0.2)"},
-    "scaffold on an mlp with batch norm": {"method": "scaffold", "model": "mlp(hidden=[32])", "norm": "batch", "local.lr": 0.05},
+    "fedprox + fedavgm on an mlp with dropout": {
+        "method": "fedprox(mu=0.1) + fedavgm(beta=0.5)",
+        "model": "mlp(hidden=[32], dropout=0.2)",
+    },
+    "scaffold on an mlp with batch norm": {
+        "method": "scaffold",
+        "model": "mlp(hidden=[32])",
+        "norm": "batch",
+        "local.lr": 0.05,
+    },
     "fedrep with own tests": {"method": "fedrep", "model": "mlp(hidden=[32])", "test": "both"},
     "fedadam on logistic regression, adam on clients": {
         "method": "fedadam(lr=0.1)",

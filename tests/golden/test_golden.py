@@ -1,4 +1,7 @@
-"""Numbers change on purpose only. On the machine that recorded them, bits; elsewhere the same numbers to 1e-4. See record.py."""
+"""Numbers change on purpose only. On the machine that recorded them, bits; elsewhere the same numbers to 1e-4.
+
+See record.py.
+"""
 
 import json
 import math
@@ -18,7 +21,9 @@ def differences(found, known, *, here):
     moved = [key for key in ("bytes_up", "flops") if found[key] != known[key]]
     moved += [key for key in ("loss", "norm", "mean") if not math.isclose(found[key], known[key], rel_tol=ELSEWHERE)]
     for key in ("accuracy", "personal"):  # one test sample of 360, or of a client's few, may change sides
-        if (found[key] is None) != (known[key] is None) or (found[key] is not None and abs(found[key] - known[key]) > 0.01):
+        if (found[key] is None) != (known[key] is None) or (
+            found[key] is not None and abs(found[key] - known[key]) > 0.01
+        ):
             moved.append(key)
     return moved
 

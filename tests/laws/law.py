@@ -20,7 +20,11 @@ def written_pieces() -> list[type[Piece]]:
     found = []
     for info in pkgutil.iter_modules(shelf.__path__):
         module = importlib.import_module(f"{shelf.__name__}.{info.name}")
-        mine = (v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Piece) and v.__module__ == module.__name__)
+        mine = (
+            v
+            for v in vars(module).values()
+            if isinstance(v, type) and issubclass(v, Piece) and v.__module__ == module.__name__
+        )
         found += [piece for piece in mine if not piece.__name__.startswith("_")]
     return found
 

@@ -1,4 +1,7 @@
-"""All laws over every registered method and every example. No filter, no skip: whoever registers a method inherits them."""
+"""All laws over every registered method and every example.
+
+No filter, no skip: whoever registers a method inherits them.
+"""
 
 import json
 import re

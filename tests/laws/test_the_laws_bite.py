@@ -38,14 +38,20 @@ def test_a_wrong_factor_in_fedprox_breaks_its_limit(monkeypatch):
     """mu + 1e-6 in place of mu."""
     claims.limit_is_exact(limit_of(FedProx))
     monkeypatch.setattr(
-        FedProx, "gradient", lambda self, g, v: lambda p, b: tmap(lambda s, x, a: s + (self.mu + 1e-6) * (x - a), g(p, b), p, v.anchor)
+        FedProx,
+        "gradient",
+        lambda self, g, v: lambda p, b: tmap(lambda s, x, a: s + (self.mu + 1e-6) * (x - a), g(p, b), p, v.anchor),
     )
     bites(claims.limit_is_exact, limit_of(FedProx))
 
 
 def test_a_doubled_factor_in_fedprox_breaks_its_reference(monkeypatch):
     """mu = 0 hides a factor of two; the written-out rule does not."""
-    monkeypatch.setattr(FedProx, "gradient", lambda self, g, v: lambda p, b: tmap(lambda s, x, a: s + 2 * self.mu * (x - a), g(p, b), p, v.anchor))
+    monkeypatch.setattr(
+        FedProx,
+        "gradient",
+        lambda self, g, v: lambda p, b: tmap(lambda s, x, a: s + 2 * self.mu * (x - a), g(p, b), p, v.anchor),
+    )
     claims.limit_is_exact(limit_of(FedProx))
     bites(rules.against, "fedprox(mu=0.5)", lambda w: rules.fedprox(w, 0.5))
 
@@ -65,7 +71,9 @@ def test_a_wrong_beta_in_fedavgm_breaks_its_limit(monkeypatch):
 def test_a_wrong_sign_in_scaffold_breaks_its_reference(monkeypatch):
     """g + c_i - c in place of g - c_i + c."""
     rules.against("scaffold", rules.scaffold)
-    monkeypatch.setattr(Scaffold, "gradient", lambda self, g, v: lambda p, b: g(p, b) + (v.own["control"] - v.extras["control"]))
+    monkeypatch.setattr(
+        Scaffold, "gradient", lambda self, g, v: lambda p, b: g(p, b) + (v.own["control"] - v.extras["control"])
+    )
     bites(rules.against, "scaffold", rules.scaffold)
 
 
@@ -149,7 +157,9 @@ def test_a_piece_that_prints_other_settings_breaks_its_law(monkeypatch):
 
 
 def test_a_law_bites_in_words():
-    with pytest.raises(AssertionError, match=r"fedprox\(mu=0.5\) is fedavg: server models differ by .*, not a bit is allowed"):
+    with pytest.raises(
+        AssertionError, match=r"fedprox\(mu=0.5\) is fedavg: server models differ by .*, not a bit is allowed"
+    ):
         claims.limit_is_exact(Limit("fedprox(mu=0.5)", "fedavg"))
 
 

@@ -13,14 +13,17 @@ from fedstrata.diagnostics.barrier import Barrier, average
 from fedstrata.diagnostics.registry import measures, panels
 from looked import hand_made, layout, looked
 
-# ---- a quadratic, by hand -------------------------------------------------------------------------------------------------------------------
+# ---- a quadratic, by hand
+# -------------------------------------------------------------------------------------------------------------------
 
 PLACES = layout(a={"a.weight": (2,)}, b={"b.weight": (3,)})
 A, B = slice(0, 2), slice(2, 5)
 
 
 def quadratic(seed, clients=4):
-    """Client i has ended in the minimum t_i of its loss 1/2 (x - t_i)' H_i (x - t_i): (look, ends [C, 5], H [C, 5, 5], sizes)."""
+    """Client i has ended in the minimum t_i of its loss 1/2 (x - t_i)' H_i (x - t_i): (look, ends [C, 5], H [C, 5, 5],
+    sizes).
+    """
     rng = np.random.default_rng(seed)
     ends, roots = rng.normal(size=(clients, 5)), rng.normal(size=(clients, 5, 5))
     bends, sizes = roots @ roots.transpose(0, 2, 1), rng.integers(1, 9, size=clients).tolist()
@@ -56,25 +59,35 @@ def test_losses_can_be_taken_of_the_first_clients_only_while_the_average_is_of_a
     look, ends, bends, sizes = quadratic(0)
     apart = (sizes[:, None] * ends).sum(0) / sizes.sum() - ends
     got = Barrier(most=17, clients=2).look(look)
-    assert got["all"] == pytest.approx(np.mean([d @ h @ d / 2 for d, h in zip(apart[:2], bends[:2], strict=True)]), rel=1e-9)
+    assert got["all"] == pytest.approx(
+        np.mean([d @ h @ d / 2 for d, h in zip(apart[:2], bends[:2], strict=True)]), rel=1e-9
+    )
 
 
 def test_clients_that_lack_a_layer_are_out_of_its_average_and_of_its_barrier():
     ends = [2.0, 4.0, 100.0]
-    deltas = [{"a.weight": torch.tensor([x, 0.0], dtype=torch.float64)} for x in ends[:2]] + [{"b.weight": torch.ones(3, dtype=torch.float64)}]
+    deltas = [{"a.weight": torch.tensor([x, 0.0], dtype=torch.float64)} for x in ends[:2]] + [
+        {"b.weight": torch.ones(3, dtype=torch.float64)}
+    ]
     before = {"a.weight": torch.zeros(2, dtype=torch.float64), "b.weight": torch.zeros(3, dtype=torch.float64)}
-    look = hand_made(PLACES, before, deltas, sizes=[3, 1, 9], loss=lambda client, p, _: float((p["a.weight"][0] - ends[client]) ** 2))
+    look = hand_made(
+        PLACES, before, deltas, sizes=[3, 1, 9], loss=lambda client, p, _: float((p["a.weight"][0] - ends[client]) ** 2)
+    )
     assert average(look)["a.weight"].tolist() == [2.5, 0.0]
     got = Barrier().look(look)
     assert got["a"] == pytest.approx((0.5**2 + 1.5**2) / 2)
     assert got["b"] == 0.0, "one sender is its own average"
-    assert got["all"] == pytest.approx((0.5**2 + 1.5**2 + (97.5**2 - 100**2)) / 3), "the third gets the average of a that others made"
+    assert got["all"] == pytest.approx((0.5**2 + 1.5**2 + (97.5**2 - 100**2)) / 3), (
+        "the third gets the average of a that others made"
+    )
 
 
 def test_equal_clients_have_barriers_of_exactly_zero():
     step = {"a.weight": torch.tensor([0.1, 0.7]), "b.weight": torch.tensor([0.3, 1e-8, 3.3])}
     before = {"a.weight": torch.tensor([1.1, 0.2]), "b.weight": torch.tensor([0.3, 5.0, 1.7])}
-    look = hand_made(PLACES, before, [step] * 3, sizes=[3, 7, 11], loss=lambda _, p, __: float(p.flat.double().square().sum()))
+    look = hand_made(
+        PLACES, before, [step] * 3, sizes=[3, 7, 11], loss=lambda _, p, __: float(p.flat.double().square().sum())
+    )
     assert set(Barrier(reverse=True).look(look).values()) == {0.0}
 
 
@@ -84,7 +97,8 @@ def test_a_loss_that_is_not_finite_has_no_barrier():
     assert set(Barrier().look(broken).values()) == {None}
 
 
-# ---- a linear network in a run --------------------------------------------------------------------------------------------------------------
+# ---- a linear network in a run
+# --------------------------------------------------------------------------------------------------------------
 
 
 class Linear(torch.nn.Module):
@@ -111,7 +125,9 @@ def numbers(p):
 
 
 def closed_form(look, run):
-    """Mean over clients of 2 m' d + d' S d, with S = mean z z' and m = mean r z, z what enters the layer and r the residuals."""
+    """Mean over clients of 2 m' d + d' S d, with S = mean z z' and m = mean r z, z what enters the layer and r the
+    residuals.
+    """
     replies, data = look.replies, run.parts.federation
     weights = np.array([r.samples for r in replies]) / sum(r.samples for r in replies)
     ends = [numbers(look.end(i)) for i in range(len(replies))]
@@ -146,7 +162,9 @@ def test_in_partial_rounds_the_active_layer_alone_has_a_barrier_and_is_all_of_it
     for look, row in found:
         wanted = closed_form(look, run)
         assert row["barrier"] == pytest.approx({key: wanted[key] for key in row["barrier"]}, rel=1e-3, abs=1e-6)
-    assert all(row["barrier"]["all"] == row["barrier"][key] for (_, row), key in zip(found[1:], ("first", "head"), strict=True))
+    assert all(
+        row["barrier"]["all"] == row["barrier"][key] for (_, row), key in zip(found[1:], ("first", "head"), strict=True)
+    )
 
 
 def test_with_resets_the_clients_model_holds_its_own_start_outside_of_what_is_averaged():
@@ -160,7 +178,8 @@ def test_with_resets_the_clients_model_holds_its_own_start_outside_of_what_is_av
 
 
 @pytest.mark.parametrize(
-    "method", ["fedper", "fedrep", "fedbn", "fedpart + returning", "fedphoenix(theta=0.5)", "fedphoenix(theta=0.5, side=client)"]
+    "method",
+    ["fedper", "fedrep", "fedbn", "fedpart + returning", "fedphoenix(theta=0.5)", "fedphoenix(theta=0.5, side=client)"],
 )
 def test_the_end_of_a_client_is_the_model_that_it_trained(method, monkeypatch):
     """Against what the client itself had in hand when it stopped."""
@@ -180,7 +199,8 @@ def test_the_end_of_a_client_is_the_model_that_it_trained(method, monkeypatch):
         assert np.allclose(np.frombuffer(ours, np.float32), np.frombuffer(theirs, np.float32), atol=1e-6)
 
 
-# ---- losses of clients ----------------------------------------------------------------------------------------------------------------------
+# ---- losses of clients
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_loss_is_of_evenly_spaced_training_samples_in_evaluation_mode():
@@ -191,7 +211,9 @@ def test_the_loss_is_of_evenly_spaced_training_samples_in_evaluation_mode():
     net.eval().requires_grad_(False)
     for client, most in ((0, 5), (3, 1000), (4, 1)):
         rows = data.training(client)
-        chosen = rows[[round(k * (len(rows) - 1) / max(1, min(most, len(rows)) - 1)) for k in range(min(most, len(rows)))]]
+        chosen = rows[
+            [round(k * (len(rows) - 1) / max(1, min(most, len(rows)) - 1)) for k in range(min(most, len(rows)))]
+        ]
         wanted = torch.nn.functional.cross_entropy(net(data.train.take(chosen)), data.train.y[chosen])
         assert look.loss(client, look.after, most) == pytest.approx(float(wanted), rel=1e-6)
         assert look.loss(client, look.after, most) == look.loss(client, look.after, most)
@@ -235,7 +257,9 @@ def test_only_evaluated_rounds_pay_for_losses():
         run.evaluator.loss = lambda *a, loss=loss, calls=calls: (calls.append(a), loss(*a))[1]
         lab.finish(run)
         found[every] = len(calls)
-    assert found == {1: 3 * 3 * (3 + 2), 3: 3 * (3 + 2)}, "three clients, and for each itself, the average and one model a layer"
+    assert found == {1: 3 * 3 * (3 + 2), 3: 3 * (3 + 2)}, (
+        "three clients, and for each itself, the average and one model a layer"
+    )
 
 
 def test_the_report_has_a_curve_and_a_map_and_one_of_layers_given_back():
@@ -248,7 +272,9 @@ def test_the_report_has_a_curve_and_a_map_and_one_of_layers_given_back():
     ]
 
 
-@pytest.mark.parametrize(("text", "said"), [("most=0", "at least 1"), ("clients=0", "at least 1"), ("norms=own", "norms")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("most=0", "at least 1"), ("clients=0", "at least 1"), ("norms=own", "norms")]
+)
 def test_settings_that_cannot_be_meant_are_refused(text, said):
     with pytest.raises(ConfigError, match=said):
         measures(f"barrier({text})")

@@ -31,7 +31,9 @@ def flat(look, names, clients, *, model=False):
     found = []
     for i in clients:
         one = look.replies[i].delta
-        parts = [one[n].double() + (look.sent[i][n].double() - look.before[n].double() if model else 0.0) for n in names]
+        parts = [
+            one[n].double() + (look.sent[i][n].double() - look.before[n].double() if model else 0.0) for n in names
+        ]
         found.append(torch.cat([p.reshape(-1) for p in parts]).tolist())
     return found
 
@@ -59,7 +61,9 @@ def test_scaling_updates_changes_nothing_and_opposites_are_in_conflict(seed):
     x = torch.randn(5, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     share, cosine = conflict(products([x[:, :3], x[:, 3:]]))
     assert (share, cosine) == pytest.approx(by_hand(x.tolist()), abs=1e-12)
-    assert conflict(products([x * torch.tensor([1.0, 2.0, 4.0, 0.5, 8.0])[:, None]])) == pytest.approx((share, cosine), abs=1e-12)
+    assert conflict(products([x * torch.tensor([1.0, 2.0, 4.0, 0.5, 8.0])[:, None]])) == pytest.approx(
+        (share, cosine), abs=1e-12
+    )
     assert conflict(products([torch.stack([x[0], -3 * x[0]])])) == pytest.approx((1.0, -1.0))
     wide = torch.randn(40, 5000, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     assert conflict(products([wide]))[1] == pytest.approx(0, abs=5 / math.sqrt(5000 * 780)), "independent directions"
@@ -83,7 +87,9 @@ def test_models_of_ones_own_part_the_two_views_and_each_is_as_by_hand(method):
     assert any(sent is not look.before for sent in look.sent)
     got, names = numbers["conflict"], look.layout.groups["conv"].names
     assert (got["conv"], got["cosine/conv"]) == pytest.approx(by_hand(flat(look, names, range(3))), abs=1e-6)
-    assert (got["model/conv"], got["model cosine/conv"]) == pytest.approx(by_hand(flat(look, names, range(3), model=True)), abs=1e-6)
+    assert (got["model/conv"], got["model cosine/conv"]) == pytest.approx(
+        by_hand(flat(look, names, range(3), model=True)), abs=1e-6
+    )
     assert abs(got["cosine/conv"] - got["model cosine/conv"]) > 1e-3
 
 
@@ -111,7 +117,8 @@ def test_private_layers_have_no_series():
     assert set(numbers["drift"]) == {"all", "first", "second"}
 
 
-# ---- where some clients lack a layer ----------------------------------------------------------------------------------------------------
+# ---- where some clients lack a layer
+# ----------------------------------------------------------------------------------------------------
 
 BUDGETS = "fedpart(warmup=1, repeat=1) + budgets(time=[1, 0.8])"
 
@@ -122,7 +129,9 @@ def rms(vectors):
     return math.sqrt(((x - x.mean(0)) ** 2).sum(1).mean()) / np.linalg.norm(x.mean(0))
 
 
-@pytest.mark.parametrize("method", [BUDGETS, "budgets(time=[1, 0.8, 1])", "fedphoenix(theta=0.5) + fedpart(warmup=1, repeat=1)"])
+@pytest.mark.parametrize(
+    "method", [BUDGETS, "budgets(time=[1, 0.8, 1])", "fedphoenix(theta=0.5) + fedpart(warmup=1, repeat=1)"]
+)
 def test_drift_and_conflict_of_a_layer_are_over_those_who_sent_it(method):
     found, _ = looked("drift + conflict", method, rounds=4)
     lacking = 0
@@ -135,7 +144,9 @@ def test_drift_and_conflict_of_a_layer_are_over_those_who_sent_it(method):
             if len(who) > 1:
                 updates = flat(look, group.names, who)
                 assert numbers["drift"][name] == pytest.approx(rms(updates), rel=1e-4)
-                assert (numbers["conflict"][name], numbers["conflict"][f"cosine/{name}"]) == pytest.approx(by_hand(updates), abs=1e-6)
+                assert (numbers["conflict"][name], numbers["conflict"][f"cosine/{name}"]) == pytest.approx(
+                    by_hand(updates), abs=1e-6
+                )
         common = [n for n in look.layout.spec.names if all(n in s for s in sent)]
         assert ("all" in numbers["drift"]) == bool(common)
         if common:
@@ -150,16 +161,23 @@ def test_step_size_is_of_what_moved_on_the_server(method):
         for name, group in look.layout.groups.items():
             moved = torch.cat([(look.after[n] - look.before[n]).double().reshape(-1) for n in group.names])
             assert numbers["step_size"][name] == pytest.approx(float(moved.square().mean().sqrt()), rel=1e-6, abs=1e-12)
-            assert (numbers["step_size"][name] == 0) == (not any(n in r.delta for n in group.names for r in look.replies))
+            assert (numbers["step_size"][name] == 0) == (
+                not any(n in r.delta for n in group.names for r in look.replies)
+            )
 
 
 def test_drift_of_a_layer_that_half_a_cohort_sent_by_hand():
-    d = [{"a.weight": torch.tensor([1.0, 1.0])}, {"a.weight": torch.tensor([3.0, 1.0])}, {"b.weight": torch.tensor([5.0])}]
+    d = [
+        {"a.weight": torch.tensor([1.0, 1.0])},
+        {"a.weight": torch.tensor([3.0, 1.0])},
+        {"b.weight": torch.tensor([5.0])},
+    ]
     found = Drift().look(hand_made(PLACES, {"a.weight": torch.zeros(2), "b.weight": torch.zeros(1)}, d))
     assert found == {"a": pytest.approx(1 / math.sqrt(5))}, "one reply has no spread, and nothing was sent by all"
 
 
-# ---- around ---------------------------------------------------------------------------------------------------------------------------------
+# ---- around
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_measures_change_no_bit_and_are_the_same_twice():
@@ -173,7 +191,13 @@ def test_the_measures_change_no_bit_and_are_the_same_twice():
 
 def test_each_quantity_has_its_own_curve_and_maps():
     rows = [
-        {"round": r, "measures": {"conflict": {"all": 0.5, "a": 0.1, "b": 0.2, "cosine/all": -0.1, "cosine/a": 0.3, "cosine/b": 0.4}}} for r in (0, 1)
+        {
+            "round": r,
+            "measures": {
+                "conflict": {"all": 0.5, "a": 0.1, "b": 0.2, "cosine/all": -0.1, "cosine/a": 0.3, "cosine/b": 0.4}
+            },
+        }
+        for r in (0, 1)
     ]
     panels = registry.panels({"fedavg": [rows]})
     assert [(p.title, p.kind) for p in panels] == [

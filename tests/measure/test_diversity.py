@@ -128,7 +128,14 @@ def test_kernels_are_weights_of_convolutions_linear_attention_and_recurrent_laye
         }
     )
     names = [name for _, name in _weights(Layout(entries_of(module, "head")))]
-    assert names == ["mixed.in_proj_weight", "mixed.out_proj.weight", "conv.weight", "past.weight_ih_l0", "past.weight_hh_l0", "head.weight"]
+    assert names == [
+        "mixed.in_proj_weight",
+        "mixed.out_proj.weight",
+        "conv.weight",
+        "past.weight_ih_l0",
+        "past.weight_hh_l0",
+        "head.weight",
+    ]
 
 
 @pytest.mark.parametrize(("text", "said"), [("samples=1", "at least 2"), ("cosine=both", "cosine")])

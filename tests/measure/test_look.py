@@ -66,7 +66,9 @@ def test_drift_is_the_spread_of_updates_over_the_length_of_their_mean():
     for look, row in zip(keeps.seen, rows, strict=True):
         d = torch.stack([r.delta.flat.double() for r in look.replies])
         mean = d.mean(0)
-        assert row["measures"]["drift"]["all"] == pytest.approx(float((d - mean).square().sum(1).mean().sqrt() / mean.norm()), rel=1e-5)
+        assert row["measures"]["drift"]["all"] == pytest.approx(
+            float((d - mean).square().sum(1).mean().sqrt() / mean.norm()), rel=1e-5
+        )
 
 
 def test_drift_of_equal_updates_is_zero_and_of_one_reply_is_undefined():
@@ -145,12 +147,19 @@ def test_measures_that_cannot_be_meant_are_refused(text, said):
 
 
 def test_panels_have_a_curve_over_seeds_and_a_map_of_layers():
-    a, b = ([{"round": r, "measures": {"drift": {"all": r + s, "x": 1.0, "y": None if r else 2.0}}} for r in range(3)] for s in (0.0, 2.0))
+    a, b = (
+        [{"round": r, "measures": {"drift": {"all": r + s, "x": 1.0, "y": None if r else 2.0}}} for r in range(3)]
+        for s in (0.0, 2.0)
+    )
     curve, layers = registry.panels({"fedavg": [a, b], "other": [[{"round": 0}]]})
     assert (curve.kind, list(curve.x), list(curve.series["fedavg"])) == ("lines", [1, 2, 3], [1.0, 2.0, 3.0])
     assert list(curve.spread["fedavg"]) == [pytest.approx(math.sqrt(2))] * 3
     assert "other" not in curve.series
-    assert (layers.kind, list(layers.series["x"]), list(layers.series["y"])) == ("heat", [1.0, 1.0, 1.0], [2.0, None, None])
+    assert (layers.kind, list(layers.series["x"]), list(layers.series["y"])) == (
+        "heat",
+        [1.0, 1.0, 1.0],
+        [2.0, None, None],
+    )
 
 
 def test_numbers_of_a_measure_that_is_not_installed_still_make_a_panel():

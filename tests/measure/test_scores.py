@@ -35,10 +35,14 @@ def test_classification_agrees_with_scikit_learn(case):
     told, p = logits.argmax(1).numpy(), logits.double().softmax(1).numpy()
     truth = y.numpy()
     assert tuple(found) == CLASSIFICATION
-    assert found["accuracy"] == pytest.approx(reference.accuracy_score(truth, told), abs=1e-12)  # the same sums in another order
+    assert found["accuracy"] == pytest.approx(
+        reference.accuracy_score(truth, told), abs=1e-12
+    )  # the same sums in another order
     assert found["balanced_accuracy"] == pytest.approx(reference.balanced_accuracy_score(truth, told), abs=1e-12)
     assert found["macro_f1"] == pytest.approx(reference.f1_score(truth, told, average="macro"), abs=1e-12)
-    assert found["log_loss"] == pytest.approx(reference.log_loss(truth, p), abs=1e-9)  # sklearn takes the log of rounded probabilities
+    assert found["log_loss"] == pytest.approx(
+        reference.log_loss(truth, p), abs=1e-9
+    )  # sklearn takes the log of rounded probabilities
     if p.shape[1] == 2:
         assert found["auc"] == pytest.approx(reference.roc_auc_score(truth, p[:, 1]), abs=1e-12)
     else:
@@ -61,9 +65,13 @@ def test_regression_agrees_with_scikit_learn(case):
     told, y = torch.randn(n, 1, generator=g), torch.randn(n, generator=g) * scale
     found = scores(told, y)
     assert tuple(found) == REGRESSION
-    assert found["rmse"] == pytest.approx(reference.root_mean_squared_error(y.numpy(), told[:, 0].numpy()), rel=1e-5)  # float32 there
+    assert found["rmse"] == pytest.approx(
+        reference.root_mean_squared_error(y.numpy(), told[:, 0].numpy()), rel=1e-5
+    )  # float32 there
     if n > 1 and scale:
-        assert found["r2"] == pytest.approx(reference.r2_score(y.double().numpy(), told[:, 0].double().numpy()), rel=1e-9)
+        assert found["r2"] == pytest.approx(
+            reference.r2_score(y.double().numpy(), told[:, 0].double().numpy()), rel=1e-9
+        )
     else:
         assert found["r2"] is None
 
@@ -127,7 +135,9 @@ def test_calibration_bins_are_fifteen_of_equal_width():
     for k in range(15):
         inside = (top > k / 15) & (top <= (k + 1) / 15)
         if inside.any():
-            error += inside.double().mean().item() * abs((told[inside] == y[inside]).double().mean().item() - top[inside].mean().item())
+            error += inside.double().mean().item() * abs(
+                (told[inside] == y[inside]).double().mean().item() - top[inside].mean().item()
+            )
     assert scores(p.log(), y)["calibration_error"] == pytest.approx(error, abs=1e-12)
 
 

@@ -14,7 +14,9 @@ from fedstrata.common.errors import DataError
 
 numbers = st.floats(-100, 100, allow_nan=False).map(lambda x: round(x, 6))
 samples = st.lists(numbers, min_size=1, max_size=12)
-two = st.integers(2, 10).flatmap(lambda n: st.tuples(st.lists(numbers, min_size=n, max_size=n), st.lists(numbers, min_size=n, max_size=n)))
+two = st.integers(2, 10).flatmap(
+    lambda n: st.tuples(st.lists(numbers, min_size=n, max_size=n), st.lists(numbers, min_size=n, max_size=n))
+)
 probabilities = st.floats(0, 1)
 
 
@@ -49,7 +51,9 @@ def test_paired_differences_agree_with_scipy(pair):
     scipy = stats.ttest_rel(ours, theirs)
     interval = scipy.confidence_interval(0.95)
     assert mine.n == len(ours)
-    assert mine.p == pytest.approx(scipy.pvalue, rel=1e-7, abs=1e-12)  # scipy takes the mean of the differences in another order
+    assert mine.p == pytest.approx(
+        scipy.pvalue, rel=1e-7, abs=1e-12
+    )  # scipy takes the mean of the differences in another order
     assert (mine.low, mine.high) == pytest.approx((interval.low, interval.high), rel=1e-7, abs=1e-9)
     assert mine.low <= mine.mean <= mine.high
 
@@ -70,7 +74,8 @@ def test_a_paired_difference_turns_its_sign_with_its_sides(pair):
 
 
 def test_three_seeds_by_hand():
-    # d = 1, 2, 3: mean 2, std 1, t = 2 sqrt(3), df 2: P(|T| > t) = 1 - t / sqrt(2 + t^2), and the 97.5 % quantile of t(2) is 4.302653
+    # d = 1, 2, 3: mean 2, std 1, t = 2 sqrt(3), df 2: P(|T| > t) = 1 - t / sqrt(2 + t^2), and the 97.5 % quantile of
+    # t(2) is 4.302653
     mine = s.paired([3.0, 4.0, 8.0], [2.0, 2.0, 5.0])
     t = 2 * math.sqrt(3)
     assert mine.p == pytest.approx(1 - t / math.sqrt(2 + t * t), rel=1e-12)
@@ -116,13 +121,17 @@ def test_only_seeds_that_both_have_are_paired():
 
 def test_the_level_is_kept_over_many_samples():
     rng = np.random.default_rng(0)
-    hits = sum(it.low <= 0 <= it.high for it in (s.paired(rng.normal(0, 1, 3).tolist(), [0.0] * 3) for _ in range(2000)))
+    hits = sum(
+        it.low <= 0 <= it.high for it in (s.paired(rng.normal(0, 1, 3).tolist(), [0.0] * 3) for _ in range(2000))
+    )
     low, high = s.share_interval(hits, 2000, 0.999)
     assert low < 0.95 < high
 
 
 def test_holm_by_hand():
-    assert s.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # 0.005 x 4, 0.01 x 3, 0.03 x 2, max(0.06, 0.04)
+    assert s.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx(
+        [0.03, 0.06, 0.06, 0.02]
+    )  # 0.005 x 4, 0.01 x 3, 0.03 x 2, max(0.06, 0.04)
 
 
 @given(st.lists(st.one_of(st.none(), probabilities), max_size=10))
@@ -146,7 +155,9 @@ def test_holm_rejects_what_the_step_down_rule_rejects(ps, alpha):
     assert sum(c < alpha for c in s.holm(ps)) == rejected
 
 
-@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.sampled_from([0.8, 0.95, 0.99]))
+@given(
+    st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.sampled_from([0.8, 0.95, 0.99])
+)
 @settings(deadline=None)
 def test_the_interval_of_a_share_agrees_with_scipy(case, level):
     hits, trials = case
@@ -154,7 +165,9 @@ def test_the_interval_of_a_share_agrees_with_scipy(case, level):
     assert s.share_interval(hits, trials, level) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-@pytest.mark.parametrize(("hits", "trials", "low", "high"), [(0, 10, 0.0, 1 - 0.025**0.1), (10, 10, 0.025**0.1, 1.0), (0, 0, 0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("hits", "trials", "low", "high"), [(0, 10, 0.0, 1 - 0.025**0.1), (10, 10, 0.025**0.1, 1.0), (0, 0, 0.0, 1.0)]
+)
 def test_the_ends_of_a_share_have_closed_forms(hits, trials, low, high):
     assert s.share_interval(hits, trials) == pytest.approx((low, high), abs=1e-12)
 
@@ -167,7 +180,12 @@ def test_an_impossible_share_is_refused(hits, trials, level):
 
 @pytest.mark.parametrize(
     ("values", "target", "larger", "place"),
-    [([0.1, None, 0.5, 0.4, 0.5], 0.5, True, 2), ([3.0, math.nan, 1.0], 2.0, False, 2), ([0.1, 0.2], 0.5, True, None), ([], 0.5, True, None)],
+    [
+        ([0.1, None, 0.5, 0.4, 0.5], 0.5, True, 2),
+        ([3.0, math.nan, 1.0], 2.0, False, 2),
+        ([0.1, 0.2], 0.5, True, None),
+        ([], 0.5, True, None),
+    ],
 )
 def test_the_first_value_at_the_target_counts(values, target, larger, place):
     assert s.first_reaching(values, target, larger=larger) == place
@@ -205,7 +223,8 @@ def test_stability_is_the_spread_of_the_last_tenth_and_the_largest_loss():
 
 
 @pytest.mark.parametrize(
-    ("curve", "expected"), [([], (None, None)), ([0.3], (None, None)), ([0.3, 0.2], (None, pytest.approx(0.1))), ([0.1] * 3, (0.0, 0.0))]
+    ("curve", "expected"),
+    [([], (None, None)), ([0.3], (None, None)), ([0.3, 0.2], (None, pytest.approx(0.1))), ([0.1] * 3, (0.0, 0.0))],
 )
 def test_short_curves_have_no_spread(curve, expected):
     assert s.stability(curve) == expected

@@ -1,7 +1,7 @@
 """Methods written out as in their papers, with loops of their own, in float64, on a network written out by hand.
 
-What is taken from the engine: who took part, the order of samples (so that both see the same batches) and the initial weights. Weights are one
-flat vector; `mask` marks the entries that belong to some layers.
+What is taken from the engine: who took part, the order of samples (so that both see the same batches) and the initial
+weights. Weights are one flat vector; `mask` marks the entries that belong to some layers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ class World:
         self.shapes = {n: p.shape for n, p in module.named_parameters()}
         self.w0 = torch.cat([p.detach().double().reshape(-1) for p in module.parameters()])
         self.cohorts, self.m = cohorts, self.federation.clients
-        self.lr, self.epochs, self.batch, self.seed = config.local.lr, config.local.epochs, config.local.batch, config.seed
+        self.lr, self.epochs, self.batch, self.seed = (
+            config.local.lr,
+            config.local.epochs,
+            config.local.batch,
+            config.seed,
+        )
         self.momentum = config.local.momentum
         self.index = [self.federation.training(i) for i in range(self.m)]
         self.n = [len(index) for index in self.index]
@@ -41,7 +46,9 @@ class World:
 
     def batches(self, client, t, purpose="local", *, epochs=None, steps=None, occurrence=0):
         """[(x, y)] that the engine reads for this purpose in round t."""
-        order = Order(self.seed, (purpose, t, client, occurrence), self.n[client], self.batch, "cycle", merge_single=False)
+        order = Order(
+            self.seed, (purpose, t, client, occurrence), self.n[client], self.batch, "cycle", merge_single=False
+        )
         epochs = self.epochs if epochs is None and steps is None else epochs
         rows = [self.index[client][positions] for _, positions in order.batches(epochs=epochs, steps=steps)]
         return [(self.federation.train.x[r].double(), self.federation.train.y[r]) for r in rows]
@@ -101,7 +108,10 @@ def fedavg(world, slope=lambda world, w: world.grad):
 
 def fedprox(world, mu):
     """L + mu/2 |y - w|^2, by autograd."""
-    return fedavg(world, lambda world, w: lambda y, b: world.grad(y, b, lambda z, c: world.loss(z, c) + mu / 2 * ((z - w) ** 2).sum()))
+    return fedavg(
+        world,
+        lambda world, w: lambda y, b: world.grad(y, b, lambda z, c: world.loss(z, c) + mu / 2 * ((z - w) ** 2).sum()),
+    )
 
 
 def scaffold(world, lr=1.0):
@@ -164,7 +174,9 @@ def fednova(world, mu=0.0):
         for i in cohort:
             y = world.descend(w, world.batches(i, t), lambda z, b, w=w: world.grad(z, b) + mu * (z - w))
             tau = world.steps(i)
-            length = (1 - (1 - eta * mu) ** tau) / (eta * mu) if mu else (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+            length = (
+                (1 - (1 - eta * mu) ** tau) / (eta * mu) if mu else (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+            )
             a.append(length)
             d.append((y - w) / length)
         p = world.shares(cohort)
@@ -219,7 +231,9 @@ def ditto(world, mu):
     for t, cohort in enumerate(world.cohorts):
         for i in cohort:
             start = private.get(i, world.w0)
-            private[i] = world.descend(start, world.batches(i, t, "ditto.private"), lambda v, b, w=w: world.grad(v, b) + mu * (v - w))
+            private[i] = world.descend(
+                start, world.batches(i, t, "ditto.private"), lambda v, b, w=w: world.grad(v, b) + mu * (v - w)
+            )
         ends = [world.descend(w, world.batches(i, t)) for i in cohort]
         w = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
     return w, [private.get(i, w) for i in range(world.m)]
@@ -279,7 +293,10 @@ def fedprox_plain(world, mu):
 
 
 def fedpart(world, active, able=lambda client: None, prox=0.0):
-    """`active(t)` is the layer group of round t, None for all. `able(i)` are the groups that client i can afford, None for everything."""
+    """`active(t)` is the layer group of round t, None for all.
+
+    `able(i)` are the groups that client i can afford, None for everything.
+    """
     w = world.w0
     for t, cohort in enumerate(world.cohorts):
         total, share = torch.zeros_like(w), torch.zeros_like(w)
@@ -295,7 +312,10 @@ def fedpart(world, active, able=lambda client: None, prox=0.0):
 
 
 class Pictures(World):
-    """Two convolutions, the first of them pooled, and a linear head, on 1x6x6 pictures; the weights are those that the engine starts with."""
+    """Two convolutions, the first of them pooled, and a linear head, on 1x6x6 pictures.
+
+    The weights are those that the engine starts with.
+    """
 
     def __init__(self, run, cohorts):
         super().__init__(run, cohorts)
@@ -305,17 +325,24 @@ class Pictures(World):
     def features(self, w, x):
         p = self.split(w)
         h = torch.nn.functional.conv2d(x, p["conv1.weight"], p["conv1.bias"], padding=1).clamp(min=0)
-        h = torch.nn.functional.conv2d(torch.nn.functional.avg_pool2d(h, 2), p["conv2.weight"], p["conv2.bias"], padding=1).clamp(min=0)
+        h = torch.nn.functional.conv2d(
+            torch.nn.functional.avg_pool2d(h, 2), p["conv2.weight"], p["conv2.bias"], padding=1
+        ).clamp(min=0)
         return h.flatten(1)
 
 
 def fedphoenix(world, theta, stop, convs, rows=(), extra=lambda world, w: world.grad):
-    """Layer d of the L in `convs` is reset while t L < (d + 1) stop, the rows of those in `rows` while t < stop. The draws are the engine's."""
+    """Layer d of the L in `convs` is reset while t L < (d + 1) stop, the rows of those in `rows` while t < stop.
+
+    The draws are the engine's.
+    """
     w = world.w0
     for t, cohort in enumerate(world.cohorts):
         starts, ends = [], []
         for place, i in enumerate(cohort):
-            generator = torch.Generator().manual_seed(int(stream(world.seed, "send.fedphoenix", t, place).integers(2**63)))
+            generator = torch.Generator().manual_seed(
+                int(stream(world.seed, "send.fedphoenix", t, place).integers(2**63))
+            )
             parts = {n: v.clone() for n, v in world.split(w).items()}
             due = [n for d, n in enumerate(convs) if t * len(convs) < (d + 1) * stop] + [n for n in rows if t < stop]
             for name in due:
@@ -348,7 +375,12 @@ def fedmut(world, alpha, bias, fade):
         models = []
         for place in range(size):
             own = controls[place] if place < len(controls) else [0] * len(world.shapes)
-            each = torch.cat([torch.full((s.numel(),), c, dtype=torch.float64) for s, c in zip(world.shapes.values(), own, strict=True)])
+            each = torch.cat(
+                [
+                    torch.full((s.numel(),), c, dtype=torch.float64)
+                    for s, c in zip(world.shapes.values(), own, strict=True)
+                ]
+            )
             models.append(w + alpha * each * step)
     return w, alone(world, w)
 
@@ -383,7 +415,9 @@ class Features:
         self.mean, self.var = torch.zeros(hidden).double(), torch.ones(hidden).double()
 
     def noise(self, name, shape, t, client, step):
-        g = torch.Generator().manual_seed(key(self.world.seed, "noise", f"fedgen.{name}", t, client, 0, "local", step) >> 1)
+        g = torch.Generator().manual_seed(
+            key(self.world.seed, "noise", f"fedgen.{name}", t, client, 0, "local", step) >> 1
+        )
         return torch.rand(shape, generator=g).double()
 
     def __call__(self, noise, y, weights=None):
@@ -423,7 +457,11 @@ class Features:
 
     def spread(self, noise, z):
         """Mean over all ordered pairs, one by one."""
-        pairs = [((noise[a] - noise[b]) ** 2).mean() * (z[a] - z[b]).abs().mean() for a in range(len(z)) for b in range(len(z))]
+        pairs = [
+            ((noise[a] - noise[b]) ** 2).mean() * (z[a] - z[b]).abs().mean()
+            for a in range(len(z))
+            for b in range(len(z))
+        ]
         return sum(pairs) / len(pairs)
 
 
@@ -442,7 +480,10 @@ def fedgen(world, alpha, beta, latent, hidden, batch, steps, lr, *, decay=0.0, d
                 logits = world.head(head, made(made.noise("any", (batch, latent), t, i, step), y))
                 ce = (torch.logsumexp(logits, 1) - logits[torch.arange(batch), y]).mean()
                 like = made(made.noise("like", (len(b[1]), latent), t, i, step), b[1])
-                p, q = (torch.softmax(x, 1) for x in (world.head(head, like).detach(), world.head(head, world.features(z, b[0]))))
+                p, q = (
+                    torch.softmax(x, 1)
+                    for x in (world.head(head, like).detach(), world.head(head, world.features(z, b[0])))
+                )
                 return world.loss(z, b) + alpha * ce + beta * (p * torch.log(p / q)).sum(1).mean()
 
             ends.append(world.descend(w, world.batches(i, t), lambda z, b, f=objective: world.grad(z, b, f)))
@@ -456,7 +497,9 @@ def clusteredsampling(world, *, uniform=False):
     """FedAvg on whoever was drawn, repeats included; the state is everybody's last update and their L1 distances."""
     w, updates = world.w0, [torch.zeros_like(world.w0) for _ in range(world.m)]
     for t, cohort in enumerate(world.cohorts):
-        ends = [world.descend(w, world.batches(i, t, occurrence=cohort[:place].count(i))) for place, i in enumerate(cohort)]
+        ends = [
+            world.descend(w, world.batches(i, t, occurrence=cohort[:place].count(i))) for place, i in enumerate(cohort)
+        ]
         shares = [1 / len(cohort)] * len(cohort) if uniform else world.shares(cohort)
         for i, y in zip(cohort, ends, strict=True):
             updates[i] = y - w
@@ -505,9 +548,14 @@ def fedrep(world, head_epochs):
 
 def fedbabu(world, epochs, head_only):
     head = world.mask(*HEAD)
-    w, _ = private_layers(world, torch.zeros_like(head), lambda start, i, t: world.descend(start, world.batches(i, t), moves=~head))
+    w, _ = private_layers(
+        world, torch.zeros_like(head), lambda start, i, t: world.descend(start, world.batches(i, t), moves=~head)
+    )
     t = len(world.cohorts)
-    tuned = [world.descend(w, world.batches(i, t, "fedbabu.tune", epochs=epochs), moves=head if head_only else None) for i in range(world.m)]
+    tuned = [
+        world.descend(w, world.batches(i, t, "fedbabu.tune", epochs=epochs), moves=head if head_only else None)
+        for i in range(world.m)
+    ]
     return w, tuned
 
 
@@ -517,13 +565,18 @@ def finetune(world, steps, lr):
     return w, [world.descend(w, world.batches(i, t, "finetune.finetune", steps=steps), lr=lr) for i in range(world.m)]
 
 
-# ---- comparison -----------------------------------------------------------------------------------------------------------------------------
+# ---- comparison
+# -----------------------------------------------------------------------------------------------------------------------------
 
-ROUNDING = 1e-5  # the engine's float32 (6e-8 a rounding) through some 40 local steps and 3 rounds of a network that amplifies a little
+# the engine's float32 (6e-8 a rounding) through some 40 local steps and 3 rounds of a network that amplifies a little
+ROUNDING = 1e-5
 
 
 def against(method, rule, tolerance=ROUNDING, world=World, **settings):
-    """The engine's run and the written-out rule agree on the server's model and on all clients' own; returns both for more comparisons."""
+    """The engine's run and the written-out rule agree on the server's model and on all clients' own.
+
+    Returns both for more comparisons.
+    """
     run = lab.engine(lab.parts(method, **settings))
     found = lab.finish(run)
     world = world(run, [row["cohort"] for row in found.rows])

@@ -55,7 +55,9 @@ def test_a_neutral_piece_changes_no_bit(chain, of):
 
 
 def test_the_order_of_independent_pieces_does_not_matter():
-    assert lab.bits(lab.play("fedprox(mu=0.1) + fedadam(lr=0.05)").params) == lab.bits(lab.play("fedadam(lr=0.05) + fedprox(mu=0.1)").params)
+    assert lab.bits(lab.play("fedprox(mu=0.1) + fedadam(lr=0.05)").params) == lab.bits(
+        lab.play("fedadam(lr=0.05) + fedprox(mu=0.1)").params
+    )
 
 
 def test_private_layers_leave_server_slots_of_other_pieces_alone():

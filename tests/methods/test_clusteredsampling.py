@@ -31,7 +31,9 @@ def test_distributions_sum_to_1_and_clients_to_their_share_of_the_cohort(seed, c
     assert len(found) == cohort
     assert [sum(one.values()) for one in found] == [1] * cohort
     total = sum(sizes)
-    assert [sum(one.get(i, 0) for one in found) for i in range(len(sizes))] == [Fraction(cohort * n, total) for n in sizes]
+    assert [sum(one.get(i, 0) for one in found) for i in range(len(sizes))] == [
+        Fraction(cohort * n, total) for n in sizes
+    ]
     assert all(share > 0 for one in found for share in one.values())
 
 
@@ -45,11 +47,16 @@ def test_heavy_clients_have_distributions_to_themselves_and_all_sums_stay(seed, 
     assert sum(one == {0: 1} for one in found) >= int(share)
     assert len(found) == cohort
     assert [sum(one.values()) for one in found] == [1] * cohort
-    assert [sum(one.get(i, 0) for one in found) for i in range(len(sizes))] == [Fraction(cohort * n, sum(sizes)) for n in sizes]
+    assert [sum(one.get(i, 0) for one in found) for i in range(len(sizes))] == [
+        Fraction(cohort * n, sum(sizes)) for n in sizes
+    ]
 
 
 def test_the_heaviest_clusters_become_distributions_from_light_to_heavy():
-    """Three tight groups of 2, 3 and 4 clients, and a loner; K = 2 of 20 equal samples: no group may weigh above 5 clients."""
+    """Three tight groups of 2, 3 and 4 clients, and a loner.
+
+    K = 2 of 20 equal samples: no group may weigh above 5 clients.
+    """
     place = np.array([0, 0.1, 10, 10.1, 10.2, 20, 20.1, 20.2, 20.3, 50.0])
     apart = np.abs(place[:, None] - place[None])
     clusters = cut(apart, [Fraction(1, 5)] * 10, "condensed")
@@ -83,12 +90,17 @@ def test_the_row_form_cuts_as_the_released_code_does(seed):
         row[2] = weights[-1] * cohort
     labels = fcluster(tree, sizes.sum(), criterion="distance")
     by_scipy = {frozenset(np.flatnonzero(labels == k).tolist()) for k in set(labels)}
-    assert {frozenset(c) for c in cut(apart, [Fraction(cohort * int(n), int(sizes.sum())) for n in sizes], "rows")} == by_scipy
+    assert {
+        frozenset(c) for c in cut(apart, [Fraction(cohort * int(n), int(sizes.sum())) for n in sizes], "rows")
+    } == by_scipy
 
 
 def test_rows_and_condensed_distances_give_different_trees_somewhere():
     mass = [Fraction(1, 5)] * 20
-    cuts = [{tree: {tuple(c) for c in cut(distances(20, seed), mass, tree)} for tree in ("rows", "condensed")} for seed in range(5)]
+    cuts = [
+        {tree: {tuple(c) for c in cut(distances(20, seed), mass, tree)} for tree in ("rows", "condensed")}
+        for seed in range(5)
+    ]
     assert any(c["rows"] != c["condensed"] for c in cuts)
 
 
@@ -125,7 +137,10 @@ def test_a_client_that_is_drawn_twice_trains_twice_and_counts_twice():
 
 
 def test_a_client_heavier_than_one_part_in_the_cohort_is_refused_with_the_way_out():
-    with pytest.raises(MethodError, match=r"client 0 holds 17 of 54 samples, more than one part in 4.*Set heavy=own, .*or cohort to 3 or less"):
+    with pytest.raises(
+        MethodError,
+        match=r"client 0 holds 17 of 54 samples, more than one part in 4.*Set heavy=own, .*or cohort to 3 or less",
+    ):
         lab.parts("clusteredsampling", cohort=4)
 
 
@@ -137,7 +152,8 @@ def test_updates_that_no_memory_holds_are_refused_with_the_arithmetic(monkeypatc
         lab.parts("clusteredsampling")
 
 
-# ---- FedMut ---------------------------------------------------------------------------------------------------------------------------------
+# ---- FedMut
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("t", "mean"), [(0, 0.15), (25, 0.075), (50, 0.0), (80, 0.0)])

@@ -12,11 +12,15 @@ from fedstrata.methods.fedgen import FedGen
 from fedstrata.methods.parts.generator import Lessons, features, fresh, likeness, taught
 
 SMALL = "latent=4, hidden=8, batch=8, steps=2"
-NUMBERS = 8 * (4 + lab.CLASSES) + 4 * 8 + 5 * 8 + 5  # first layer, norm with statistics, last layer to the five features of the laws' toy
+NUMBERS = (
+    8 * (4 + lab.CLASSES) + 4 * 8 + 5 * 8 + 5
+)  # first layer, norm with statistics, last layer to the five features of the laws' toy
 
 
 def how(**changes):
-    return Lessons(**({"steps": 60, "lr": 0.02, "decay": 0.0, "batch": 32, "diversity": 1.0, "shares": "sample"} | changes))
+    return Lessons(
+        **({"steps": 60, "lr": 0.02, "decay": 0.0, "batch": 32, "diversity": 1.0, "shares": "sample"} | changes)
+    )
 
 
 def entropy(output, y):
@@ -31,7 +35,11 @@ def test_features_are_those_of_the_same_layers_of_torch():
     generator = made()
     layers = nn.Sequential(nn.Linear(9, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 5)).eval()
     with torch.no_grad():
-        for name, place in (("first.weight", layers[0].weight), ("last.weight", layers[3].weight), ("last.bias", layers[3].bias)):
+        for name, place in (
+            ("first.weight", layers[0].weight),
+            ("last.weight", layers[3].weight),
+            ("last.bias", layers[3].bias),
+        ):
             place.copy_(generator[name])
         layers[1].running_mean.uniform_(-1, 1)
         layers[1].running_var.uniform_(0.5, 2)
@@ -67,7 +75,9 @@ def test_a_client_without_a_label_teaches_it_only_by_the_product_of_means(shares
 
     heads = [lambda z: z, lambda z: 0 * z]  # only client 0's opinion of label 1 has a gradient
     counts = torch.tensor([[8.0, 0, 0], [0, 8, 1]])
-    after = taught(made(), heads, counts, loss, how(steps=1, diversity=0, shares=shares), torch.Generator().manual_seed(0))
+    after = taught(
+        made(), heads, counts, loss, how(steps=1, diversity=0, shares=shares), torch.Generator().manual_seed(0)
+    )
     assert torch.equal(after["last.weight"], made()["last.weight"]) == (shares == "sample")
     assert set(torch.cat(seen).tolist()) == {0, 1}, "no client has two samples of label 2"
 
@@ -82,7 +92,9 @@ def test_the_generator_travels_from_round_1_on_and_clients_mail_their_label_coun
     model = sum(p.numel() for p in lab.small().parameters())
     assert [row["bytes_down"] for row in rows] == [3 * 4 * (model + NUMBERS * (t > 0)) for t in range(3)]
     made = lab.parts(f"fedgen({SMALL})")
-    assert list(made.method.pieces[0].formulas({}, made.setup).values()) == [4 * NUMBERS], "as describe says, which shows round 0"
+    assert list(made.method.pieces[0].formulas({}, made.setup).values()) == [4 * NUMBERS], (
+        "as describe says, which shows round 0"
+    )
     assert {row["bytes_up"] for row in rows} == {3 * 4 * (model + lab.CLASSES)}
 
 
@@ -91,14 +103,18 @@ def test_what_the_generator_adds_to_local_steps_is_billed_from_round_1_on():
     rows = lab.play(f"fedgen({SMALL})", "equal").rows
     plain = lab.play("fedavg", "equal").rows[0]["flops"]
     steps, head, layers = 3 * 2 * 2, 2 * 5 * lab.CLASSES, 2 * 8 * (4 + lab.CLASSES + 5)
-    least = steps * (12 * layers + 8 * 2 * head + 4 * head)  # the generated batch goes forward and backward, the target forward
+    least = steps * (
+        12 * layers + 8 * 2 * head + 4 * head
+    )  # the generated batch goes forward and backward, the target forward
     assert rows[0]["flops"] == plain
     assert rows[1]["flops"] == rows[2]["flops"] >= plain + least
 
 
 @pytest.mark.parametrize("text", ["fedper + fedgen", "fedgen + fedper"])
 def test_private_heads_are_refused_before_anything_is_trained(text):
-    with pytest.raises(MethodError, match=r"fedgen's server reads head.* in every reply, and this chain keeps it with each client"):
+    with pytest.raises(
+        MethodError, match=r"fedgen's server reads head.* in every reply, and this chain keeps it with each client"
+    ):
         lab.parts(text)
 
 
@@ -111,7 +127,10 @@ def test_a_head_without_an_output_for_each_class_is_refused(outputs):
         FedGen().check(replace(setup, classes=outputs))
 
 
-@pytest.mark.parametrize("partner", ["fedpart(warmup=1, repeat=1)", "fedprox(mu=0.1)", "fedcross(alpha=0.8)", "fedphoenix(theta=0.5, layers=fc)"])
+@pytest.mark.parametrize(
+    "partner",
+    ["fedpart(warmup=1, repeat=1)", "fedprox(mu=0.1)", "fedcross(alpha=0.8)", "fedphoenix(theta=0.5, layers=fc)"],
+)
 def test_it_composes(partner):
     """In a partial round without the head, the head that came back is the one that was sent."""
     found = lab.play(f"{partner} + fedgen({SMALL})", rounds=4)

@@ -67,7 +67,8 @@ def played_rounds(run, n):
     return run.executor.replies, run.executor.works
 
 
-# ---- 1. groups ------------------------------------------------------------------------------------------------------------------------------
+# ---- 1. groups
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,9 @@ def test_1_groups_partition_the_named_parameters_with_the_published_counts(name,
     assert [g.numel for g in found.groups.values()] == wanted
     assert len(wanted) == {"resnet8": 10, "resnet18": 21, "transformer": 8}.get(name, 18)
     members = [n for g in found.groups.values() for n in g.names]
-    assert Counter(members) == Counter(n for n, _ in module.named_parameters()), "each parameter lies in exactly one group"
+    assert Counter(members) == Counter(n for n, _ in module.named_parameters()), (
+        "each parameter lies in exactly one group"
+    )
     assert sum(wanted) == total
 
 
@@ -100,7 +103,8 @@ def test_1_each_batch_norm_pair_sits_with_its_convolution(name):
             assert bias == weight.removesuffix("weight") + "bias"
 
 
-# ---- 2. schedule ----------------------------------------------------------------------------------------------------------------------------
+# ---- 2. schedule
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def turns(text, rounds, groups=10, seed=0):
@@ -160,7 +164,8 @@ def test_2_a_run_is_held_to_whole_cycles_where_asked():
     lab.parts("fedpart(warmup=1, repeat=1, cycles=2)", rounds=8)
 
 
-# ---- 3. what stands still, what moves -------------------------------------------------------------------------------------------------------
+# ---- 3. what stands still, what moves
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("turn", range(10))
@@ -183,7 +188,8 @@ def test_3_a_partial_round_moves_the_active_group_and_nothing_else_on_server_and
             assert same == (name not in active), name
 
 
-# ---- 4. the average -------------------------------------------------------------------------------------------------------------------------
+# ---- 4. the average
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_4_the_aggregate_is_the_weighted_mean_of_the_participants():
@@ -207,7 +213,12 @@ def test_4_those_who_do_not_take_part_have_no_influence():
         starts = np.concatenate([[0], np.cumsum(lab.SIZES)])
         for i in absent if shift else []:
             x[starts[i] : starts[i + 1]] += 10
-        run = lab.engine(lab.parts("fedpart(warmup=0, repeat=1)", (lab.listed(x, y, lab.SIZES, test=(x.numpy(), y.numpy())), lab.small("layer"))))
+        run = lab.engine(
+            lab.parts(
+                "fedpart(warmup=0, repeat=1)",
+                (lab.listed(x, y, lab.SIZES, test=(x.numpy(), y.numpy())), lab.small("layer")),
+            )
+        )
         seen = run.round()["cohort"]
         run.close()
         return seen, run.server.params
@@ -220,7 +231,8 @@ def test_4_those_who_do_not_take_part_have_no_influence():
     assert lab.bits(plain) == lab.bits(shifted)
 
 
-# ---- 5. messages ----------------------------------------------------------------------------------------------------------------------------
+# ---- 5. messages
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_5_a_partial_message_holds_the_active_groups_names_and_four_bytes_a_number():
@@ -252,13 +264,16 @@ def test_5_random_layers_of_clients_are_one_group_each_averaged_over_those_who_s
             senders = [r for r in replies if group.names[0] in r.delta]
             for name in group.names:
                 mean = sum(r.samples * r.delta[name].double() for r in senders) / sum(r.samples for r in senders)
-                torch.testing.assert_close(run.server.params[name].double() - before[name].double(), mean, atol=1e-6, rtol=1e-4)
+                torch.testing.assert_close(
+                    run.server.params[name].double() - before[name].double(), mean, atol=1e-6, rtol=1e-4
+                )
         assert {n for n in before if not torch.equal(before[n], run.server.params[n])} == moved
     run.close()
     assert len(set(drawn)) > 5, "clients draw for themselves"
 
 
-# ---- 6. costs -------------------------------------------------------------------------------------------------------------------------------
+# ---- 6. costs
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cycles", [1, 2])
@@ -268,7 +283,12 @@ def test_6_uplink_over_whole_cycles_of_resnet8_is_seven_twenty_fifths(cycles):
     part = residual(f"fedpart(cycles={cycles})", federation, rounds=25 * cycles, **{"local.batch": 3})
     rows = [part.round() for _ in range(25 * cycles)]
     part.close()
-    paid = sum(messages.up(r).tensors[n].numel() * 4 for answers in part.executor.replies for r in answers for n in messages.up(r).tensors)
+    paid = sum(
+        messages.up(r).tensors[n].numel() * 4
+        for answers in part.executor.replies
+        for r in answers
+        for n in messages.up(r).tensors
+    )
     assert paid == sum(row["bytes_up"] for row in rows)
     full = residual("fedavg", federation, **{"local.batch": 3})
     row = full.round()
@@ -278,7 +298,13 @@ def test_6_uplink_over_whole_cycles_of_resnet8_is_seven_twenty_fifths(cycles):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "wanted"), [(RESNET8, Fraction(7, 25)), (RESNET18, Fraction(7, 47)), (merged("conv2"), Fraction(7, 41)), (TRANSFORMER, Fraction(7, 21))]
+    ("sizes", "wanted"),
+    [
+        (RESNET8, Fraction(7, 25)),
+        (RESNET18, Fraction(7, 47)),
+        (merged("conv2"), Fraction(7, 41)),
+        (TRANSFORMER, Fraction(7, 21)),
+    ],
 )
 def test_6_uplink_by_formula(sizes, wanted):
     for cycles in (1, 3):
@@ -314,7 +340,9 @@ def test_6_forward_passes_take_the_published_multiply_adds(macs, name, millions)
     assert sum(macs[name][0].values()) / 2e6 == pytest.approx(millions, abs=0.01)  # two digits are published
 
 
-@pytest.mark.parametrize(("name", "exact", "whole_exact", "suffix"), [("resnet8", 0.499, 0.40, 0.61), ("resnet18", 0.503, 0.44, 0.65)])
+@pytest.mark.parametrize(
+    ("name", "exact", "whole_exact", "suffix"), [("resnet8", 0.499, 0.40, 0.61), ("resnet18", 0.503, 0.44, 0.65)]
+)
 def test_6_the_other_formulas_give_the_known_ratios(macs, name, exact, whole_exact, suffix):
     flops = list(macs[name][0].values())
     groups = len(flops)
@@ -326,17 +354,21 @@ def test_6_the_other_formulas_give_the_known_ratios(macs, name, exact, whole_exa
 
 @pytest.mark.parametrize("name", ["resnet8", "resnet18"])
 def test_6_frozen_layers_cost_no_backward_work(macs, name):
-    """Measured FLOPs of each group's step are the exact count, less a shortcut's input gradient where a convolution beside it is active, which the
+    """Measured FLOPs of each group's step are the exact count, less a shortcut's input gradient where a convolution
+    beside it is active, which the
     real graph does not need."""
     flops, whole, measured = macs[name]
-    assert whole == 3 * sum(flops.values()) - flops["conv1"], "neither does a full step take the gradient of the picture"
+    assert whole == 3 * sum(flops.values()) - flops["conv1"], (
+        "neither does a full step take the gradient of the picture"
+    )
     for (group, found), counted in zip(measured.items(), cycle.exact([[n] for n in flops.values()]), strict=True):
         block, _, layer = group.rpartition(".")
         spared = flops.get(f"{block}.down.conv", 0) if layer in ("conv1", "conv2") else 0
         assert found == counted * int(whole) - spared, group
 
 
-# ---- 7. the optimiser -----------------------------------------------------------------------------------------------------------------------
+# ---- 7. the optimiser
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_7_the_optimizers_state_is_empty_at_the_first_step_of_each_round(monkeypatch):
@@ -370,7 +402,8 @@ def test_7_runs_that_differ_in_earlier_optimizer_history_only_agree():
     assert lab.bits(long.server.params) == lab.bits(fresh.server.params)
 
 
-# ---- 8. limits ------------------------------------------------------------------------------------------------------------------------------
+# ---- 8. limits
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["fedpart(warmup=0, together=3)", "fedpart(warmup=3)", "fedpart(warmup=0, first=100)"])
@@ -382,14 +415,17 @@ def test_8_one_group_or_a_warm_up_without_end_is_fedavg_bit_for_bit(text):
     assert [r["flops"] for r in found.rows] == [r["flops"] for r in plain.rows]
 
 
-# ---- 9. gradients ---------------------------------------------------------------------------------------------------------------------------
+# ---- 9. gradients
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_9_gradients_of_the_active_group_are_those_of_the_full_backward_pass(norm):
     federation = pictures(16)
     config = Config(method="fedavg", cohort=2, norm=norm, executor="loop")
-    kit = assemble(config, federation, build("resnet8", federation.task, norm, random_streams.torch_stream(0, "model"))).make()
+    kit = assemble(
+        config, federation, build("resnet8", federation.task, norm, random_streams.torch_stream(0, "model"))
+    ).make()
     batch = Batch(federation.train.take(torch.arange(5)), federation.train.y[:5])
 
     def slopes(names):
@@ -405,7 +441,8 @@ def test_9_gradients_of_the_active_group_are_those_of_the_full_backward_pass(nor
             assert (slope - whole[name]).abs().max() <= 1e-6 * whole[name].abs().max()
 
 
-# ---- 10. step sizes -------------------------------------------------------------------------------------------------------------------------
+# ---- 10. step sizes
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def walked(text, **settings):
@@ -449,7 +486,8 @@ def test_10_a_client_that_never_trains_cannot_be_watched():
         walk(lab.parts("fedavg", cohort=1, rounds=1), 5)
 
 
-# ---- 11. combinations -----------------------------------------------------------------------------------------------------------------------
+# ---- 11. combinations
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("other", ["fedprox(mu=0)", "fedprox(mu=0, distance=plain)", "moon(mu=0)"])
@@ -463,7 +501,9 @@ def test_11_without_weight_the_combinations_are_fedpart(other, order):
 
 @pytest.mark.parametrize("distance", ["squared", "plain"])
 def test_11_the_proximal_term_of_frozen_groups_is_exactly_zero(distance):
-    """In every step of a partial round: what fedprox adds is 0 outside the active group, and not 0 inside once that has moved."""
+    """In every step of a partial round: what fedprox adds is 0 outside the active group, and not 0 inside once that has
+    moved.
+    """
     text = f"fedprox(mu=0.7, distance={distance}) + fedpart(warmup=0, repeat=1)"
     run = lab.engine(lab.parts(text))
     run.round()

@@ -1,4 +1,7 @@
-"""FedPhoenix: its ten acceptance properties, on the networks of its paper; where a client starts; and what it tells its user."""
+"""FedPhoenix: its ten acceptance properties, on the networks of its paper; where a client starts.
+
+And what it tells its user.
+"""
 
 import functools
 import math
@@ -63,7 +66,8 @@ def changed(copy, params, name):
     return (copy[name] != params[name]).flatten(1)
 
 
-# ---- 1 to 5: which kernels ------------------------------------------------------------------------------------------------------------------
+# ---- 1 to 5: which kernels
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_1_floor_theta_n_kernels_of_each_convolution_change_in_every_entry_and_no_other_bit_does():
@@ -106,7 +110,9 @@ def test_4_clients_of_a_round_get_different_kernels_and_the_same_seat_the_same_b
 def test_4_common_resets_are_the_same_for_all_clients_of_a_round_and_others_in_the_next():
     made = lab.parts("fedphoenix(theta=0.5, resets=common)", "images")
     server = Server.start(made.method, made.setup)
-    sent = [w.sent for w in plan_round(server, made.method, made.setup, "share", 0.1, lambda *_: None, lambda _: None).works]
+    sent = [
+        w.sent for w in plan_round(server, made.method, made.setup, "share", 0.1, lambda *_: None, lambda _: None).works
+    ]
     assert len({lab.bits(p) for p in sent}) == 1
     piece = made.method.pieces[0]
     later = piece.send(server.params, {}, Seat(0, 0, 1, ()), np.random.default_rng(0), made.setup)[0]
@@ -119,10 +125,17 @@ def active(piece, layers, t):
 
 @pytest.mark.parametrize(
     ("model", "published"),
-    [("resnet18(stem=3)", [20, 20, 19, 10, 1, 0]), ("vgg16", [13, 13, 13, 7, 1, 0]), ("mobilenet", [27, 26, 26, 14, 1, 0])],
+    [
+        ("resnet18(stem=3)", [20, 20, 19, 10, 1, 0]),
+        ("vgg16", [13, 13, 13, 7, 1, 0]),
+        ("mobilenet", [27, 26, 26, 14, 1, 0]),
+    ],
 )
 def test_5_layers_reset_in_a_round_are_those_with_t_layers_below_depth_plus_one_times_stop(model, published):
-    """At rounds 0, 49, 50, 500, 999, 1000 as run on the released code; a large theta, so that every active layer has a kernel."""
+    """At rounds 0, 49, 50, 500, 999, 1000 as run on the released code.
+
+    A large theta, so that every active layer has a kernel.
+    """
     layout = layout_of(model)
     assert len(matrices(layout, "conv")) == LAYERS[model]
     assert [len(list(FedPhoenix(theta=0.5).due(layout, t))) for t in (0, 49, 50, 500, 999, 1000)] == published
@@ -147,16 +160,23 @@ def test_5_the_integer_form_has_no_extra_round_where_floats_have_one():
 
 
 def test_5_reverse_stops_deep_layers_first_constant_never_stops_and_linear_fades():
-    reverse, constant, linear = (FedPhoenix(theta=0.5, stop=100, schedule=s, hold=h) for s, h in (("reverse", 0), ("constant", 0), ("linear", 20)))
+    reverse, constant, linear = (
+        FedPhoenix(theta=0.5, stop=100, schedule=s, hold=h)
+        for s, h in (("reverse", 0), ("constant", 0), ("linear", 20))
+    )
     assert [active(reverse, 4, t) for t in (0, 25, 50, 99, 100)] == [[0, 1, 2, 3], [0, 1, 2], [0, 1], [0], []]
     assert active(constant, 4, 10**6) == [0, 1, 2, 3]
     assert [linear.ratio_at(0, 4, t) for t in (0, 20, 60, 100, 101)] == [0.5, 0.5, 0.25, 0, 0]
     assert FedPhoenix(stop=0, schedule="linear").ratio_at(0, 4, 0) == 0
 
 
-# ---- 6: with what ---------------------------------------------------------------------------------------------------------------------------
+# ---- 6: with what
+# ---------------------------------------------------------------------------------------------------------------------------
 
-SPREAD = {"uniform": 1 / math.sqrt(3), "trunc_normal": 0.8796}  # of the layer's standard deviation; 1 for the others that look at the layer
+SPREAD = {
+    "uniform": 1 / math.sqrt(3),
+    "trunc_normal": 0.8796,
+}  # of the layer's standard deviation; 1 for the others that look at the layer
 
 
 def one_layer(rows=256, inputs=128, seed=1):
@@ -188,7 +208,9 @@ def test_6_bounded_laws_keep_their_bounds():
     for law, edge in (("uniform", 1.0), ("xavier_uniform", math.sqrt(3)), ("trunc_normal", 2.0)):
         values = draw(law, shape, 400, (0.0, 1.0), 1.0, generator, torch.float64)
         assert edge * 0.99 < values.abs().max() <= edge
-    assert draw("kaiming_uniform", shape, 400, (5.0, 5.0), 1.0, generator, torch.float64).abs().max() <= math.sqrt(6 / 400)
+    assert draw("kaiming_uniform", shape, 400, (5.0, 5.0), 1.0, generator, torch.float64).abs().max() <= math.sqrt(
+        6 / 400
+    )
 
 
 def test_6_orthogonal_kernels_are_at_right_angles():
@@ -220,17 +242,21 @@ def test_6_moments_are_the_unbiased_ones_before_the_reset_and_read_once_a_round(
     assert std == pytest.approx(float(params.flat.double().std(unbiased=True)), rel=1e-6)
 
 
-# ---- 7: the limit ---------------------------------------------------------------------------------------------------------------------------
+# ---- 7: the limit
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("toy", ["images", "layer"])
-@pytest.mark.parametrize("off", ["theta=0", "stop=0", "theta=0, side=client", "stop=0, side=client", "stop=0, schedule=linear"])
+@pytest.mark.parametrize(
+    "off", ["theta=0", "stop=0", "theta=0, side=client", "stop=0, side=client", "stop=0, schedule=linear"]
+)
 def test_7_without_theta_or_rounds_a_whole_run_is_fedavg_bit_for_bit(toy, off):
     found, plain = lab.play(f"fedphoenix({off}, layers=both)", toy), lab.played("fedavg", toy)
     assert set(lab.same(found, plain)) <= {"slots"}, "a piece without state has an empty slot, FedAvg none"
 
 
-# ---- 8: parts of kernels and linear layers --------------------------------------------------------------------------------------------------
+# ---- 8: parts of kernels and linear layers
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [1 / 3, 2 / 3])
@@ -284,13 +310,17 @@ def test_8_each_arm_touches_its_own_layers_only(layers, kinds):
     assert touched == kinds
 
 
-# ---- 9: the blend ---------------------------------------------------------------------------------------------------------------------------
+# ---- 9: the blend
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1)
 def transformer():
     module = build(
-        "transformer(width=16, heads=2, feedforward=32)", Task("classification", (6,), 4, vocabulary=50), None, random_streams.torch_stream(0, "m")
+        "transformer(width=16, heads=2, feedforward=32)",
+        Task("classification", (6,), 4, vocabulary=50),
+        None,
+        random_streams.torch_stream(0, "m"),
     )
     layout = Layout(entries_of(module, "head"))
     flat = Params.of({n: module.get_parameter(n) for n in layout.spec.names}).flat
@@ -308,7 +338,9 @@ def test_9_touched_lines_are_the_blend_and_the_others_keep_their_bits(lines, mon
     layout, params = transformer()
     drawn = []
     real = torch.randn
-    monkeypatch.setattr(torch, "randn", lambda *shape, **options: drawn.append(real(*shape, **options)) or drawn[-1].clone())
+    monkeypatch.setattr(
+        torch, "randn", lambda *shape, **options: drawn.append(real(*shape, **options)) or drawn[-1].clone()
+    )
     piece = FedPhoenixBlend(alpha=0.3, rho=0.25, qkv=lines, out=lines, ffn=lines)
     copy = piece.blend(params, layout, 0, stream())
     expected = parts(layout)
@@ -343,7 +375,12 @@ def test_9_fused_projections_are_three_matrices_with_moments_and_lines_of_their_
 
 def test_9_the_stair_freezes_early_blocks_first_and_the_shift_moves_strength_to_late_ones():
     stair, shift = FedPhoenixBlend(stop=90), FedPhoenixBlend(stop=90, blocks="shift")
-    assert [[stair.weight(b, 3, t) for b in range(3)] for t in (0, 30, 60, 90)] == [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]]
+    assert [[stair.weight(b, 3, t) for b in range(3)] for t in (0, 30, 60, 90)] == [
+        [1, 1, 1],
+        [0, 1, 1],
+        [0, 0, 1],
+        [0, 0, 0],
+    ]
     start, middle = ([shift.weight(b, 3, t) for b in range(3)] for t in (0, 45))
     assert start == pytest.approx([1, 2 / 3, 1 / 3])
     assert middle == pytest.approx([2 / 3, 1, 2 / 3])
@@ -358,7 +395,9 @@ def test_9_the_shift_takes_blocks_as_often_as_their_weight_says():
     for place in range(300):
         copy = piece.blend(params, layout, 0, stream(place))
         for b in range(3):
-            taken[b] += not torch.equal(copy[f"layers.{b}.attention.qkv.weight"], params[f"layers.{b}.attention.qkv.weight"])
+            taken[b] += not torch.equal(
+                copy[f"layers.{b}.attention.qkv.weight"], params[f"layers.{b}.attention.qkv.weight"]
+            )
     assert taken[0] == 300
     assert [n / 300 for n in taken] == pytest.approx([1, 2 / 3, 1 / 3], abs=0.09)  # three standard errors
 
@@ -367,15 +406,22 @@ def test_9_the_blend_trains_a_text_transformer():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randint(0, 50, (36, 6), generator=generator), torch.arange(36) % 4
     federation = lab.listed(x, y, (12, 12, 12), vocabulary=50, test=(x[:8].numpy(), y[:8].numpy()))
-    module = build("transformer(width=16, heads=2, feedforward=32)", federation.task, None, random_streams.torch_stream(0, "m"))
-    run = lab.engine(lab.parts("fedphoenixblend(rho=0.25, blocks=shift, stop=3)", (federation, module), local_lr=0.01, rounds=2))
+    module = build(
+        "transformer(width=16, heads=2, feedforward=32)", federation.task, None, random_streams.torch_stream(0, "m")
+    )
+    run = lab.engine(
+        lab.parts("fedphoenixblend(rho=0.25, blocks=shift, stop=3)", (federation, module), local_lr=0.01, rounds=2)
+    )
     rows = list(run.rounds())
     run.close()
     assert all(row["moved"] and not row["refused"] and 1 < row["loss"] < 2 for row in rows)
-    assert all(len({lab.bits(w.sent.flat) for w in works}) == 3 for works in run.executor.works), "every client starts from a copy of its own"
+    assert all(len({lab.bits(w.sent.flat) for w in works}) == 3 for works in run.executor.works), (
+        "every client starts from a copy of its own"
+    )
 
 
-# ---- 10: what it costs ----------------------------------------------------------------------------------------------------------------------
+# ---- 10: what it costs
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_10_the_cost_functions_return_the_published_formulas():
@@ -393,36 +439,68 @@ def test_10_the_cost_functions_return_the_published_formulas():
 def test_10_describe_shows_the_formula(name):
     made = lab.parts(name)
     (value,) = made.method.pieces[0].formulas({}, made.setup).values()
-    weights, everything, steps = 6 * 8 + 8 * 5 + 5 * 3, made.setup.layout.spec.total, sum(2 * math.ceil(n / 4) for n in lab.SIZES) / 6
+    weights, everything, steps = (
+        6 * 8 + 8 * 5 + 5 * 3,
+        made.setup.layout.spec.total,
+        sum(2 * math.ceil(n / 4) for n in lab.SIZES) / 6,
+    )
     by_hand = {"fedphoenix": (6 + 6 * 3) * weights, "fedprox": 3 * steps * 3 * everything, "fedmut": 7 * everything}
     assert value == pytest.approx(by_hand.get(name.partition("(")[0], 3 * 3 * 6 * everything), rel=1e-12)
 
 
 def test_10_the_command_prints_all_four_formulas_beside_what_is_measured(capfd, monkeypatch):
-    """100 clients, 10 a round, 50 local steps: 19.125 times the weights of convolutions, and 21, 3000 and 1500 times all."""
+    """100 clients, 10 a round, 50 local steps: 19.125 times the weights of convolutions, and 21, 3000 and 1500 times
+    all.
+    """
     chain = "fedprox + clusteredsampling + fedmut + fedphoenix(theta=2/64)"
-    settings = ["model=resnet8(stem=3)", "partition=iid", "clients=100", "cohort=10", "local.epochs=none", "local.steps=50", "local.batch=4"]
+    settings = [
+        "model=resnet8(stem=3)",
+        "partition=iid",
+        "clients=100",
+        "cohort=10",
+        "local.epochs=none",
+        "local.steps=50",
+        "local.batch=4",
+    ]
     monkeypatch.setenv("COLUMNS", "300")
     with pytest.raises(SystemExit) as left:
         main(["describe", chain, *settings])
     said = capfd.readouterr()
     assert left.value.code in (0, None), said.err
-    shown = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in said.out.partition("the method")[0].splitlines() if line.strip())
+    shown = dict(
+        re.split(r"  +", line.strip(), maxsplit=1)
+        for line in said.out.partition("the method")[0].splitlines()
+        if line.strip()
+    )
     numbers = int(shown["parameters"].replace(",", ""))
-    convs = 64 * 9 + 2 * 64 * 64 * 9 + sum(a * b * 9 + b * b * 9 + a * b for a, b in ((64, 128), (128, 256)))  # stem, stages, shortcuts
-    times = {"fedprox": 1500 * numbers, "clusteredsampling": 3000 * numbers, "fedmut": 21 * numbers, "fedphoenix": int(19.125 * convs)}
-    assert shown["by formula"] == ", ".join(f"{name}: FLOPs a round beside training {value:,}" for name, value in times.items())
-    measured = {"to a client, first round": "4.92 MB", "from a client, first round": "4.92 MB", "training, a sample": "local 72.5 MFLOP"}
+    convs = (
+        64 * 9 + 2 * 64 * 64 * 9 + sum(a * b * 9 + b * b * 9 + a * b for a, b in ((64, 128), (128, 256)))
+    )  # stem, stages, shortcuts
+    times = {
+        "fedprox": 1500 * numbers,
+        "clusteredsampling": 3000 * numbers,
+        "fedmut": 21 * numbers,
+        "fedphoenix": int(19.125 * convs),
+    }
+    assert shown["by formula"] == ", ".join(
+        f"{name}: FLOPs a round beside training {value:,}" for name, value in times.items()
+    )
+    measured = {
+        "to a client, first round": "4.92 MB",
+        "from a client, first round": "4.92 MB",
+        "training, a sample": "local 72.5 MFLOP",
+    }
     assert measured.items() <= shown.items()
 
 
-# ---- where a client starts ------------------------------------------------------------------------------------------------------------------
+# ---- where a client starts
+# ------------------------------------------------------------------------------------------------------------------
 
 
 class Ends(Piece):
     """Remembers the models that come back."""
 
-    seen: list = []  # noqa: RUF012  # a spy
+    seen: list = []  # a spy
 
     def upload(self, delta, own, v):
         self.seen.append((v.round, v.samples, v.end.flat.double().clone()))
@@ -444,16 +522,23 @@ def test_the_server_averages_the_models_that_come_back(side):
 
 
 def test_a_client_side_reset_enters_the_average_exactly_as_a_server_side_one(monkeypatch):
-    """The same kernels on both sides, and local steps too small to move a float: bit for bit, and reset rows of the average are the new ones."""
+    """The same kernels on both sides, and local steps too small to move a float: bit for bit, and reset rows of the
+    average are the new ones.
+    """
     monkeypatch.setattr(fedphoenix, "seeded", lambda _: torch.Generator().manual_seed(5))
     monkeypatch.setattr(fedphoenix, "seeded_by", lambda _: torch.Generator().manual_seed(5))
-    sides = {side: lab.play(f"fedphoenix(theta=0.5, layers=both, side={side})", local_lr=1e-30, rounds=1) for side in ("server", "client")}
+    sides = {
+        side: lab.play(f"fedphoenix(theta=0.5, layers=both, side={side})", local_lr=1e-30, rounds=1)
+        for side in ("server", "client")
+    }
     assert lab.bits(sides["server"].params) == lab.bits(sides["client"].params)
     made = lab.parts("fedphoenix(theta=0.5, layers=both)")
     start = made.method.pieces[0].reset(made.setup.params, made.setup.layout, 0, torch.Generator().manual_seed(5))
     moved = start.flat != made.setup.params.flat
     assert moved.any()
-    assert (sides["client"].params.flat - start.flat)[moved].abs().max() <= 1e-6  # all start alike, so their mean is that start
+    assert (sides["client"].params.flat - start.flat)[
+        moved
+    ].abs().max() <= 1e-6  # all start alike, so their mean is that start
 
 
 def test_with_training_both_sides_agree_to_rounding(monkeypatch):
@@ -472,11 +557,14 @@ def test_with_the_reset_on_the_client_the_server_sends_its_own_model():
 
 
 def test_a_reset_asks_for_as_many_bytes_as_fedavg():
-    rows = [lab.play(m, "images").rows for m in ("fedavg", "fedphoenix(theta=0.5)", "fedphoenix(theta=0.5, side=client)")]
+    rows = [
+        lab.play(m, "images").rows for m in ("fedavg", "fedphoenix(theta=0.5)", "fedphoenix(theta=0.5, side=client)")
+    ]
     assert len({(r["bytes_up"], r["bytes_down"]) for run in rows for r in run}) == 1
 
 
-# ---- what it says ---------------------------------------------------------------------------------------------------------------------------
+# ---- what it says
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def notes(method, toy):
@@ -505,7 +593,10 @@ def test_a_share_of_a_kernel_that_is_no_number_is_told():
 
 
 def test_a_reset_that_stops_before_it_begins_is_told_as_such():
-    for method, toy in (("fedphoenix(theta=0.5, stop=0)", "images"), ("fedphoenix(theta=0.5, layers=fc, fc_stop=0)", "layer")):
+    for method, toy in (
+        ("fedphoenix(theta=0.5, stop=0)", "images"),
+        ("fedphoenix(theta=0.5, layers=fc, fc_stop=0)", "layer"),
+    ):
         (note,) = notes(method, toy)
         assert "stops in round 0" in note, method
     assert "theta=0.03125" in notes("fedphoenix(stop=0)", "images")[0], "a later stop would not help"
@@ -514,7 +605,14 @@ def test_a_reset_that_stops_before_it_begins_is_told_as_such():
 def test_a_run_carries_the_note(tmp_path):
     import fedstrata  # noqa: PLC0415
 
-    quick = {"rounds": 1, "clients": 20, "cohort": 2, "local.steps": 1, "out": str(tmp_path), "model": "mlp(hidden=[4])"}
+    quick = {
+        "rounds": 1,
+        "clients": 20,
+        "cohort": 2,
+        "local.steps": 1,
+        "out": str(tmp_path),
+        "model": "mlp(hidden=[4])",
+    }
     assert any("fedphoenix" in note for note in fedstrata.run("fedphoenix", **quick).notes)
     assert not any("fedphoenix" in note for note in fedstrata.run("fedphoenix(layers=fc, theta=0.5)", **quick).notes)
 

@@ -1,4 +1,6 @@
-"""FedPhoenix's published experiments: every config is checked by the command, and one client takes a step, on stand-in data."""
+"""FedPhoenix's published experiments: every config is checked by the command, and one client takes a step, on stand-in
+data.
+"""
 
 import csv
 import io
@@ -19,7 +21,11 @@ from fedstrata.methods.fedphoenix import FedPhoenix
 from fedstrata.methods.parts.resets import matrices
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("fedphoenix_*.toml"))
-CONVS = {"fedphoenix_cifar10_vgg16": 13, "fedphoenix_fc": 13, "fedphoenix_cifar10_mobilenet": 27}  # the others are ResNet-18, with 20
+CONVS = {
+    "fedphoenix_cifar10_vgg16": 13,
+    "fedphoenix_fc": 13,
+    "fedphoenix_cifar10_mobilenet": 27,
+}  # the others are ResNet-18, with 20
 SAMPLES = 6000
 
 
@@ -41,7 +47,9 @@ def root(tmp_path_factory):
         path.write_bytes(np.concatenate([*columns, rng.integers(0, 256, (count, 3072), np.uint8)], 1).tobytes())
 
     for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
-        binary(folder / f"cifar-10-batches-bin/{name}.bin", 15_000 // 5, 10)  # as many as Dirichlet(0.1) needs to give each of 100 clients ten
+        binary(
+            folder / f"cifar-10-batches-bin/{name}.bin", 15_000 // 5, 10
+        )  # as many as Dirichlet(0.1) needs to give each of 100 clients ten
     for name, count in (("train", SAMPLES), ("test", 100)):
         binary(folder / f"cifar-100-binary/{name}.bin", count, 20, 100)
     for name, count in (("train", SAMPLES), ("test", 50)):
@@ -74,7 +82,13 @@ def test_a_published_experiment_is_checked_and_takes_a_step_of_one_client(path, 
     assert left.value.code in (0, None), said.err
     assert "resets nothing" not in said.out
     config = Config.read(path, [f"data.root={root}"])
-    assert (config.rounds, config.local.epochs, config.local.batch, config.local.lr, config.local.momentum) == (1200, 5, 50, 0.01, 0.5)
+    assert (config.rounds, config.local.epochs, config.local.batch, config.local.lr, config.local.momentum) == (
+        1200,
+        5,
+        50,
+        0.01,
+        0.5,
+    )
     assert (config.clients, config.cohort) == ((3, 3) if "office" in path.stem else (100, 10))
     parts = assemble(config.replace(cohort=1))  # the copies of ten clients of a VGG-16 would take 5 GB
     assert len(matrices(parts.setup.layout, "conv")) == CONVS.get(path.stem, 20)

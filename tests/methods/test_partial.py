@@ -1,4 +1,6 @@
-"""What belongs to partial networks: batch-norm policies, budgets of clients, returning clients, other pieces beside them, settings, configs."""
+"""What belongs to partial networks: batch-norm policies, budgets of clients, returning clients, other pieces beside
+them, settings, configs.
+"""
 
 import io
 import re
@@ -24,12 +26,15 @@ from fedstrata.methods.budgets import Budgets
 from fedstrata.wire import messages
 from methods.networks import residual
 
-# ---- norm statistics (section 3.5) ----------------------------------------------------------------------------------------------------------
+# ---- norm statistics (section 3.5)
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bn", ["local", "share", "server", "trained", "batch"])
 def test_batch_norm_policies_decide_whose_statistics_move(bn):
-    """A partial round of the head, and one of the layer with the norm: all running statistics move on clients, and the policy says where they go."""
+    """A partial round of the head, and one of the layer with the norm: all running statistics move on clients, and the
+    policy says where they go.
+    """
     run = lab.engine(lab.parts("fedpart(warmup=0, repeat=1)", "batch", bn=bn))
     for turn, trained in enumerate(("first", "second", "head")):
         before = run.server.params.buffers.clone()
@@ -53,7 +58,10 @@ def test_local_statistics_are_those_of_one_named_client_when_the_server_tests():
 
 
 def test_trained_statistics_with_budgets_are_averaged_over_those_who_trained_the_layer():
-    """The head alone fits client budgets of 0.5; so its statistics are nobody's, and those who train the norm's layer average theirs."""
+    """The head alone fits client budgets of 0.5.
+
+    So its statistics are nobody's, and those who train the norm's layer average theirs.
+    """
     run = lab.engine(lab.parts("fedpart(warmup=0, repeat=1) + budgets(time=[0.5, 1])", "batch", bn="trained", cohort=6))
     run.round()
     replies = {r.client: r for r in run.executor.replies[0]}
@@ -65,7 +73,8 @@ def test_trained_statistics_with_budgets_are_averaged_over_those_who_trained_the
         assert torch.allclose(run.server.params.buffers[name], mean, rtol=1e-6, atol=1e-7)
 
 
-# ---- partial participation, budgets, returning clients ----------------------------------------------------------------------------------------
+# ---- partial participation, budgets, returning clients
+# ----------------------------------------------------------------------------------------
 
 
 def test_budgets_are_held_in_every_round_by_measured_costs():
@@ -88,7 +97,11 @@ def test_budgets_are_held_in_every_round_by_measured_costs():
 
 def test_a_client_that_can_afford_nothing_is_refused_with_the_arithmetic():
     with pytest.raises(
-        MethodError, match=r"client 1 can train no layer group: the cheapest that is shared takes 61% of the whole model's memory and 45% of its"
+        MethodError,
+        match=(
+            r"client 1 can train no layer group: the cheapest that is shared takes 61% of the whole model's memory and"
+            r" 45% of its"
+        ),
     ):
         lab.parts("fedpart + budgets(time=[1, 0.1])")
 
@@ -136,18 +149,28 @@ def test_returning_is_refused_beside_models_made_for_one_client(other):
 @pytest.mark.parametrize(
     "chain",
     [
-        *("budgets(time=[1, 0.5]) + fedpart", "returning + fedpart", "returning + fedprox + fedrep", "budgets + returning + fedper"),
+        *(
+            "budgets(time=[1, 0.5]) + fedpart",
+            "returning + fedpart",
+            "returning + fedprox + fedrep",
+            "budgets + returning + fedper",
+        ),
         *("fedpart + fedbabu", "fedpart + fedrep", "fedpart(cycles=1) + scaffold + fedper"),
     ],
 )
 def test_a_plan_made_for_what_others_leave_stands_behind_them(chain):
     """What takes part at all, then what of it trains in a round, then what single clients do of that."""
     first, *_, last = re.sub(r"\(.*?\)", "", chain).split(" + ")
-    with pytest.raises(MethodError, match=f"{first} plans for what the other pieces train and send.* Write {first} behind {last}"):
+    with pytest.raises(
+        MethodError, match=f"{first} plans for what the other pieces train and send.* Write {first} behind {last}"
+    ):
         method(chain)
 
 
-@pytest.mark.parametrize("chain", ["budgets + returning", "returning + budgets", "budgets + fedprox", "fedper + fedpart + budgets + returning"])
+@pytest.mark.parametrize(
+    "chain",
+    ["budgets + returning", "returning + budgets", "budgets + fedprox", "fedper + fedpart + budgets + returning"],
+)
 def test_pieces_that_plan_nothing_may_stand_behind_and_so_may_their_like(chain):
     assert [type(piece).__name__.lower() for piece in method(chain).pieces] == chain.split(" + ")
 
@@ -172,7 +195,12 @@ def test_a_client_that_can_afford_no_shared_layers_is_refused_before_training_wh
     """Also one that is in no early cohort, and one that could afford the head, which is private here."""
     budgets = [1.0] * 6
     budgets[client] = 0.5  # of the FLOPs; the head takes 0.45, the body's layers 0.61 and 0.79
-    with pytest.raises(MethodError, match=f"client {client} can train no layer group: the cheapest that is shared takes 69% .* and 61% of its FLOPs"):
+    with pytest.raises(
+        MethodError,
+        match=(
+            f"client {client} can train no layer group: the cheapest that is shared takes 69% .* and 61% of its FLOPs"
+        ),
+    ):
         lab.parts(f"fedper + budgets(time={budgets})", cohort=2)
     lab.parts(f"budgets(time={budgets})", cohort=2)
 
@@ -200,14 +228,19 @@ def test_networks_that_grow_are_refused(other):
 
 
 def test_where_nothing_is_shared_a_client_on_a_budget_has_nothing_to_train():
-    with pytest.raises(MethodError, match="no layers are shared here, so client 1, who cannot afford all, has none to train"):
+    with pytest.raises(
+        MethodError, match="no layers are shared here, so client 1, who cannot afford all, has none to train"
+    ):
         lab.parts("local + budgets(time=[1, 0.9])")
 
 
 def test_a_round_tells_which_layer_groups_were_trained_and_by_how_many():
     rows = lab.play("fedpart(warmup=1, repeat=1)", rounds=5).rows
     groups = list(lab.parts().setup.layout.groups)
-    assert [row["trained"] for row in rows[:4]] == [None, *({name: 3} for name in groups[:3])], "None is the whole model"
+    assert [row["trained"] for row in rows[:4]] == [
+        None,
+        *({name: 3} for name in groups[:3]),
+    ], "None is the whole model"
     drawn = lab.play("fedpart(warmup=0, repeat=1, order=random_client)", rounds=3).rows
     assert all(sum(row["trained"].values()) == 3 for row in drawn)
     phases = lab.play("fedrep(head_epochs=1)", rounds=1).rows
@@ -223,7 +256,10 @@ def test_rows_of_returning_clients_are_counted_before_the_run(monkeypatch):
 
 
 def test_private_and_absent_layers_are_left_out_of_the_turns():
-    """Behind FedBABU, whose head nobody trains, two groups are left; behind FedRep each phase trains what it has of the group."""
+    """Behind FedBABU, whose head nobody trains, two groups are left.
+
+    Behind FedRep each phase trains what it has of the group.
+    """
     run = lab.engine(lab.parts("fedbabu(epochs=1) + fedpart(warmup=0, repeat=1)"))
     names = list(run.parts.setup.layout.groups.values())
     for turn in (0, 1, 0):
@@ -234,7 +270,8 @@ def test_private_and_absent_layers_are_left_out_of_the_turns():
     assert all(row["moved"] for row in found.rows)
 
 
-# ---- settings -------------------------------------------------------------------------------------------------------------------------------
+# ---- settings
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong", ["repeat=0", "warmup=-1", "first=-1", "cycles=0", "together=0", "order=upwards"])
@@ -264,7 +301,8 @@ def test_the_control_of_scaffold_moves_by_the_sum_of_what_those_who_trained_a_la
         torch.testing.assert_close(after[name].double(), wanted, atol=1e-6, rtol=1e-5)
 
 
-# ---- configurations of published experiments ------------------------------------------------------------------------------------------------
+# ---- configurations of published experiments
+# ------------------------------------------------------------------------------------------------
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("fedpart_*.toml"))
 
@@ -312,7 +350,9 @@ def stand_in(tmp_path_factory):
     (root / "ag_news").mkdir()
     for name, count in (("train", 3000), ("test", 8)):
         words = [f"word{i % 7} and word{i % 3}" for i in range(count)]
-        pd.DataFrame({"label": np.arange(count) % 4, "title": words, "description": words}).to_parquet(root / f"ag_news/{name}.parquet")
+        pd.DataFrame({"label": np.arange(count) % 4, "title": words, "description": words}).to_parquet(
+            root / f"ag_news/{name}.parquet"
+        )
     return root
 
 
@@ -332,17 +372,33 @@ def test_published_settings_are_checked_and_take_a_step_of_one_client(path, stan
     warm = 60 if path.stem == "fedpart_cifar10_warmup" else 5
     start = Server.start(parts.method, parts.setup)
     for t, sent in ((0, total), (warm, None if parts.method.named["fedpart"].order == "reverse" else first)):
-        turn = plan_round(replace(start, round=t), parts.method, parts.setup, parts.config.bn, parts.lr(t), lambda *_: None, lambda _: None)
+        turn = plan_round(
+            replace(start, round=t),
+            parts.method,
+            parts.setup,
+            parts.config.bn,
+            parts.lr(t),
+            lambda *_: None,
+            lambda _: None,
+        )
         session = Session(replace(parts.make(), costs={}), turn.works[0], probe=True)
         loss, steps = session.train(session.begin())
         reply = session.reply(session.end(), loss, steps)
         assert 1 < loss < 8, "chance is 2.3 on ten classes, 4.6 on a hundred"
-        assert messages.weigh_up(reply).payload == 4 * (sent or next(reversed(parts.setup.layout.groups.values())).numel)
+        assert messages.weigh_up(reply).payload == 4 * (
+            sent or next(reversed(parts.setup.layout.groups.values())).numel
+        )
 
 
 def test_there_is_a_config_for_each_published_setting():
     cifar10 = [f"fedpart_cifar10_{name}" for name in ("150", "alpha01", "alpha1", "iid", "moon", "order", "warmup")]
-    assert [path.stem for path in CONFIGS] == ["fedpart_ag_news", "fedpart_cifar100", *cifar10, "fedpart_resnet18", "fedpart_tiny"]
+    assert [path.stem for path in CONFIGS] == [
+        "fedpart_ag_news",
+        "fedpart_cifar100",
+        *cifar10,
+        "fedpart_resnet18",
+        "fedpart_tiny",
+    ]
 
 
 def test_the_config_of_progfed_is_checked_and_takes_a_step_of_its_first_stage(stand_in, capfd):

@@ -40,7 +40,15 @@ def tiny(norm="none"):
 
 
 def engine(text, module=None, federation=None, wrap=None, **settings):
-    known = {"rounds": 5, "local.epochs": 2, "local.batch": 2, "local.lr": 0.05, "eval.every": 1, "executor": "loop", "seed": 7}
+    known = {
+        "rounds": 5,
+        "local.epochs": 2,
+        "local.batch": 2,
+        "local.lr": 0.05,
+        "eval.every": 1,
+        "executor": "loop",
+        "seed": 7,
+    }
     federation = federation or pictures()
     config = Config(method=text, cohort=federation.clients, **(known | settings))
     return lab.engine(assemble(config, federation, module or tiny()), **(wrap or {}))
@@ -50,7 +58,8 @@ def turns(text, rounds, stages):
     return [method(text).pieces[0].turn(t, stages, rounds) for t in range(rounds)]
 
 
-# ---- the calendar ---------------------------------------------------------------------------------------------------------------------------
+# ---- the calendar
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def test_by_default_the_published_stages_take_375_of_3000_rounds_each_and_the_last_the_rest():
@@ -66,7 +75,8 @@ def test_warm_up_is_extra_and_opens_every_stage_but_the_first():
     assert [t for t, (_, warm) in enumerate(found) if warm] == [*range(375, 400), *range(775, 800), *range(1175, 1200)]
 
 
-# ---- the rule, written out ------------------------------------------------------------------------------------------------------------------
+# ---- the rule, written out
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def written_features(p, x, stage):
@@ -105,9 +115,13 @@ def by_hand(run, calendar):
         trained, mean = moving(w, stage, warm=warm), {}
         for i in range(data.clients):
             index, own = data.training(i), dict(w)
-            for _, rows in Order(c.seed, ("local", t, i, 0), len(index), c.local.batch, "cycle", merge_single=False).batches(epochs=2, steps=None):
+            for _, rows in Order(
+                c.seed, ("local", t, i, 0), len(index), c.local.batch, "cycle", merge_single=False
+            ).batches(epochs=2, steps=None):
                 leaves = [own[n].clone().requires_grad_() for n in trained]
-                output = written_output(own | dict(zip(trained, leaves, strict=True)), data.train.x[index[rows]].double(), stage)
+                output = written_output(
+                    own | dict(zip(trained, leaves, strict=True)), data.train.x[index[rows]].double(), stage
+                )
                 y = data.train.y[index[rows]]
                 loss = (torch.logsumexp(output, 1) - output[torch.arange(len(y)), y]).mean()
                 for name, slope in zip(trained, torch.autograd.grad(loss, leaves), strict=True):
@@ -151,7 +165,8 @@ def test_the_server_is_tested_with_the_network_of_the_stage():
     run.close()
 
 
-# ---- bytes and FLOPs ------------------------------------------------------------------------------------------------------------------------
+# ---- bytes and FLOPs
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_stage_sends_the_front_of_resnet8_its_head_and_one_number_both_ways():
@@ -165,7 +180,9 @@ def test_a_stage_sends_the_front_of_resnet8_its_head_and_one_number_both_ways():
         for work, reply in zip(run.executor.works[-1], run.executor.replies[-1], strict=True):
             for letter in (messages.down(work), messages.up(reply)):
                 assert sum(4 * t.numel() for t in letter.tensors.values()) == 4 * numbers
-                heads = {n.split("/", 1)[1].rsplit(".", 1)[0] for n in letter.tensors if "head" in n or "progfed" in n} - {"progfed"}
+                heads = {
+                    n.split("/", 1)[1].rsplit(".", 1)[0] for n in letter.tensors if "head" in n or "progfed" in n
+                } - {"progfed"}
                 assert heads == {"head" if stage == 2 else f"progfed.{stage}"}
         assert row["bytes_up"] == row["bytes_down"] == 2 * 4 * numbers
         assert row["bytes_up"] < full["bytes_up"] if stage < 2 else row["bytes_up"] == full["bytes_up"] + 2 * 4
@@ -174,7 +191,9 @@ def test_a_stage_sends_the_front_of_resnet8_its_head_and_one_number_both_ways():
 
 def test_a_warm_up_sends_up_the_newest_block_and_its_head_and_goes_through_all_of_the_front():
     run = residual("progfed(each=1, warmup=1)", rounds=5, bn="local")
-    up, down = zip(*((row["bytes_up"] / 8, row["bytes_down"] / 8) for row in (run.round() for _ in range(5))), strict=True)
+    up, down = zip(
+        *((row["bytes_up"] / 8, row["bytes_down"] / 8) for row in (run.round() for _ in range(5))), strict=True
+    )
     run.close()
     heads = [3 * (width + 1) + 1 for width in (64, 128, 256)]
     whole = [sum(FRONT[: s + 1]) + heads[s] for s in range(3)]
@@ -194,7 +213,9 @@ def test_early_stages_take_fewer_flops_and_the_last_those_of_fedavg():
 def test_what_lies_behind_the_stage_is_not_run():
     run = engine("progfed(each=4)", tiny("batch"))
     run.round()
-    counted = {n: int(b) for n, b in run.executor.inner.kit.bound.body.named_buffers() if n.endswith("num_batches_tracked")}
+    counted = {
+        n: int(b) for n, b in run.executor.inner.kit.bound.body.named_buffers() if n.endswith("num_batches_tracked")
+    }
     run.close()
     assert all((count > 0) == n.startswith(("norm1", "layer1")) for n, count in counted.items())
     moved = run.server.params.buffers - run.parts.setup.params.buffers
@@ -218,13 +239,17 @@ def test_describe_knows_the_local_heads():
     assert found.bytes_up == 4 * (64 * 8 + 8 + 10 * 9 + 1)
 
 
-# ---- state ----------------------------------------------------------------------------------------------------------------------------------
+# ---- state
+# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 def test_a_run_that_is_taken_up_at_any_stage_ends_as_the_uninterrupted_one(after):
     whole = lab.finish(engine("progfed(each=1, warmup=1) + fedavgm(beta=0.5)"))
-    first, second = engine("progfed(each=1, warmup=1) + fedavgm(beta=0.5)"), engine("progfed(each=1, warmup=1) + fedavgm(beta=0.5)")
+    first, second = (
+        engine("progfed(each=1, warmup=1) + fedavgm(beta=0.5)"),
+        engine("progfed(each=1, warmup=1) + fedavgm(beta=0.5)"),
+    )
     for _ in range(after):
         first.round()
     second.server = lab.copied(first.server)
@@ -246,7 +271,9 @@ def test_a_lost_round_delays_the_next_stage_and_the_calendar_is_caught_up_with()
 
 def test_heads_start_alike_everywhere_and_follow_from_the_model():
     one, same, other = (engine("progfed", m) for m in (tiny(), tiny(), lab.filled(tiny(), 1)))
-    heads = [{n: t for n, t in e.parts.setup.params.views.items() if n.startswith("progfed.")} for e in (one, same, other)]
+    heads = [
+        {n: t for n, t in e.parts.setup.params.views.items() if n.startswith("progfed.")} for e in (one, same, other)
+    ]
     assert all(torch.equal(heads[0][n], heads[1][n]) for n in heads[0])
     assert not torch.equal(heads[0]["progfed.0.weight"], heads[2]["progfed.0.weight"])
     for stage, width in enumerate(WIDTHS[:2]):
@@ -267,11 +294,24 @@ def test_fewer_stages_begin_deeper():
     run.close()
 
 
-# ---- other pieces ---------------------------------------------------------------------------------------------------------------------------
+# ---- other pieces
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "text", ["fedprox(mu=0.1)", "moon", "fedavgm", "fedadam", "fedyogi", "feddyn", "fednova", "fedper", "fedrep", "fedbabu(epochs=1)"]
+    "text",
+    [
+        "fedprox(mu=0.1)",
+        "moon",
+        "fedavgm",
+        "fedadam",
+        "fedyogi",
+        "feddyn",
+        "fednova",
+        "fedper",
+        "fedrep",
+        "fedbabu(epochs=1)",
+    ],
 )
 def test_what_trains_plainly_goes_with_it_through_all_stages(text):
     found = lab.finish(engine(f"progfed(each=1, warmup=1) + {text}"))
@@ -324,7 +364,8 @@ def test_a_run_that_ends_early_or_never_grows_says_so():
     assert "it is FedAvg" in said("progfed(stages=1)")
 
 
-# ---- settings of a network ------------------------------------------------------------------------------------------------------------------
+# ---- settings of a network
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_setting_is_read_inside_vmap_and_grad_and_once_it_is_fixed_no_more():

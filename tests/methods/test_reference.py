@@ -1,4 +1,6 @@
-"""Every method against its rule written out by hand: three rounds, three of six clients of unequal sizes, in float64."""
+"""Every method against its rule written out by hand: three rounds, three of six clients of unequal sizes, in
+float64.
+"""
 
 from dataclasses import dataclass
 
@@ -46,22 +48,35 @@ def test_fedpart_equals_the_written_out_rule():
     """One full round, then each group once; the order reversed; two rounds a group."""
     turns = [None, 0, 1, 2, None]
     against("fedpart(warmup=1, repeat=1)", lambda w: rules.fedpart(w, turns.__getitem__), rounds=5)
-    against("fedpart(warmup=1, repeat=1, order=reverse)", lambda w: rules.fedpart(w, [None, 2, 1, 0, None].__getitem__), rounds=5)
+    against(
+        "fedpart(warmup=1, repeat=1, order=reverse)",
+        lambda w: rules.fedpart(w, [None, 2, 1, 0, None].__getitem__),
+        rounds=5,
+    )
     against("fedpart(warmup=0, repeat=2)", lambda w: rules.fedpart(w, [0, 0, 1, 1, 2].__getitem__), rounds=5)
 
 
 def test_fedpart_with_a_proximal_term_equals_the_written_out_rule():
-    against("fedprox(mu=0.5) + fedpart(warmup=1, repeat=1)", lambda w: rules.fedpart(w, [None, 0, 1, 2].__getitem__, prox=0.5), rounds=4)
+    against(
+        "fedprox(mu=0.5) + fedpart(warmup=1, repeat=1)",
+        lambda w: rules.fedpart(w, [None, 0, 1, 2].__getitem__, prox=0.5),
+        rounds=4,
+    )
 
 
 def test_budgets_equal_the_written_out_rule():
-    """Odd clients may spend 0.7 of a whole step's FLOPs. A step of group g takes, forward F = 206, (F + flops from g on) / (3 F - 96) of it:
+    """Odd clients may spend 0.7 of a whole step's FLOPs. A step of group g takes, forward F = 206, (F + flops from g
+    on) / (3 F - 96) of it:
     0.79, 0.61 and 0.45. So they train the second layer and the head."""
 
     def able(client):
         return [1, 2] if client % 2 else None
 
-    against("fedpart(warmup=1, repeat=1) + budgets(time=[1, 0.7])", lambda w: rules.fedpart(w, [None, 0, 1, 2].__getitem__, able), rounds=4)
+    against(
+        "fedpart(warmup=1, repeat=1) + budgets(time=[1, 0.7])",
+        lambda w: rules.fedpart(w, [None, 0, 1, 2].__getitem__, able),
+        rounds=4,
+    )
     against("budgets(time=[1, 0.7])", lambda w: rules.fedpart(w, lambda _: None, able), rounds=4)
 
 
@@ -76,7 +91,11 @@ class TwoConvs(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv1, self.conv2, self.head = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 5, 3, padding=1), nn.Linear(45, lab.CLASSES)
+        self.conv1, self.conv2, self.head = (
+            nn.Conv2d(1, 6, 3, padding=1),
+            nn.Conv2d(6, 5, 3, padding=1),
+            nn.Linear(45, lab.CLASSES),
+        )
 
     def forward(self, x):
         h = torch.nn.functional.avg_pool2d(torch.relu(self.conv1(x)), 2)
@@ -90,7 +109,13 @@ def pictures():
 def test_fedphoenix_on_convolutions_equals_the_written_out_stair():
     """Both layers in rounds 0 and 1, the second alone in round 2 and none in round 3."""
     convs = ("conv1.weight", "conv2.weight")
-    against("fedphoenix(theta=0.5, stop=3)", lambda w: rules.fedphoenix(w, 0.5, 3, convs), world=rules.Pictures, toy=pictures(), rounds=4)
+    against(
+        "fedphoenix(theta=0.5, stop=3)",
+        lambda w: rules.fedphoenix(w, 0.5, 3, convs),
+        world=rules.Pictures,
+        toy=pictures(),
+        rounds=4,
+    )
 
 
 def test_fedphoenix_with_a_proximal_term_pulls_towards_what_was_sent():
@@ -99,7 +124,10 @@ def test_fedphoenix_with_a_proximal_term_pulls_towards_what_was_sent():
     def pulled(world, start):
         return lambda y, b: world.grad(y, b) + 0.5 * (y - start)
 
-    against("fedphoenix(theta=0.5, layers=fc) + fedprox(mu=0.5)", lambda w: rules.fedphoenix(w, 0.5, 1000, (), names, pulled))
+    against(
+        "fedphoenix(theta=0.5, layers=fc) + fedprox(mu=0.5)",
+        lambda w: rules.fedphoenix(w, 0.5, 1000, (), names, pulled),
+    )
 
 
 @pytest.mark.parametrize("cohort", [2, 3, 4])
@@ -111,9 +139,14 @@ def test_fedmut_equals_the_written_out_rule(cohort):
 @pytest.mark.parametrize("partner", ["order", "unlike"])
 def test_fedcross_equals_the_written_out_rule(partner):
     found, world, models = against(
-        f"fedcross(alpha=0.8, partner={partner})", lambda w: rules.fedcross(w, 0.8, unlike=partner == "unlike"), cohort=4, rounds=4
+        f"fedcross(alpha=0.8, partner={partner})",
+        lambda w: rules.fedcross(w, 0.8, unlike=partner == "unlike"),
+        cohort=4,
+        rounds=4,
     )
-    assert all(distance(world, found.slots["fedcross"][f"model/{j}"], w) <= rules.ROUNDING for j, w in enumerate(models))
+    assert all(
+        distance(world, found.slots["fedcross"][f"model/{j}"], w) <= rules.ROUNDING for j, w in enumerate(models)
+    )
 
 
 def test_fedcross_models_move_between_clients_and_each_meets_all_others():
@@ -125,7 +158,9 @@ def test_fedcross_models_move_between_clients_and_each_meets_all_others():
     works, replies = run.executor.works, run.executor.replies
     for t in (0, 1):
         ends = {r.client: w.sent.flat + r.delta.flat for w, r in zip(works[t], replies[t], strict=True)}
-        came_from = {w.client: next(i for i, end in ends.items() if torch.equal(end, w.sent.flat)) for w in works[t + 1]}
+        came_from = {
+            w.client: next(i for i, end in ends.items() if torch.equal(end, w.sent.flat)) for w in works[t + 1]
+        }
         assert sorted(came_from.values()) == sorted(came_from)
         assert any(before != now for now, before in came_from.items())
     models = {j: Params(torch.tensor([float(j)]), Params.of({"w": torch.zeros(1)}).spec) for j in range(5)}
@@ -142,7 +177,13 @@ def test_fedgen_equals_the_written_out_rule(shares):
         lambda w: rules.fedgen(w, 0.7, 0.9, *settings.values(), decay=0.01, diversity=0.5, product=shares == "mean"),
     )
     own = found.slots["fedgen"]["generator"]
-    names = {"first.weight": made.first, "last.weight": made.last, "last.bias": made.bias, "norm.mean": made.mean, "norm.var": made.var}
+    names = {
+        "first.weight": made.first,
+        "last.weight": made.last,
+        "last.bias": made.bias,
+        "norm.mean": made.mean,
+        "norm.var": made.var,
+    }
     assert all((own[n].double() - t).abs().max() <= 1e-5 for n, t in names.items())
 
 
@@ -150,7 +191,11 @@ def test_fedgen_equals_the_written_out_rule(shares):
 @pytest.mark.parametrize("tree", ["rows", "condensed"])
 def test_clusteredsampling_equals_the_written_out_rule(tree, weighting):
     found, world, expected = against(
-        f"clusteredsampling(tree={tree})", lambda w: rules.clusteredsampling(w, uniform=weighting == "uniform"), weighting=weighting, rounds=4, seed=3
+        f"clusteredsampling(tree={tree})",
+        lambda w: rules.clusteredsampling(w, uniform=weighting == "uniform"),
+        weighting=weighting,
+        rounds=4,
+        seed=3,
     )
     slot, scale = found.slots["clusteredsampling"], world.w0.abs().max()
     apart = [(slot[f"update/{i}"].double() - u).abs().max() / scale for i, u in enumerate(expected["updates"])]
@@ -223,7 +268,10 @@ def test_perfedavg_equals_the_written_out_rule():
 
 
 def test_perfedavg_without_hessians_equals_the_written_out_rule():
-    """A difference of 0.05, where float32 leaves the quotient 1e-6 exact; the quotient's own error is the same on both sides."""
+    """A difference of 0.05, where float32 leaves the quotient 1e-6 exact.
+
+    The quotient's own error is the same on both sides.
+    """
     against("perfedavg(variant=hessian_free, delta=0.05)", lambda w: rules.perfedavg(w, w.lr, 0.05), tolerance=3e-5)
 
 
@@ -260,7 +308,8 @@ def test_finetune_equals_the_written_out_rule():
     against("finetune(steps=3, lr=0.02)", lambda w: rules.finetune(w, 3, 0.02))
 
 
-# ---- identities -----------------------------------------------------------------------------------------------------------------------------
+# ---- identities
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cohort", [3, 6])
@@ -277,7 +326,9 @@ def test_scaffold_mean_of_client_controls_is_the_server_control(cohort, lr):
 def test_feddyn_mean_of_client_duals_is_the_server_drift(cohort):
     found = lab.play("feddyn(alpha=0.1)", cohort=cohort)
     duals = [row["feddyn/dual"].double() for row in found.clients if row is not None]
-    assert (sum(duals) / 6 - found.slots["feddyn"]["drift"].flat.double()).abs().max() <= 1e-6 * max(d.abs().max() for d in duals)
+    assert (sum(duals) / 6 - found.slots["feddyn"]["drift"].flat.double()).abs().max() <= 1e-6 * max(
+        d.abs().max() for d in duals
+    )
 
 
 def test_fedbabu_and_fedrep_freeze_what_they_say():

@@ -26,7 +26,12 @@ class Task:
     kind: Literal["classification", "regression"] = "classification"
 
 
-CIFAR, CIFAR100, DIGITS, MNIST = Task((3, 32, 32), 10), Task((3, 32, 32), 100), Task((1, 8, 8), 10), Task((1, 28, 28), 10)
+CIFAR, CIFAR100, DIGITS, MNIST = (
+    Task((3, 32, 32), 10),
+    Task((3, 32, 32), 100),
+    Task((1, 8, 8), 10),
+    Task((1, 28, 28), 10),
+)
 CHARS, NEWS = Task((80,), 80, 80), Task((64,), 5, 30333)
 
 COUNTS = [
@@ -119,7 +124,9 @@ def give_streams(module: nn.Module, seed: int = 7) -> None:
             part.draw = lambda shape: torch.rand(shape, generator=generator)
 
 
-small = pytest.mark.parametrize(("spec", "task"), SMALL, ids=lambda v: v if isinstance(v, str) else "x".join(map(str, v.shape)))
+small = pytest.mark.parametrize(
+    ("spec", "task"), SMALL, ids=lambda v: v if isinstance(v, str) else "x".join(map(str, v.shape))
+)
 
 
 @pytest.mark.parametrize(("spec", "task", "norm", "wanted"), COUNTS)
@@ -152,7 +159,10 @@ def test_a_shortcut_is_defined_behind_conv2_of_its_block():
 
 
 def test_fedphoenix_resnet18_has_11159232_convolution_weights():
-    assert sum(m.weight.numel() for m in build("resnet18(stem=3)", CIFAR).modules() if isinstance(m, nn.Conv2d)) == 11_159_232
+    assert (
+        sum(m.weight.numel() for m in build("resnet18(stem=3)", CIFAR).modules() if isinstance(m, nn.Conv2d))
+        == 11_159_232
+    )
 
 
 def test_vgg16_on_tiny_imagenet_takes_8192_inputs_with_pool_4():
@@ -217,7 +227,9 @@ def test_functional_call_equals_the_call(spec, task):
     module = build(spec, task).eval()
     other = {n: p.detach() * 1.01 for n, p in module.named_parameters()}
     x = batch(task)
-    with torch.no_grad():  # one mode for both: torch's LSTM rounds differently where it need not keep anything for a backward pass
+    with (
+        torch.no_grad()
+    ):  # one mode for both: torch's LSTM rounds differently where it need not keep anything for a backward pass
         out = functional_call(module, other, (x,))
         for name, p in module.named_parameters():
             p.copy_(other[name])
@@ -232,7 +244,11 @@ def test_gradients_reach_every_parameter(spec, task):
     assert [n for n, p in module.named_parameters() if p.grad is None] == []
 
 
-@pytest.mark.parametrize(("spec", "task"), [s for s in SMALL if not s[0].startswith("char_lstm")], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("spec", "task"),
+    [s for s in SMALL if not s[0].startswith("char_lstm")],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
 def test_stacked_clients_equal_single_ones(spec, task):
     module = build(spec, task, "group" if spec.startswith(("resnet", "mobilenet")) else None).eval()
     stack = {n: torch.stack([p.detach(), 0.9 * p.detach()]) for n, p in module.named_parameters()}
@@ -242,13 +258,18 @@ def test_stacked_clients_equal_single_ones(spec, task):
     for client in range(2):
         alone = grad(loss)({n: p[client] for n, p in stack.items()}, x[client])
         for name, g in alone.items():
-            torch.testing.assert_close(together[name][client], g, rtol=2e-4, atol=1e-5 * float(1 + g.abs().max()))  # sums of up to 10^5 float32 terms
+            torch.testing.assert_close(
+                together[name][client], g, rtol=2e-4, atol=1e-5 * float(1 + g.abs().max())
+            )  # sums of up to 10^5 float32 terms
 
 
 @pytest.mark.parametrize("spec", NORMED)
 def test_layer_names_do_not_depend_on_the_norm(spec):
     task = Task((3, 32, 32), 10)
-    structure = {norm: [(n, type(m) is nn.Conv2d) for n, m in build(spec, task, norm).named_modules()] for norm in ("batch", "group", "none")}
+    structure = {
+        norm: [(n, type(m) is nn.Conv2d) for n, m in build(spec, task, norm).named_modules()]
+        for norm in ("batch", "group", "none")
+    }
     assert structure["batch"] == structure["group"] == structure["none"]
     assert len({len(derive_groups(build(spec, task, norm))) for norm in ("batch", "group", "none")}) == 1
 
@@ -268,7 +289,9 @@ def test_mobilenet_without_tracking_has_no_statistics_and_83_tensors():
 
 
 def test_groups_is_a_setting():
-    assert {m.num_groups for m in build("resnet18(groups=2)", CIFAR, "group").modules() if isinstance(m, nn.GroupNorm)} == {2}
+    assert {
+        m.num_groups for m in build("resnet18(groups=2)", CIFAR, "group").modules() if isinstance(m, nn.GroupNorm)
+    } == {2}
 
 
 def test_fedpart_encoder_layers_start_equal():
@@ -336,7 +359,9 @@ def test_fedfn_initialisation_of_vgg11():
     for name, part in module.named_modules():
         if isinstance(part, nn.Conv2d):
             assert torch.count_nonzero(part.bias) == 0
-            assert part.weight.std().item() == pytest.approx((2 / (9 * part.out_channels)) ** 0.5, rel=0.05), name  # at least 1728 draws
+            assert part.weight.std().item() == pytest.approx((2 / (9 * part.out_channels)) ** 0.5, rel=0.05), (
+                name
+            )  # at least 1728 draws
 
 
 @pytest.mark.parametrize(("init", "std"), [("fan_out", (2 / (9 * 64)) ** 0.5), ("torch", (1 / (3 * 9 * 64)) ** 0.5)])
@@ -369,7 +394,9 @@ def test_dropout_controls_have_our_layer_at_the_published_places(spec, task, lay
 
 
 def ways_through_dropout(spec, task):
-    """(module that runs before, p, whole channels, shape of a sample) of every dropout, in the order of the forward pass."""
+    """(module that runs before, p, whole channels, shape of a sample) of every dropout, in the order of the forward
+    pass.
+    """
     module, found, last = build(spec, task).train(), [], [""]
     give_streams(module)
     inner = {id(m.mask) for m in module.modules() if isinstance(m, ChannelDropout)}
@@ -379,7 +406,9 @@ def ways_through_dropout(spec, task):
         if isinstance(layer, (Dropout, ChannelDropout)):
             drop = layer.mask if isinstance(layer, ChannelDropout) else layer
             told = drop.p, isinstance(layer, ChannelDropout)
-            layer.register_forward_pre_hook(lambda _, x, told=told: found.append((last[0], *told, tuple(x[0].shape[1:]))))
+            layer.register_forward_pre_hook(
+                lambda _, x, told=told: found.append((last[0], *told, tuple(x[0].shape[1:])))
+            )
         elif not isinstance(layer, nn.Identity) and not any(True for _ in layer.children()):
             layer.register_forward_hook(lambda *_, name=name: last.__setitem__(0, name))
     module(batch(task))
@@ -402,7 +431,10 @@ CONTROLS = [
         "vgg16(conv_dropout=0.5)",
         CIFAR,
         [
-            *((f"convs.{n}.norm", 0.5, False, (w, s, s)) for n, w, s in ((1, 64, 16), (3, 128, 8), (6, 256, 4), (9, 512, 2))),
+            *(
+                (f"convs.{n}.norm", 0.5, False, (w, s, s))
+                for n, w, s in ((1, 64, 16), (3, 128, 8), (6, 256, 4), (9, 512, 2))
+            ),
             ("hidden.0", 0.5, False, (4096,)),
             ("hidden.1", 0.5, False, (4096,)),
         ],
@@ -411,7 +443,10 @@ CONTROLS = [
         "mobilenet(dropout=0.5)",
         CIFAR,
         [
-            *((f"blocks.{n - 1}.norm2", 0.5, False, (w, s, s)) for n, w, s in ((4, 256, 8), (6, 512, 4), (9, 512, 4), (12, 1024, 2))),
+            *(
+                (f"blocks.{n - 1}.norm2", 0.5, False, (w, s, s))
+                for n, w, s in ((4, 256, 8), (6, 512, 4), (9, 512, 4), (12, 1024, 2))
+            ),
             ("blocks.12.norm2", 0.5, False, (1024,)),
         ],
     ),
@@ -430,7 +465,8 @@ CONTROLS = [
 
 @pytest.mark.parametrize(("spec", "task", "places"), CONTROLS, ids=[c[0] for c in CONTROLS])
 def test_fedphoenix_dropout_controls_drop_where_they_are_said_to(spec, task, places):
-    """After each stage and in front of the head; after pools 1 to 4 and both hidden layers; after blocks 4, 6, 9, 12 and in front of the head; of
+    """After each stage and in front of the head; after pools 1 to 4 and both hidden layers; after blocks 4, 6, 9, 12
+    and in front of the head; of
     channels after both convolutions and of numbers after both hidden layers. Shapes show the pool in front."""
     assert ways_through_dropout(spec, task) == places
 

@@ -17,5 +17,8 @@ def test_a_pool_is_torchs_in_values_and_gradients_and_keeps_the_format(windows, 
     assert torch.equal(found, wanted)
     assert found.is_contiguous(memory_format=form)
     weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
-    (mine,), (their,) = torch.autograd.grad((found * weights).sum(), ours), torch.autograd.grad((wanted * weights).sum(), theirs)
+    (mine,), (their,) = (
+        torch.autograd.grad((found * weights).sum(), ours),
+        torch.autograd.grad((wanted * weights).sum(), theirs),
+    )
     assert torch.equal(mine, their)

@@ -140,7 +140,13 @@ BAD = [
     (own(), Task((1, 32, 32), 10), DataError, "1 channel(s)", "takes 3"),
     (own(10), Task((3, 32, 32), 100), DataError, "100 classes", "layer out"),
     (own(), Task((3, 16, 16), 10), DataError, "(3, 16, 16)", "mat1 and mat2"),
-    (nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(320, 10)), Task((80,), 10, 80), DataError, "vocabulary of 80", "holds 50"),
+    (
+        nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(320, 10)),
+        Task((80,), 10, 80),
+        DataError,
+        "vocabulary of 80",
+        "holds 50",
+    ),
     (nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(320, 10)), TABLE, DataError, "reads tokens", "(64,)"),
     (nn.Sequential(nn.Conv2d(3, 10, 1)), CIFAR, DataError, "(2, 10, 32, 32)", "(2, 10)"),
     (Functional("softmax"), TABLE, ConfigError, "probabilities", "softmax"),
@@ -194,7 +200,10 @@ def tiny():
     def factory(task: Task, width: int = 5, norm: Literal["batch", "none"] = "none") -> nn.Module:
         """A net of mine."""
         return nn.Sequential(
-            nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width) if norm == "batch" else nn.Identity(), nn.Linear(width, task.classes)
+            nn.Flatten(),
+            nn.Linear(64, width),
+            nn.BatchNorm1d(width) if norm == "batch" else nn.Identity(),
+            nn.Linear(width, task.classes),
         )
 
     factory.__annotations__["task"] = Task

@@ -34,10 +34,31 @@ PANELS = (
         {"fedavg": [0.1, 0.2, None]},
     ),
     Panel(
-        "Lines of layers", "How near. Source: made.", "lines", [0.1, 1.0], {"conv1": [1.0, 2.0], "head": [None, 3.0]}, x_name="epsilon", y_name="nats"
+        "Lines of layers",
+        "How near. Source: made.",
+        "lines",
+        [0.1, 1.0],
+        {"conv1": [1.0, 2.0], "head": [None, 3.0]},
+        x_name="epsilon",
+        y_name="nats",
     ),
-    Panel("A map", "Rows and columns. Source: made.", "heat", ["a", "b", "c"], {"conv1": [1.0, None, 3.0], "head": [0.0, -1.0, 2.0]}, y_name="unit"),
-    Panel("Bars", "By kind. Source: made.", "bars", ["up", "down"], {"fedavg": [1.0, 2.0], "own": [3.0, None]}, x_name="way", y_name="bits"),
+    Panel(
+        "A map",
+        "Rows and columns. Source: made.",
+        "heat",
+        ["a", "b", "c"],
+        {"conv1": [1.0, None, 3.0], "head": [0.0, -1.0, 2.0]},
+        y_name="unit",
+    ),
+    Panel(
+        "Bars",
+        "By kind. Source: made.",
+        "bars",
+        ["up", "down"],
+        {"fedavg": [1.0, 2.0], "own": [3.0, None]},
+        x_name="way",
+        y_name="bits",
+    ),
     Panel("A table", "Rows only. Source: made.", "table", ["x", "y"], {"one": [1.0, None], "two": [3.0, 4.0]}),
     Panel("Nothing", "No numbers at all.", "lines", [1, 2], {"fedavg": [None, None]}),
 )
@@ -67,10 +88,14 @@ CASES = {
     "hostile": hostile,
     "one": lambda: made.comparison(("fedavg",), (0,)),
     "two_seeds": lambda: made.comparison(("fedavg", "ditto"), (0, 1), validation=False),
-    "no_clients": lambda: made.comparison(clients=0, heldout=0, facts_more={"counts": (), "sizes": (), "shown": (), "names": (), "skew": {}}),
+    "no_clients": lambda: made.comparison(
+        clients=0, heldout=0, facts_more={"counts": (), "sizes": (), "shown": (), "names": (), "skew": {}}
+    ),
     "regression": lambda: made.comparison(regression=True),
     "failed": lambda: made.comparison(failed=[("fedavg", 0), ("fedavg", 1), ("fedavg", 2), ("ditto", 1)]),
-    "all_failed": lambda: made.comparison(("fedavg", "ditto"), failed=[(m, s) for m in ("fedavg", "ditto") for s in (0, 1, 2)]),
+    "all_failed": lambda: made.comparison(
+        ("fedavg", "ditto"), failed=[(m, s) for m in ("fedavg", "ditto") for s in (0, 1, 2)]
+    ),
     "flat": lambda: made.comparison(("fedavg", "moon"), flat=0.1),
     "twenty": lambda: made.comparison(tuple(f"fedprox(mu=0.{k:02d})" for k in range(20)), rounds=10),
     "unequal": lambda: made.comparison(("fedavg", "moon"), runs={"moon": {"rounds": 7}}),
@@ -91,7 +116,16 @@ def case(name):
 def hostile_panels():
     kinds = ("lines", "heat", "bars", "table")
     return [
-        Panel(EVIL[0], EVIL[1], kind, list(EVIL), {label: [float(k) for k in range(len(EVIL))] for label in EVIL}, {}, EVIL[2], EVIL[3])
+        Panel(
+            EVIL[0],
+            EVIL[1],
+            kind,
+            list(EVIL),
+            {label: [float(k) for k in range(len(EVIL))] for label in EVIL},
+            {},
+            EVIL[2],
+            EVIL[3],
+        )
         for kind in kinds
     ]
 

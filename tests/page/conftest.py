@@ -14,7 +14,7 @@ if "made" not in sys.modules:  # the comparisons made by hand that the tests of 
     spec.loader.exec_module(sys.modules["made"])
 sys.path.insert(0, str(HERE))
 
-import cases  # noqa: E402  # it needs made
+import cases  # it needs made
 
 
 @pytest.fixture(scope="session")
@@ -36,14 +36,23 @@ def chromium(tmp_path_factory):
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if browser is None or driver is None:
         pytest.skip("Chromium is missing: apt-get install chromium chromium-driver")
-    from selenium import webdriver  # noqa: PLC0415  # only those who have a browser need it
+    from selenium import webdriver  # only those who have a browser need it  # noqa: PLC0415
     from selenium.webdriver.chrome.service import Service  # noqa: PLC0415
 
     options = webdriver.ChromeOptions()
     options.binary_location = browser
-    quiet = "no-first-run disable-background-networking disable-component-update disable-sync disable-quic disable-gpu no-sandbox hide-scrollbars"
-    quiet += " disable-features=RenderDocument"  # with it, a page reloaded on a loaded machine may read localStorage as it was before the last write
-    for word in ["headless=new", *quiet.split(), f"user-data-dir={tmp_path_factory.mktemp('chromium')}", "window-size=1280,900"]:
+    quiet = (
+        "no-first-run disable-background-networking disable-component-update disable-sync disable-quic disable-gpu"
+        " no-sandbox hide-scrollbars"
+    )
+    # with it, a page reloaded on a loaded machine may read localStorage as it was before the last write
+    quiet += " disable-features=RenderDocument"
+    for word in [
+        "headless=new",
+        *quiet.split(),
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+        "window-size=1280,900",
+    ]:
         options.add_argument(f"--{word}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     started = webdriver.Chrome(options=options, service=Service(driver))

@@ -1,4 +1,6 @@
-"""The page in a real browser: nothing is looked up, every button does what it says, and it is readable on paper, by night and on a telephone."""
+"""The page in a real browser: nothing is looked up, every button does what it says, and it is readable on paper, by
+night and on a telephone.
+"""
 
 import base64
 import itertools
@@ -28,12 +30,18 @@ class Shown:
         return self.driver.execute_cdp_cmd(command, arguments)
 
     def width(self, width, height=900):
-        self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.cdp(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
         self.js("window.dispatchEvent(new Event('resize'))")
 
     def media(self, kind="", **features):
         features = {"prefers_reduced_motion": "reduce"} | features  # a click while the page scrolls would miss
-        self.cdp("Emulation.setEmulatedMedia", media=kind, features=[{"name": k.replace("_", "-"), "value": v} for k, v in features.items()])
+        self.cdp(
+            "Emulation.setEmulatedMedia",
+            media=kind,
+            features=[{"name": k.replace("_", "-"), "value": v} for k, v in features.items()],
+        )
 
     def keys(self, element, key):
         element.send_keys(key)
@@ -110,7 +118,13 @@ def test_every_tab_opens_by_click_and_by_arrow_keys(shown):
 
 def open_panels(view, group):
     ids = [tab.get_attribute("aria-controls") for tab in group.find_elements("css selector", "[role=tab]")]
-    return [i for i in ids if view.js("const p = document.getElementById(arguments[0]); return !p.hidden && p.getClientRects().length > 0", i)]
+    return [
+        i
+        for i in ids
+        if view.js(
+            "const p = document.getElementById(arguments[0]); return !p.hidden && p.getClientRects().length > 0", i
+        )
+    ]
 
 
 @pytest.mark.parametrize("name", ["five", "failed", "regression"])
@@ -119,7 +133,8 @@ def test_every_column_sorts_both_ways(shown, name):
     columns = view.js(SORTED)
     assert len(columns) > 60
     for words, before, pressed in columns:
-        # words are ordered as people order them, which a test of their own looks at; here they must be the same words, turned round
+        # words are ordered as people order them, which a test of their own looks at; here they must be the same words,
+        # turned round
         for way, others, values in pressed:
             there = [v for v in values if v is not None]
             assert others == 1, "one column at a time"
@@ -153,10 +168,17 @@ def test_words_sort_by_letters_and_numbers_in_them_by_value(shown):
     view = shown("twenty")
     head = view.one("table.sort thead th")
     view.js("arguments[0].querySelector('button').click()", head)
-    names = view.js("return [...document.querySelector('table.sort').tBodies[0].rows].map((r) => r.cells[0].textContent.trim())")
+    names = view.js(
+        "return [...document.querySelector('table.sort').tBodies[0].rows].map((r) => r.cells[0].textContent.trim())"
+    )
     assert names == sorted(names)
     view.js("arguments[0].querySelector('button').click()", head)
-    assert view.js("return [...document.querySelector('table.sort').tBodies[0].rows].map((r) => r.cells[0].textContent.trim())") == names[::-1]
+    assert (
+        view.js(
+            "return [...document.querySelector('table.sort').tBodies[0].rows].map((r) => r.cells[0].textContent.trim())"
+        )
+        == names[::-1]
+    )
 
 
 def test_a_column_sorts_by_the_keyboard(shown):
@@ -194,7 +216,9 @@ def test_colours_follow_the_system_and_the_button_and_are_remembered(shown):
 
 def test_the_button_works_where_nothing_can_be_remembered(shown):
     view = shown("one")
-    blocked = "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('blocked', 'SecurityError'); }})"
+    blocked = (
+        "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('blocked', 'SecurityError'); }})"
+    )
     script = view.cdp("Page.addScriptToEvaluateOnNewDocument", source=blocked)
     try:
         view.driver.refresh()
@@ -246,25 +270,22 @@ def test_nothing_overflows_the_page(shown, name, width):
     view = shown(name)
     view.width(width)
     assert view.js("return document.documentElement.scrollWidth") <= width
-    wide = view.js(
-        """const out = [];
+    wide = view.js("""const out = [];
         for (const e of document.querySelectorAll('main *')) {
           if (e.closest('svg') || e.closest('.scroll, .draw, pre, .quiet, .tabname')) continue;
           const box = e.getBoundingClientRect();
           if (box.width && box.right > innerWidth + 0.5) out.push(e.tagName + '.' + e.className + ' ' + box.right);
         }
-        return out;"""
-    )
+        return out;""")
     assert wide == []
 
 
 def test_a_table_that_is_wider_than_its_box_says_so(shown):
     view = shown("five")
     view.width(360)
-    boxes = view.js(
-        """return [...document.querySelectorAll('.scroll')].filter((b) => b.scrollWidth > b.clientWidth + 1)
-        .map((b) => [getComputedStyle(b.nextElementSibling).display, b.tabIndex, b.getAttribute('role'), b.getAttribute('aria-label')]);"""
-    )
+    boxes = view.js("""return [...document.querySelectorAll('.scroll')].filter((b) => b.scrollWidth > b.clientWidth + 1)
+        .map((b) => [getComputedStyle(b.nextElementSibling).display, b.tabIndex, b.getAttribute('role'),
+        b.getAttribute('aria-label')]);""")
     assert boxes
     for display, tab, role, label in boxes:
         assert (display, tab, role) == ("block", 0, "region")
@@ -274,9 +295,13 @@ def test_a_table_that_is_wider_than_its_box_says_so(shown):
 def test_paper_shows_all_tabs_and_no_buttons(shown):
     view = shown("five")
     view.media("print")
-    panels = view.js("return [...document.querySelectorAll('[role=tabpanel]')].map((p) => p.getClientRects().length > 0)")
+    panels = view.js(
+        "return [...document.querySelectorAll('[role=tabpanel]')].map((p) => p.getClientRects().length > 0)"
+    )
     assert panels == [True] * 4
-    assert view.js("return [...document.querySelectorAll('.tool, .tabs, nav.toc')].every((b) => b.getClientRects().length === 0)")
+    assert view.js(
+        "return [...document.querySelectorAll('.tool, .tabs, nav.toc')].every((b) => b.getClientRects().length === 0)"
+    )
     assert view.js("return getComputedStyle(document.querySelector('figure')).breakInside") == "avoid"
     view.media("")
     pdf = base64.b64decode(view.cdp("Page.printToPDF", printBackground=True)["data"])
@@ -291,7 +316,8 @@ def test_nothing_is_cut_off_on_paper(shown, name, width):
     view.width(width, 700)
     view.media("print")
     cut = view.js(
-        """return [...document.querySelectorAll('main td, main th, main table, main pre, main p, main figure, main svg')].filter((e) => {
+        """return [...document.querySelectorAll('main td, main th, main table, main pre, main p, main figure, main
+        svg')].filter((e) => {
           const box = e.getBoundingClientRect();
           const inside = e.tagName !== 'svg' && e.clientWidth && e.scrollWidth > e.clientWidth + 1;
           return box.width && !e.closest('.behind') && (box.right > innerWidth + 1 || inside);
@@ -323,7 +349,11 @@ def test_hostile_text_is_shown_and_runs_nothing(shown):
     assert complaints(view) == []
     assert lookups(view) == []
     assert (
-        view.js("return document.querySelectorAll('img, iframe, object, embed, foreignObject, [onerror], [onload], a[href^=javascript]').length") == 0
+        view.js(
+            "return document.querySelectorAll('img, iframe, object, embed, foreignObject, [onerror], [onload],"
+            " a[href^=javascript]').length"
+        )
+        == 0
     )
     assert view.js("return document.scripts.length") == 2
     text = view.js("return document.body.textContent")
@@ -361,7 +391,10 @@ def test_the_command_is_copied(shown):
 def test_landmarks_headings_and_names_are_in_order(shown):
     for name in ("five", "one"):
         view = shown(name)
-        levels = view.js("return [...document.querySelectorAll('h1,h2,h3,h4')].filter((h) => !h.closest('nav')).map((h) => Number(h.tagName[1]))")
+        levels = view.js(
+            "return [...document.querySelectorAll('h1,h2,h3,h4')].filter((h) => !h.closest('nav')).map((h) =>"
+            " Number(h.tagName[1]))"
+        )
         assert levels[0] == 1
         assert levels.count(1) == 1
         assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
@@ -369,10 +402,16 @@ def test_landmarks_headings_and_names_are_in_order(shown):
         assert view.js("return document.querySelectorAll('header, nav[aria-labelledby], footer').length") == 3
         assert view.js("return [...document.querySelectorAll('button')].every((b) => b.textContent.trim())")
         assert view.js("return document.documentElement.lang") == "en"
-        broken = "return [...document.querySelectorAll('a[href^=\"#\"]')].filter((a) => !document.getElementById(a.hash.slice(1))).length"
+        broken = (
+            "return [...document.querySelectorAll('a[href^=\"#\"]')].filter((a) =>"
+            " !document.getElementById(a.hash.slice(1))).length"
+        )
         assert view.js(broken) == 0
         for relation in ("aria-labelledby", "aria-controls"):
-            named = "return [...document.querySelectorAll(`[${arguments[0]}]`)].every((e) => document.getElementById(e.getAttribute(arguments[0])))"
+            named = (
+                "return [...document.querySelectorAll(`[${arguments[0]}]`)].every((e) =>"
+                " document.getElementById(e.getAttribute(arguments[0])))"
+            )
             assert view.js(named, relation)
 
 
@@ -390,7 +429,8 @@ def test_focus_is_seen_and_the_skip_link_leads_to_the_answer(shown):
 def test_nothing_moves_for_those_who_want_no_motion(shown):
     view = shown("five")
     behaviour = (
-        "return [getComputedStyle(document.documentElement).scrollBehavior, getComputedStyle(document.querySelector('svg .s')).transitionDuration]"
+        "return [getComputedStyle(document.documentElement).scrollBehavior,"
+        " getComputedStyle(document.querySelector('svg .s')).transitionDuration]"
     )
     assert view.js(behaviour) == ["auto", "0s"]
     view.media(prefers_reduced_motion="no-preference")
@@ -399,11 +439,10 @@ def test_nothing_moves_for_those_who_want_no_motion(shown):
 
 def test_pictures_say_what_they_show(shown):
     view = shown("panels")
-    told = view.js(
-        """return [...document.querySelectorAll('.draw svg')].map((s) => [s.getAttribute('role'),
+    told = view.js("""return [...document.querySelectorAll('.draw svg')].map((s) => [s.getAttribute('role'),
         document.getElementById(s.getAttribute('aria-labelledby')).textContent,
-        s.closest('figure').querySelectorAll('table').length + s.closest('.figs').querySelectorAll('.beside table').length])"""
-    )
+        s.closest('figure').querySelectorAll('table').length + s.closest('.figs').querySelectorAll('.beside
+        table').length])""")
     assert len(told) > 10
     for role, text, tables in told:
         assert role == "img"

@@ -82,7 +82,17 @@ def test_equal_comparisons_give_equal_bytes(page, tmp_path):
 def test_nothing_outside_is_named_in_code(page):
     text = page("five").read_text(encoding="utf-8")
     code = "".join(re.findall(r"<(?:style|script)>(.*?)</(?:style|script)>", text, re.DOTALL))
-    for word in ("http:", "https:", "//cdn", "@import", "fetch(", "XMLHttpRequest", "eval(", "innerHTML", "document.write"):
+    for word in (
+        "http:",
+        "https:",
+        "//cdn",
+        "@import",
+        "fetch(",
+        "XMLHttpRequest",
+        "eval(",
+        "innerHTML",
+        "document.write",
+    ):
         assert word not in code
     assert "default-src 'none'" in text
 
@@ -121,7 +131,8 @@ def test_failed_runs_are_named_with_their_reason(tree):
     assert text.count("the loss was not finite in round 3") >= 4
 
 
-# ---- colours --------------------------------------------------------------------------------------------------------------------------------
+# ---- colours
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
@@ -153,9 +164,15 @@ def test_no_two_names_of_a_theme_mean_one_colour():
 
 EYES = {
     "all cones": np.eye(3),
-    "no red": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
-    "no green": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
-    "no blue": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]),
+    "no red": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "no green": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "no blue": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
 }
 """What eyes without a kind of cone see, on linear RGB. Source: Machado, Oliveira and Fernandes 2009, severity 1."""
 
@@ -164,7 +181,11 @@ def lab(colour, eyes):
     linear = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
     linear = np.where(linear <= 0.04045, linear / 12.92, ((linear + 0.055) / 1.055) ** 2.4)
     seen = np.clip(eyes @ linear, 0, 1)
-    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ seen / [0.9505, 1, 1.089]
+    xyz = (
+        np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+        @ seen
+        / [0.9505, 1, 1.089]
+    )
     f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
@@ -184,7 +205,8 @@ def test_twenty_methods_and_more_look_different():
     assert [s.colour for s in found].count("c0") == 1
 
 
-# ---- text from users ------------------------------------------------------------------------------------------------------------------------
+# ---- text from users
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", cases.EVIL)
@@ -207,7 +229,11 @@ def test_long_names_keep_both_ends_and_differ():
 
 def test_a_long_name_is_whole_in_its_tip_and_whole_in_the_list_of_methods(tree):
     long = " ".join(cases.EVIL[6].split())
-    tips = [attributes["title"] for _, attributes in tree("hostile").found if attributes.get("title", "").startswith("long long")]
+    tips = [
+        attributes["title"]
+        for _, attributes in tree("hostile").found
+        if attributes.get("title", "").startswith("long long")
+    ]
     assert tips
     assert all(len(tip) <= 301 for tip in tips)
     assert any(long in data for _, data in tree("hostile").texts)

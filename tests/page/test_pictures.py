@@ -27,12 +27,17 @@ def scene(name):
     return Scene(comparison, found), panels or ()
 
 
-# ---- curves ---------------------------------------------------------------------------------------------------------------------------------
+# ---- curves
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def run(scores, **more):
     return Result(
-        {}, [{"round": k, "accuracy": s, "bytes_up": 10, "bytes_down": 20, "flops": 5.0, "seconds": 0.5} | more for k, s in enumerate(scores)]
+        {},
+        [
+            {"round": k, "accuracy": s, "bytes_up": 10, "bytes_down": 20, "flops": 5.0, "seconds": 0.5} | more
+            for k, s in enumerate(scores)
+        ],
     )
 
 
@@ -63,7 +68,8 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends():
     assert (long.rounds[0], long.rounds[-1]) == (1, 1000)
 
 
-# ---- inside of a page -----------------------------------------------------------------------------------------------------------------------
+# ---- inside of a page
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["five", "panels", "hostile", "no_clients"])
@@ -115,14 +121,17 @@ def test_names_of_pictures_are_unique_and_safe_as_files():
         assert all(re.fullmatch(r"[a-z0-9-]+", n) for n in found)
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------------------------------
+# ---- files
+# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_every_picture_is_a_png_and_an_svg_with_a_legend_and_equal_bytes(tmp_path):
     comparison, found, _ = cases.case("panels")
     files = write_pictures(comparison, found, tmp_path / "a", cases.PANELS)
     again = write_pictures(comparison, found, tmp_path / "b", cases.PANELS)
-    assert [hashlib.sha256(f.read_bytes()).digest() for f in files] == [hashlib.sha256(f.read_bytes()).digest() for f in again]
+    assert [hashlib.sha256(f.read_bytes()).digest() for f in files] == [
+        hashlib.sha256(f.read_bytes()).digest() for f in again
+    ]
     assert {f.suffix for f in files} == {".png", ".svg"}
     assert len(files) == 2 * len(pictures(Scene(comparison, found), cases.PANELS))
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted(f.name for f in files)
@@ -145,7 +154,9 @@ def test_drawing_leaves_no_settings_behind():
     import matplotlib as mpl  # noqa: PLC0415
 
     def settings():
-        return {name: mpl.rcParams[name] for name in mpl.rcParams if name != "backend"}  # asking for that one chooses a window system
+        return {
+            name: mpl.rcParams[name] for name in mpl.rcParams if name != "backend"
+        }  # asking for that one chooses a window system
 
     before = settings()
     one, _ = scene("one")
@@ -154,7 +165,8 @@ def test_drawing_leaves_no_settings_behind():
     assert "matplotlib.pyplot" not in sys.modules
 
 
-# ---- panels ---------------------------------------------------------------------------------------------------------------------------------
+# ---- panels
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_any_kind_of_panel_is_drawn_with_its_table():
@@ -165,14 +177,22 @@ def test_any_kind_of_panel_is_drawn_with_its_table():
         table = panel_grid(panel)
         assert all(len(row) == len(table.heads) for row in table.rows)
     table = panel_grid(cases.PANELS[0])
-    assert [[cell.text for cell in row] for row in table.rows] == [["1", "1 ± 0.1", "2"], ["2", "2 ± 0.2", "1"], ["3", "-", "0.5"]]
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["1", "1 ± 0.1", "2"],
+        ["2", "2 ± 0.2", "1"],
+        ["3", "-", "0.5"],
+    ]
 
 
 def test_a_measures_method_has_the_stroke_of_that_method():
     one, _ = scene("panels")
-    lines = ET.fromstring(inline(svg_text(panel_picture(cases.PANELS[0], 1, one)), "p", "a 1.", dict(enumerate(one.names))))
+    lines = ET.fromstring(
+        inline(svg_text(panel_picture(cases.PANELS[0], 1, one)), "p", "a 1.", dict(enumerate(one.names)))
+    )
     assert {g.get("class") for g in lines.iter("g")} >= {"s s0", "s s1"}
-    layers = ET.fromstring(inline(svg_text(panel_picture(cases.PANELS[1], 2, one)), "p", "a 1.", dict(enumerate(one.names))))
+    layers = ET.fromstring(
+        inline(svg_text(panel_picture(cases.PANELS[1], 2, one)), "p", "a 1.", dict(enumerate(one.names)))
+    )
     assert not {g.get("class") for g in layers.iter("g")} & {"s s0", "s s1"}
     assert {"conv1", "head"} <= {"".join(t.itertext()) for t in layers.iter("text")}, "its own legend"
 
@@ -195,7 +215,9 @@ def test_bars_start_at_zero_and_have_their_numbers():
 def test_rounds_after_an_average_have_whole_ticks():
     one, _ = scene("panels")
     figure = Figure()
-    panel_picture(Panel("P", "T.", "lines", [2, 3, 4], {"a": [1.0, 2.0, 1.0]}, x_name="round after the average"), 1, one).draw(figure)
+    panel_picture(
+        Panel("P", "T.", "lines", [2, 3, 4], {"a": [1.0, 2.0, 1.0]}, x_name="round after the average"), 1, one
+    ).draw(figure)
     assert all(float(tick).is_integer() for tick in figure.axes[0].get_xticks())
 
 
@@ -218,7 +240,9 @@ def test_a_loss_that_diverged_does_not_press_the_others_flat():
     figure = Figure()
     drawn.draw(figure)
     bottom, top = figure.axes[0].get_ylim()
-    usual = max(row["loss"] for (label, _), run in comparison.results.items() for row in run.rounds if label == "fedavg")
+    usual = max(
+        row["loss"] for (label, _), run in comparison.results.items() for row in run.rounds if label == "fedavg"
+    )
     assert bottom == 0
     assert usual <= top < 100
 

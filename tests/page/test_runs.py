@@ -21,9 +21,13 @@ def folder(path, method="fedavg", seed=0, settings=None, custom=(), unfinished=F
     (path / "config.toml").write_text(config.to_toml())
     versions = {"torch": "2.13.0", "python": "3.11"}
     (path / "manifest.json").write_text(
-        json.dumps({"config": config.flat(), "custom": list(custom), "method": method, "seed": seed, "versions": versions})
+        json.dumps(
+            {"config": config.flat(), "custom": list(custom), "method": method, "seed": seed, "versions": versions}
+        )
     )
-    (path / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in result.rounds[: 2 if unfinished else None]))
+    (path / "rounds.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in result.rounds[: 2 if unfinished else None])
+    )
     if not unfinished:
         (path / "summary.json").write_text(json.dumps(dict(result.summary)))
     scores = "".join(f"{i},{s['personal']},{s['shared']}\n" for i, s in result.clients.items())
@@ -77,7 +81,10 @@ def test_runs_of_two_federations_are_said_to_be_so(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "custom", "why"),
-    [({"data": "cifar10", "data.root": "/nowhere"}, (), "/nowhere"), ({}, ("federation",), "given a federation from Python")],
+    [
+        ({"data": "cifar10", "data.root": "/nowhere"}, (), "/nowhere"),
+        ({}, ("federation",), "given a federation from Python"),
+    ],
 )
 def test_a_federation_that_cannot_be_read_is_not_described_and_the_reason_is_told(tmp_path, settings, custom, why):
     run = folder(tmp_path / "one", settings=settings, custom=custom)
@@ -112,7 +119,15 @@ def test_the_report_of_a_comparison_is_made_again_from_its_folder(tmp_path, monk
     from fedstrata.compare import compare  # noqa: PLC0415
 
     monkeypatch.chdir(tmp_path)
-    settings = {"data": "digits", "clients": 4, "cohort": 2, "rounds": 1, "test": "both", "validation": 0.2, "executor": "loop"}
+    settings = {
+        "data": "digits",
+        "clients": 4,
+        "cohort": 2,
+        "rounds": 1,
+        "test": "both",
+        "validation": 0.2,
+        "executor": "loop",
+    }
     comparison = compare(["fedavg", "local"], seeds=[0], side_by_side=1, **settings)
     page = comparison.folder / "report.html"
     before = page.read_bytes()

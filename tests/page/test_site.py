@@ -24,7 +24,9 @@ ROOT = Path(__file__).parents[2]
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
@@ -66,10 +68,15 @@ def test_the_reference_holds_every_setting_command_and_public_name(site):
 
 
 def test_generated_marks_were_all_replaced(site):
-    assert not [path.name for path in site.rglob("*.html") if "&lt;!-- make:" in path.read_text() or "<!-- make:" in path.read_text()]
+    assert not [
+        path.name
+        for path in site.rglob("*.html")
+        if "&lt;!-- make:" in path.read_text() or "<!-- make:" in path.read_text()
+    ]
 
 
-# ---- in a browser --------------------------------------------------------------------------------------------------------------------------
+# ---- in a browser
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +114,9 @@ def test_a_narrow_page_does_not_scroll_sideways(chromium, served):
     for name in ("families/drift", "config", "methods", "choose"):
         chromium.set_window_size(500, 900)  # as narrow as this browser gets
         chromium.get(f"{served}/{name}.html")
-        wide, shown = chromium.execute_script("return [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        wide, shown = chromium.execute_script(
+            "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        )
         assert wide <= shown, name
     chromium.set_window_size(1280, 900)
 
@@ -115,7 +124,9 @@ def test_a_narrow_page_does_not_scroll_sideways(chromium, served):
 def test_the_search_finds_a_page_without_a_network(chromium, served):
     chromium.get(f"{served}/index.html?q=control+variate")
     for _ in range(100):
-        found = chromium.execute_script("return [...document.querySelectorAll('.md-search-result__link')].map(a => a.href)")
+        found = chromium.execute_script(
+            "return [...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
+        )
         if found:
             break
         time.sleep(0.1)
@@ -125,6 +136,8 @@ def test_the_search_finds_a_page_without_a_network(chromium, served):
 
 def test_a_formula_is_drawn_as_one(chromium, served):
     chromium.get(f"{served}/families/drift.html")
-    box = chromium.execute_script("const b = document.querySelector('.formula math').getBoundingClientRect(); return [b.width, b.height]")
+    box = chromium.execute_script(
+        "const b = document.querySelector('.formula math').getBoundingClientRect(); return [b.width, b.height]"
+    )
     assert box[0] > 80
     assert box[1] > 20  # a fraction is taller than a line of text

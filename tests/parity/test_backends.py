@@ -1,4 +1,7 @@
-"""Every executor gives the loop's answers: replies field by field, failures by name, whatever happens to its workers. A new one is a new line."""
+"""Every executor gives the loop's answers: replies field by field, failures by name, whatever happens to its workers.
+
+A new one is a new line.
+"""
 
 import os
 import signal
@@ -34,7 +37,11 @@ class Everything(Piece):
     def plan(self, plan, slot, answers, round, setup):  # noqa: A002
         head = setup.layout.select("role:head")
         phases = (Phase("head", train=head, epochs=1), Phase("local", lr=0.5))
-        return replace(plan.private(setup.layout.select("name:second.bias")), phases=phases, places={1: {"phases": (Phase(steps=3),)}})
+        return replace(
+            plan.private(setup.layout.select("name:second.bias")),
+            phases=phases,
+            places={1: {"phases": (Phase(steps=3),)}},
+        )
 
     def send(self, params, slot, seat, rng, setup):
         drawn = torch.tensor(rng.normal(size=3), dtype=torch.float32)
@@ -42,7 +49,9 @@ class Everything(Piece):
 
     def objective(self, loss, v):
         return lambda p, b: (
-            loss(p, b) + 0.01 * v.extras["drawn"].sum() * p["head.bias"].sum() + 0.001 * ((p.flat - v.extras["model"].flat) ** 2).sum()
+            loss(p, b)
+            + 0.01 * v.extras["drawn"].sum() * p["head.bias"].sum()
+            + 0.001 * ((p.flat - v.extras["model"].flat) ** 2).sum()
         )
 
     def upload(self, delta, own, v):
@@ -87,7 +96,9 @@ def _plain(value):
 @pytest.mark.parametrize("toy", ["batch", "dropout"])
 def test_replies_are_the_loop_s_in_every_field(executor, workers, method, toy):
     method = Everything() if method == "everything" else method
-    assert [plain(a) for a in answers(executor, workers, method, toy)] == [plain(a) for a in answers("loop", 1, method, toy)]
+    assert [plain(a) for a in answers(executor, workers, method, toy)] == [
+        plain(a) for a in answers("loop", 1, method, toy)
+    ]
 
 
 @pytest.mark.parametrize(("executor", "workers"), CLOSE)
@@ -196,7 +207,10 @@ def test_processes_refuse_more_than_one_intra_op_thread():
 
 
 def test_two_runs_at_once_do_not_meet():
-    runs = [lab.engine(lab.parts(m), e, 2) for m, e in (("scaffold", "processes"), ("fedprox(mu=1)", "processes"), ("ditto", "threads"))]
+    runs = [
+        lab.engine(lab.parts(m), e, 2)
+        for m, e in (("scaffold", "processes"), ("fedprox(mu=1)", "processes"), ("ditto", "threads"))
+    ]
     for _ in range(3):
         for run in runs:
             run.round()

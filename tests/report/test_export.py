@@ -39,7 +39,11 @@ def folder(made, told, tmp_path):
 
 def test_every_table_is_written_as_csv_and_parquet_and_nothing_else(made, told, tmp_path):
     files = write_tables(made, told, tmp_path)
-    assert {f.name for f in files} == {f.name for f in tmp_path.iterdir()} == {f"{n}.{kind}" for n in NAMES for kind in ("csv", "parquet")}
+    assert (
+        {f.name for f in files}
+        == {f.name for f in tmp_path.iterdir()}
+        == {f"{n}.{kind}" for n in NAMES for kind in ("csv", "parquet")}
+    )
 
 
 def test_the_table_holds_the_findings(folder, told):
@@ -62,12 +66,22 @@ def test_differences_hold_both_the_baseline_and_the_rival(folder, told):
     assert sum(row["kind"] == "rival" for row in rows) == methods * headlines
     row = next(r for r in rows if (r["label"], r["score"], r["kind"]) == ("fedavgm", "selected", "baseline"))
     it = told.line("fedavgm").differences["selected"]
-    assert [float(row[name]) for name in ("mean", "low", "high", "p", "corrected")] == [it.mean, it.low, it.high, it.p, it.corrected]
+    assert [float(row[name]) for name in ("mean", "low", "high", "p", "corrected")] == [
+        it.mean,
+        it.low,
+        it.high,
+        it.p,
+        it.corrected,
+    ]
     assert (row["against"], int(row["n"]), row["verdict"]) == ("fedavg", 3, it.verdict)
 
 
 def test_a_difference_to_a_method_with_two_seeds_has_empty_cells(folder):
-    row = next(r for r in read_csv(folder / "differences.csv") if (r["label"], r["score"], r["kind"]) == ("ditto", "selected", "baseline"))
+    row = next(
+        r
+        for r in read_csv(folder / "differences.csv")
+        if (r["label"], r["score"], r["kind"]) == ("ditto", "selected", "baseline")
+    )
     assert (row["p"], row["corrected"], row["verdict"], row["n"]) == ("", "", "no conclusion", "2")
 
 
@@ -87,7 +101,10 @@ def test_runs_rounds_and_clients_have_a_row_each(folder, made):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parquet_holds_what_csv_holds(folder, name):
-    text, binary = pd.read_csv(folder / f"{name}.csv", dtype_backend="numpy_nullable"), pd.read_parquet(folder / f"{name}.parquet")
+    text, binary = (
+        pd.read_csv(folder / f"{name}.csv", dtype_backend="numpy_nullable"),
+        pd.read_parquet(folder / f"{name}.parquet"),
+    )
     assert list(text.columns) == list(binary.columns)
     assert len(text) == len(binary)
     for column in text.columns:
@@ -105,7 +122,9 @@ def test_every_column_is_documented(made, told, name):
     scores = {*told.lines[0].scores, *told.lines[0].costs}
     patterns = [rf"({'|'.join(scores)})(_mean|_std|_n)?", r"(\w+_)?(metrics|measures)\..*"]
     patterns += [rf"({'|'.join(told.headline)})_(target(_seeds|_rounds|_bytes|_flops|_seconds)?|front_(bytes|flops))"]
-    documented = set(re.findall(r"\w+", export.__doc__)) | (set(made.results["fedavg", 0].rounds[0]) if name == "rounds" else set())
+    documented = set(re.findall(r"\w+", export.__doc__)) | (
+        set(made.results["fedavg", 0].rounds[0]) if name == "rounds" else set()
+    )
     for column in {column for row in tables(made, told)[name] for column in row}:
         assert column in documented or any(re.fullmatch(pattern, column) for pattern in patterns), column
 

@@ -30,7 +30,14 @@ def scored(values, personal=None, seeds=None, **more):
         for place, (seed, value) in enumerate(zip(seeds, row, strict=True)):
             if value is not None:
                 mine = None if personal is None else personal[label][place]
-                accuracy = {"final": value, "best": value, "window": value, "selected": value, "personal": mine, "personal_selected": mine}
+                accuracy = {
+                    "final": value,
+                    "best": value,
+                    "window": value,
+                    "selected": value,
+                    "personal": mine,
+                    "personal_selected": mine,
+                }
                 results[label, seed] = result(label, seed, rounds=8, pace=0.1, accuracy=accuracy, private=0)
     base = comparison(labels, seeds, **more)
     return dataclasses.replace(base, results=results)
@@ -50,7 +57,9 @@ def test_means_and_differences_are_those_of_the_summaries():
     ours = [made.results["fedavgm", seed].summary["accuracy"]["selected"] for seed in made.seeds]
     theirs = [made.results["fedavg", seed].summary["accuracy"]["selected"] for seed in made.seeds]
     line = found.line("fedavgm")
-    assert line.scores["selected"] == Spread(pytest.approx(np.mean(ours)), pytest.approx(np.std(ours, ddof=1)), tuple(ours))
+    assert line.scores["selected"] == Spread(
+        pytest.approx(np.mean(ours)), pytest.approx(np.std(ours, ddof=1)), tuple(ours)
+    )
     test = stats.ttest_rel(ours, theirs)
     it = line.differences["selected"]
     assert (it.mean, it.p, it.n) == (pytest.approx(np.mean(np.subtract(ours, theirs))), pytest.approx(test.pvalue), 3)
@@ -123,7 +132,9 @@ def test_differences_pair_the_seeds_that_both_have():
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_under_three_seeds_nothing_is_concluded(seeds):
     found = findings(comparison(seeds=tuple(range(seeds))))
-    assert found.answer.startswith(f"With {seeds} seed{'s' if seeds > 1 else ''} no conclusion about a difference can be drawn")
+    assert found.answer.startswith(
+        f"With {seeds} seed{'s' if seeds > 1 else ''} no conclusion about a difference can be drawn"
+    )
     assert codes(found)[0] == "few-seeds"
     for line in found.lines[1:]:
         it = line.differences["selected"]
@@ -146,9 +157,16 @@ def test_a_method_with_two_seeds_of_three_is_left_open():
 
 
 def test_the_answer_names_the_best_with_its_numbers():
-    found = findings(scored({"a": [0.50, 0.52, 0.51, 0.49], "b": [0.60, 0.63, 0.61, 0.58], "c": [0.55, 0.50, 0.52, 0.51]}, baseline="a"))
+    found = findings(
+        scored(
+            {"a": [0.50, 0.52, 0.51, 0.49], "b": [0.60, 0.63, 0.61, 0.58], "c": [0.55, 0.50, 0.52, 0.51]}, baseline="a"
+        )
+    )
     it = found.line("b").differences["selected"]
-    start = f"On 4 seeds, b has the best shared model: 0.605 selected accuracy, {it.mean:.3f} [{it.low:.3f}, {it.high:.3f}] above a (p "
+    start = (
+        f"On 4 seeds, b has the best shared model: 0.605 selected accuracy, {it.mean:.3f} [{it.low:.3f}, {it.high:.3f}]"
+        " above a (p "
+    )
     assert found.answer.startswith(start)
     assert "after correction for 2 methods); its margin over the next best, c, 0.085 [" in found.answer
 
@@ -156,14 +174,18 @@ def test_the_answer_names_the_best_with_its_numbers():
 def test_the_answer_says_that_nothing_differs():
     found = findings(scored({"a": [0.50, 0.60, 0.55], "b": [0.58, 0.55, 0.54], "c": [0.50, 0.58, 0.55]}, baseline="a"))
     assert found.answer.startswith(
-        "On 3 seeds, no method is shown to differ from a in its shared model: the best mean is b's, 0.557 selected accuracy"
+        "On 3 seeds, no method is shown to differ from a in its shared model: the best mean is b's, 0.557 selected"
+        " accuracy"
     )
 
 
 def test_the_answer_names_a_baseline_that_wins():
     values = {"a": [0.80, 0.81, 0.80], "b": [0.50, 0.52, 0.51], "c": [0.80, 0.80, 0.79]}
     found = findings(scored(values, baseline="a"))
-    assert "a (the baseline) has the best shared model: 0.803 selected accuracy; b is shown to be worse than a." in found.answer
+    assert (
+        "a (the baseline) has the best shared model: 0.803 selected accuracy; b is shown to be worse than a."
+        in found.answer
+    )
     quiet = findings(scored({"a": [0.80, 0.81, 0.80], "c": [0.80, 0.80, 0.79]}, baseline="a"))
     assert quiet.answer.endswith("no other method is shown to differ from a.")
 
@@ -186,7 +208,14 @@ def test_the_same_difference_in_all_seeds_is_said_and_not_tested():
 def test_equal_scores_are_not_shown_to_differ():
     found = findings(scored({"a": [0.5, 0.6, 0.7], "b": [0.5, 0.6, 0.7]}, baseline="a"))
     it = found.line("b").differences["selected"]
-    assert (it.mean, it.low, it.high, it.p, it.verdict, it.note) == (0.0, 0.0, 0.0, None, "not shown", "equal in all 3 seeds")
+    assert (it.mean, it.low, it.high, it.p, it.verdict, it.note) == (
+        0.0,
+        0.0,
+        0.0,
+        None,
+        "not shown",
+        "equal in all 3 seeds",
+    )
     assert "no other method is shown to differ from a" in found.answer
 
 
@@ -272,7 +301,11 @@ def test_an_impossible_target_is_refused(target, regression):
 
 
 def test_of_two_columns_of_rounds_the_second_says_that_it_is_of_personal_models():
-    heads = [str(column.header) for column in comparison_table(findings(comparison())).columns if str(column.header).startswith("rounds")]
+    heads = [
+        str(column.header)
+        for column in comparison_table(findings(comparison())).columns
+        if str(column.header).startswith("rounds")
+    ]
     assert [head.endswith(",\npersonal") for head in heads] == [False, True]
 
 
@@ -357,7 +390,11 @@ def test_a_sound_comparison_has_no_flags():
 PAIR = ("fedavg", "moon")
 DROPPED = Screening((5,), {"moon": 5, "x": 5}, ("moon", "x"), ("x",), 0.5, 0.0126, 0.9874)
 FLAGGED = [
-    ("implausible", "under the 0.550 of always naming the commonest class", {"runs": {"moon": {"top": 0.3}}, "facts_more": {"chance": 0.55}}),
+    (
+        "implausible",
+        "under the 0.550 of always naming the commonest class",
+        {"runs": {"moon": {"top": 0.3}}, "facts_more": {"chance": 0.55}},
+    ),
     (
         "implausible",
         "On iid data, clients that train alone",
@@ -370,14 +407,24 @@ FLAGGED = [
     ("short-run", "fedavg (+0.0", {"pace": 40}),
     ("mixed-executors", "3 by threads with 2 workers", {"runs": {"moon": {"executor": "threads", "workers": 2}}}),
     ("side-by-side", "2 runs at a time", {"fields": {"side_by_side": 2}}),
-    ("budget-unspent", "6 runs ended with their last round before the budget of 1 GB", {"fields": {"budget": Budget("bytes", 1e9)}}),
-    ("budget-overshoot", "fedavg seed 0 (348 MB)", {"stopped_by": "stop.bytes", "fields": {"budget": Budget("bytes", 3e8)}}),
+    (
+        "budget-unspent",
+        "6 runs ended with their last round before the budget of 1 GB",
+        {"fields": {"budget": Budget("bytes", 1e9)}},
+    ),
+    (
+        "budget-overshoot",
+        "fedavg seed 0 (348 MB)",
+        {"stopped_by": "stop.bytes", "fields": {"budget": Budget("bytes", 3e8)}},
+    ),
     ("screened", "1 of 2 would have been kept (50%, between 1% and 99%)", {"fields": {"screening": DROPPED}}),
     ("screened", "None was trained to the end", {"fields": {"screening": Screening((5,), {"moon": 5})}}),
 ]
 
 
-@pytest.mark.parametrize(("code", "said", "shape"), FLAGGED, ids=[f"{code}-{place}" for place, (code, _, _) in enumerate(FLAGGED)])
+@pytest.mark.parametrize(
+    ("code", "said", "shape"), FLAGGED, ids=[f"{code}-{place}" for place, (code, _, _) in enumerate(FLAGGED)]
+)
 def test_a_flag_is_raised_with_its_numbers(code, said, shape):
     found = findings(comparison(**({"methods": PAIR} | shape)))
     assert any(flag.code == code and said in flag.text for flag in found.flags), found.flags
@@ -399,7 +446,10 @@ def test_a_best_round_far_above_the_honest_score_is_said():
 
 
 def test_noise_alone_is_rarely_called_a_rise():
-    seen = sum("short-run" in codes(findings(comparison(("fedavg",), seeds=range(s, s + 3), rounds=60, pace=0.5))) for s in range(0, 300, 3))
+    seen = sum(
+        "short-run" in codes(findings(comparison(("fedavg",), seeds=range(s, s + 3), rounds=60, pace=0.5)))
+        for s in range(0, 300, 3)
+    )
     assert seen <= 12  # 5 expected of 100; more than 12 has a probability under 0.002
 
 
@@ -417,8 +467,12 @@ def test_an_accuracy_that_rises_with_skew_is_implausible():
 
 def test_comparisons_are_held_against_each_other_only_where_the_partition_alone_differs():
     def at(top, skew, settings=None, methods=("moon", "fedavg")):
-        config = {"data": "made", "partition": f"of skew {skew}", "out": f"runs-{skew}", "rounds": 30} | (settings or {})
-        made = comparison(methods, runs={"fedavg": {"top": top}}, facts_more={"skew": {"label_skew": skew}}, fields={"config": config})
+        config = {"data": "made", "partition": f"of skew {skew}", "out": f"runs-{skew}", "rounds": 30} | (
+            settings or {}
+        )
+        made = comparison(
+            methods, runs={"fedavg": {"top": top}}, facts_more={"skew": {"label_skew": skew}}, fields={"config": config}
+        )
         return made, findings(made)
 
     (flag,) = across([at(0.6, 0.8), at(0.5, 0.1)])
@@ -430,7 +484,7 @@ def test_comparisons_are_held_against_each_other_only_where_the_partition_alone_
 
 
 def shown(thing, width=120):
-    console = Console(record=True, width=width, markup=False, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console = Console(record=True, width=width, markup=False, file=open("/dev/null", "w"))
     with console.file:
         console.print(thing)
     return console.export_text()

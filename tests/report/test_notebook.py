@@ -47,7 +47,9 @@ def cells(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
             patch.setenv(name, str(folder / name.lower()))
-        NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+        NotebookClient(
+            notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        ).execute()
     return [cell.outputs for cell in notebook.cells]
 
 
@@ -154,7 +156,9 @@ def test_frames_hold_what_the_result_holds():
     assert list(clients["personal"]) == [scores["personal"] for scores in run.clients.values()]
 
 
-@pytest.mark.parametrize(("what", "rows"), [("runs", 14), ("rounds", 14 * 30), ("clients", 14 * 20), ("findings", 5), ("differences", 18)])
+@pytest.mark.parametrize(
+    ("what", "rows"), [("runs", 14), ("rounds", 14 * 30), ("clients", 14 * 20), ("findings", 5), ("differences", 18)]
+)
 def test_a_comparison_has_five_frames(what, rows):
     made = comparison(failed=(("ditto", 0),))
     frame = made.to_pandas(what)
@@ -237,7 +241,15 @@ START = Started(None, "fedavg", "digits", "mlp", "iid", 20, 5, 3, 9610, "loop", 
 
 
 def row(number, **more):
-    return {"round": number, "loss": 0.5, "bytes_up": 1_000_000, "bytes_down": 0, "seconds": 0.1, "refused": [], "accuracy": None} | more
+    return {
+        "round": number,
+        "loss": 0.5,
+        "bytes_up": 1_000_000,
+        "bytes_down": 0,
+        "seconds": 0.1,
+        "refused": [],
+        "accuracy": None,
+    } | more
 
 
 def test_outside_of_notebooks_nothing_is_shown_unless_wanted(capsys):

@@ -8,7 +8,9 @@ from rich.console import Console
 from fedstrata.common.events import Chosen, Finished, RoundDone, Started
 from fedstrata.report.progress import Bar, Lines, progress
 
-START = Started(None, "fedavg", "digits", "mlp", "iid", 20, 5, 3, 9610, "auto", 2, notes=("iid: 1 sample is left over.",))
+START = Started(
+    None, "fedavg", "digits", "mlp", "iid", 20, 5, 3, 9610, "auto", 2, notes=("iid: 1 sample is left over.",)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +21,15 @@ def _terminal(monkeypatch):
 
 
 def row(n, **more):
-    return {"round": n, "loss": 0.5, "bytes_up": 1_000_000, "bytes_down": 2_000_000, "seconds": 0.1, "refused": [], "accuracy": None} | more
+    return {
+        "round": n,
+        "loss": 0.5,
+        "bytes_up": 1_000_000,
+        "bytes_down": 2_000_000,
+        "seconds": 0.1,
+        "refused": [],
+        "accuracy": None,
+    } | more
 
 
 EVENTS = [
@@ -62,7 +72,9 @@ def test_a_terminal_gets_a_bar_with_score_and_bytes():
     assert "\x1b[31m NaN" not in text
 
 
-@pytest.mark.parametrize(("terminal", "plain", "kind"), [(True, False, Bar), (True, True, Lines), (False, False, Lines)])
+@pytest.mark.parametrize(
+    ("terminal", "plain", "kind"), [(True, False, Bar), (True, True, Lines), (False, False, Lines)]
+)
 def test_bar_only_on_terminals_and_unless_plain(terminal, plain, kind):
     with progress(Console(file=io.StringIO(), force_terminal=terminal), plain=plain) as observer:
         assert isinstance(observer, kind)

@@ -21,13 +21,32 @@ from fedstrata.runs.result import Result
 
 
 def row(n, **more):
-    base = {"round": n, "cohort": [n % 3, 3], "replies": 2, "refused": [], "loss": 1 / (n + 1), "bytes_up": 1000, "bytes_down": 2000, "flops": 1e6}
+    base = {
+        "round": n,
+        "cohort": [n % 3, 3],
+        "replies": 2,
+        "refused": [],
+        "loss": 1 / (n + 1),
+        "bytes_up": 1000,
+        "bytes_down": 2000,
+        "flops": 1e6,
+    }
     return base | {"seconds": 0.5, "accuracy": 0.5 + n / 20, "metrics": {"auc": None, "log_loss": 0.3}} | more
 
 
 def result(n=5, **more):
-    summary = {"method": "fedavg", "seed": 0, "rounds": n, "accuracy": {"final": 0.7, "best": 0.71, "selected": None}, "metrics": {"auc": None}}
-    return Result(summary | {"bytes_up": 5000, "bytes_down": 10_000, "flops": 5e6, "seconds": 2.5}, [row(i) for i in range(n)], **more)
+    summary = {
+        "method": "fedavg",
+        "seed": 0,
+        "rounds": n,
+        "accuracy": {"final": 0.7, "best": 0.71, "selected": None},
+        "metrics": {"auc": None},
+    }
+    return Result(
+        summary | {"bytes_up": 5000, "bytes_down": 10_000, "flops": 5e6, "seconds": 2.5},
+        [row(i) for i in range(n)],
+        **more,
+    )
 
 
 def federation(clients=4, regression=False, **more):
@@ -87,7 +106,11 @@ def test_clients_csv_counts_what_each_client_holds(tmp_path):
 def test_lazy_clients_are_listed_only_where_they_took_part(tmp_path):
     rng = np.random.default_rng(0)
     fed = Federation.of(
-        rng.normal(size=(80, 3)).astype(np.float32), rng.integers(0, 3, 80), partition="overlap(size=5)", clients=1_000_000, testing="own(share=0.2)"
+        rng.normal(size=(80, 3)).astype(np.float32),
+        rng.integers(0, 3, 80),
+        partition="overlap(size=5)",
+        clients=1_000_000,
+        testing="own(share=0.2)",
     )
     write(result(3), fed, tmp_path)
     assert [r["client"] for r in read_csv(tmp_path / "clients.csv")] == ["0", "1", "2", "3"]
@@ -129,7 +152,9 @@ def test_pictures_of_equal_runs_are_equal_bytes(tmp_path):
 
 def test_partition_picture_of_many_clients_shows_some_of_them(tmp_path):
     rng = np.random.default_rng(0)
-    fed = Federation.of(rng.normal(size=(400, 3)).astype(np.float32), rng.integers(0, 3, 400), partition="iid", clients=200)
+    fed = Federation.of(
+        rng.normal(size=(400, 3)).astype(np.float32), rng.integers(0, 3, 400), partition="iid", clients=200
+    )
     assert partition(fed, tmp_path / "p.png").is_file()
 
 
@@ -245,7 +270,16 @@ def test_runs_of_one_name_get_files_of_their_own(tmp_path):
 
 def test_costs_are_shown_by_kind_of_number():
     console = Console(record=True, width=140, markup=False)
-    show({"parameters": 9610, "bytes_up": 38_440, "flops": 3e9, "groups": [{"name": "fc1", "memory": 1000}], "nothing": None}, console)
+    show(
+        {
+            "parameters": 9610,
+            "bytes_up": 38_440,
+            "flops": 3e9,
+            "groups": [{"name": "fc1", "memory": 1000}],
+            "nothing": None,
+        },
+        console,
+    )
     text = console.export_text()
     for part in ("9,610", "38.4 kB", "3 GFLOP", "fc1", "1 kB"):
         assert part in text

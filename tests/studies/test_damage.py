@@ -1,4 +1,6 @@
-"""Studies refused or told apart: damaged rounds, numbers not finite or huge, names given twice, folders that cannot be written."""
+"""Studies refused or told apart: damaged rounds, numbers not finite or huge, names given twice, folders that cannot be
+written.
+"""
 
 import json
 import math
@@ -25,7 +27,16 @@ def whole(tmp_path_factory):
     """A finished run of 4 rounds."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("damage")
-    fedstrata.run(out=str(folder), name="run", model="logistic", rounds=4, clients=4, cohort=2, executor="loop", local={"epochs": 1})
+    fedstrata.run(
+        out=str(folder),
+        name="run",
+        model="logistic",
+        rounds=4,
+        clients=4,
+        cohort=2,
+        executor="loop",
+        local={"epochs": 1},
+    )
     return folder / "run"
 
 
@@ -35,7 +46,8 @@ def run(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "run")
 
 
-# ---- rounds.jsonl ---------------------------------------------------------------------------------------------------------------------------
+# ---- rounds.jsonl
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["steps", "settling(samples=5)", "masks(samples=2)"])
@@ -70,7 +82,8 @@ def test_a_whole_run_has_its_rounds(whole):
     assert finished(whole).rounds == 4
 
 
-# ---- numbers --------------------------------------------------------------------------------------------------------------------------------
+# ---- numbers
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_ascent_that_leaves_the_finite_numbers_is_told_and_its_numbers_are_empty(whole, tmp_path):
@@ -79,7 +92,9 @@ def test_an_ascent_that_leaves_the_finite_numbers_is_told_and_its_numbers_are_em
     (told,) = kept["numbers"]["run"].values()
     assert told["last"] == [None, None]
     assert all(math.isfinite(v) for v in told["first"])
-    assert any("the ascent for channel 0, 1 left the finite numbers; give it a smaller lr" in note for note in outcome.notes)
+    assert any(
+        "the ascent for channel 0, 1 left the finite numbers; give it a smaller lr" in note for note in outcome.notes
+    )
 
 
 def test_numbers_that_are_not_finite_are_empty_and_their_places_are_told():
@@ -137,7 +152,8 @@ def test_elements_of_lists_are_finite_float32_too(value):
     require(True, "x", [0.5, 1, "word"], "shares")
 
 
-# ---- the folder -----------------------------------------------------------------------------------------------------------------------------
+# ---- the folder
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 class Refusing(Study):

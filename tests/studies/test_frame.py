@@ -57,15 +57,29 @@ class Weight(Study):
     def study(self, runs: Mapping[str, object]) -> Outcome:
         """The length, a panel of every kind, a picture and a note."""
         found = {label: float(run.served.flat.norm(self.power)) for label, run in runs.items()}
-        lines = Panel("By x", "", "lines", [1.0, 2.0], {label: [value, None] for label, value in found.items()}, {"one": [0.5, None]})
+        lines = Panel(
+            "By x",
+            "",
+            "lines",
+            [1.0, 2.0],
+            {label: [value, None] for label, value in found.items()},
+            {"one": [0.5, None]},
+        )
         bars = Panel("Bars", "", "bars", list(found), {"length": list(found.values())})
         heat = Panel("A map", "", "heat", [1, 2], {"row": [1.0, 2.0], "other": [3.0, None]})
         rows = Panel("Only a table", "", "table", ["length"], {label: [value] for label, value in found.items()})
-        own = Picture("own", "Own", "A line.", lambda f: f.subplots().plot([0, 1]), Grid("Own", [Head("x")], [[word("a"), figure("1", 1.0)]]))
+        own = Picture(
+            "own",
+            "Own",
+            "A line.",
+            lambda f: f.subplots().plot([0, 1]),
+            Grid("Own", [Head("x")], [[word("a"), figure("1", 1.0)]]),
+        )
         return Outcome({"length": found}, [lines, bars, heat, rows], [own], notes=["a note"])
 
 
-# ---- refusals ---------------------------------------------------------------------------------------------------------------------------
+# ---- refusals
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_in_a_run_is_no_place_for_files(runs):
@@ -116,11 +130,14 @@ def test_a_folder_without_a_run_is_refused(runs, call, tmp_path):
 
 def test_an_out_that_is_a_file_is_refused_before_anything_is_computed(runs, call, tmp_path):
     (tmp_path / "file").write_text("mine")
-    assert "which is a file; name a folder" in refused(call("study", "sharpness(samples=1000000)", runs / "one", "--out", tmp_path / "file"))
+    assert "which is a file; name a folder" in refused(
+        call("study", "sharpness(samples=1000000)", runs / "one", "--out", tmp_path / "file")
+    )
     assert (tmp_path / "file").read_text() == "mine"
 
 
-# ---- files ------------------------------------------------------------------------------------------------------------------------------
+# ---- files
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def files_of(folder: Path) -> set[str]:
@@ -131,7 +148,11 @@ def test_files_are_the_outcome_a_table_a_panel_and_pictures_in_two_formats(runs,
     outcome = fedstrata.study(Weight(power=1), [runs / "one", runs / "two"], out=tmp_path / "out")
     pictures = {"by-x", "bars", "a-map", "own"}
     tables = {"by-x.csv", "bars.csv", "a-map.csv", "only-a-table.csv"}
-    assert files_of(tmp_path / "out") == {"outcome.json", *tables, *(f"{p}.{kind}" for p in pictures for kind in ("png", "svg"))}
+    assert files_of(tmp_path / "out") == {
+        "outcome.json",
+        *tables,
+        *(f"{p}.{kind}" for p in pictures for kind in ("png", "svg")),
+    }
     for picture in pictures:
         with Image.open(tmp_path / "out" / f"{picture}.png") as opened:
             assert opened.format == "PNG"
@@ -182,12 +203,19 @@ def test_the_command_writes_and_says_where(runs, call, here):
     assert code == 0, err
     assert "numbers, tables and pictures: study/sharpness" in out
     assert "Largest Hessian eigenvalue" in " ".join(out.split())
-    assert {"outcome.json", "largest-hessian-eigenvalue.png", "largest-hessian-eigenvalue.csv"} <= files_of(here / "study" / "sharpness")
+    assert {"outcome.json", "largest-hessian-eigenvalue.png", "largest-hessian-eigenvalue.csv"} <= files_of(
+        here / "study" / "sharpness"
+    )
 
 
 def test_the_command_prints_one_line_of_json_and_notes_go_to_stderr(runs, call, tmp_path):
     code, out, err = call(
-        "study", "sharpness(samples=8, groups=whole, iterations=2, tolerance=1e-9)", runs / "one", "--out", tmp_path / "x", "--json"
+        "study",
+        "sharpness(samples=8, groups=whole, iterations=2, tolerance=1e-9)",
+        runs / "one",
+        "--out",
+        tmp_path / "x",
+        "--json",
     )
     assert code == 0, err
     assert out.count("\n") == 1
@@ -199,7 +227,8 @@ def test_the_command_prints_one_line_of_json_and_notes_go_to_stderr(runs, call, 
     assert all(note[:20] in err for note in said["notes"])
 
 
-# ---- lists ------------------------------------------------------------------------------------------------------------------------------
+# ---- lists
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_every_study_is_listed_with_the_number_of_its_runs(call):
@@ -223,7 +252,8 @@ def test_every_study_has_words_and_settings_with_defaults(name):
     assert kind() == kind()
 
 
-# ---- parts of the frame -----------------------------------------------------------------------------------------------------------------
+# ---- parts of the frame
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_runs_are_called_by_as_much_of_their_folders_as_tells_them_apart():

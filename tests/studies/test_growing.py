@@ -1,4 +1,6 @@
-"""Studies of runs whose network grows: layers of other stages are left out, settings are no layers, and what is told is of the network in use."""
+"""Studies of runs whose network grows: layers of other stages are left out, settings are no layers, and what is told is
+of the network in use.
+"""
 
 import json
 from dataclasses import dataclass
@@ -27,8 +29,13 @@ from methods.networks import pictures
 from studies.trained import ended, toy
 
 LEFT, DROPPED, LATE = "progfed.left", ["progfed.0"], ["second", "head"]
-STAGES = {"last": ("progfed(each=1)", DROPPED, ["first", *LATE]), "first": ("progfed(each=100)", LATE, ["first", *DROPPED])}
-"""By the stage in which a run ends: the method, the layer groups that its network does not use, and those that it does."""
+STAGES = {
+    "last": ("progfed(each=1)", DROPPED, ["first", *LATE]),
+    "first": ("progfed(each=100)", LATE, ["first", *DROPPED]),
+}
+"""By the stage in which a run ends: the method, the layer groups that its network does not use, and those that it
+does.
+"""
 
 
 @pytest.fixture(scope="module", params=STAGES)
@@ -45,10 +52,19 @@ def seen(request, tmp_path_factory):
     torch.set_num_threads(1)
     text, _, _ = STAGES[request.param]
     folder = tmp_path_factory.mktemp("seen")
-    settings = {"model": "mlp(hidden=[6,5])", "rounds": 3, "clients": 4, "cohort": 2, "executor": "loop", "local": {"epochs": 1}}
+    settings = {
+        "model": "mlp(hidden=[6,5])",
+        "rounds": 3,
+        "clients": 4,
+        "cohort": 2,
+        "executor": "loop",
+        "local": {"epochs": 1},
+    }
     fedstrata.run(out=str(folder), name="run", method=text, **settings)
     late = ["layers.1.linear", "head"]
-    unused, used = (DROPPED, ["layers.0.linear", *late]) if request.param == "last" else (late, ["layers.0.linear", *DROPPED])
+    unused, used = (
+        (DROPPED, ["layers.0.linear", *late]) if request.param == "last" else (late, ["layers.0.linear", *DROPPED])
+    )
     return finished(folder / "run"), unused, used
 
 
@@ -65,7 +81,8 @@ def look(text, run):
     return found
 
 
-# ---- the loss -------------------------------------------------------------------------------------------------------------------------------
+# ---- the loss
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_sharpness_is_of_the_groups_that_the_network_uses(grown):
@@ -104,7 +121,8 @@ def test_runs_that_ended_in_different_stages_have_no_path_between_them():
         Path(samples=20, points=3).study(runs)
 
 
-# ---- training -------------------------------------------------------------------------------------------------------------------------------
+# ---- training
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_settling_follows_the_run_and_pools_the_whole_network(grown):
@@ -114,7 +132,10 @@ def test_settling_follows_the_run_and_pools_the_whole_network(grown):
     assert list(told["settled"]) == list(told["distance"]) == list(told["similarity"]) == used
     assert list(told["pooled"]["settled"]) == ["first", *LATE]
     assert f"run: {said(unused)}" in found.notes
-    assert "run: the run grew its network in stages; the pooled training is of the whole network from the start." in found.notes
+    assert (
+        "run: the run grew its network in stages; the pooled training is of the whole network from the start."
+        in found.notes
+    )
     assert set(found.panels[-1].series) == {"first", *LATE, *used}
     assert not any("last bits" in note for note in found.notes)
 
@@ -130,7 +151,9 @@ def test_the_pooled_training_moves_every_layer_of_the_whole_network_in_every_rou
             assert all(not torch.equal(x[a:b], z[a:b]) for x, z in pairwise(flats)), group
     plain = list(trained(pooled(lab.parts("fedavg", cohort=6, rounds=4), [54] * 4), 4))[-1].server.params
     grown = engine.server.params
-    assert all(torch.equal(grown[name], value) for name, value in plain.items()), "it is FedAvg's network, trained plainly"
+    assert all(torch.equal(grown[name], value) for name, value in plain.items()), (
+        "it is FedAvg's network, trained plainly"
+    )
 
 
 def test_masks_are_of_the_groups_that_the_network_uses_at_that_moment(grown):
@@ -163,12 +186,15 @@ def test_memory_is_of_the_whole_network_whatever_stage_a_run_ended_in(grown):
         assert list(told[kind]) == ["first", *LATE, WHOLE]
     kit = parts.make()
     with whole(kit):
-        assert told["measured"]["head"] == measured(kit, batch_of(parts), frozenset(parts.setup.layout.groups["head"].names))
+        assert told["measured"]["head"] == measured(
+            kit, batch_of(parts), frozenset(parts.setup.layout.groups["head"].names)
+        )
     assert f"run: {said(DROPPED)}" in found.notes
     assert any("the network grows over the run" in note for note in found.notes)
 
 
-# ---- images ---------------------------------------------------------------------------------------------------------------------------------
+# ---- images
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -213,9 +239,14 @@ def test_activations_of_a_network_that_grows_are_those_of_its_own_output(seen):
     """The head's raw output is what the network puts out, so that a start is scored as the plain module scores it."""
     run, _, used = seen
     found = look("maximise(steps=1, channels=[0, 3])", run).numbers["run"][used[-1]]
-    from fedstrata.common import random_streams  # noqa: PLC0415  # the start is drawn from the library's own stream
+    from fedstrata.common import random_streams  # the start is drawn from the library's own stream  # noqa: PLC0415
 
-    start = torch.stack([torch.randn(run.federation.task.shape, generator=random_streams.torch_stream(0, "maximise", c)) for c in (0, 3)])
+    start = torch.stack(
+        [
+            torch.randn(run.federation.task.shape, generator=random_streams.torch_stream(0, "maximise", c))
+            for c in (0, 3)
+        ]
+    )
     with torch.no_grad():
         wanted = run.module()(start)[[0, 1], [0, 3]]
     assert found["first"] == pytest.approx(wanted.tolist(), abs=2e-6)
@@ -223,7 +254,9 @@ def test_activations_of_a_network_that_grows_are_those_of_its_own_output(seen):
 
 def test_a_layer_that_is_not_used_cannot_be_excited(seen):
     run, unused, _ = seen
-    with pytest.raises(ConfigError, match=f"maximise.layers has {unused[0]}, which the network that run ended in does not use"):
+    with pytest.raises(
+        ConfigError, match=f"maximise.layers has {unused[0]}, which the network that run ended in does not use"
+    ):
         find(f'maximise(steps=1, layers=["{unused[0]}"])')[1].study({"run": run})
 
 
@@ -232,7 +265,8 @@ def test_layers_inside_a_network_that_a_method_changes_can_be_excited(seen):
     assert list(found.numbers["run"]) == ["layers.0.linear"]
 
 
-# ---- which layers are used ------------------------------------------------------------------------------------------------------------------
+# ---- which layers are used
+# ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["fedavg", "fedphoenix", "fedpart(warmup=1, repeat=1)"])
@@ -257,4 +291,9 @@ def _residual():
 
     federation = pictures()
     settings = {"local.epochs": None, "local.steps": 1}
-    return assemble(Config(model="resnet8", method="progfed(each=9)", rounds=1, cohort=federation.clients, executor="loop", **settings), federation)
+    return assemble(
+        Config(
+            model="resnet8", method="progfed(each=9)", rounds=1, cohort=federation.clients, executor="loop", **settings
+        ),
+        federation,
+    )

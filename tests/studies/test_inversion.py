@@ -1,4 +1,6 @@
-"""Gradient inversion: scores against closed forms, attacks that succeed on a small smooth network, what is visible, refusals."""
+"""Gradient inversion: scores against closed forms, attacks that succeed on a small smooth network, what is visible,
+refusals.
+"""
 
 import json
 import math
@@ -64,7 +66,8 @@ def outcome(run, text):
     return find(text)[1].study({"one": run})
 
 
-# ---- scores -----------------------------------------------------------------------------------------------------------------------------------
+# ---- scores
+# -----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_psnr_is_ten_times_the_logarithm_of_the_mean_squared_error():
@@ -122,7 +125,8 @@ def test_total_variation_is_the_mean_absolute_difference_of_neighbours_down_plus
     assert float(variation(x)) == pytest.approx((2 + 1 + 1) / 3 + (1 + 2 + 0 + 0) / 4)
 
 
-# ---- labels -----------------------------------------------------------------------------------------------------------------------------------
+# ---- labels
+# -----------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -137,7 +141,9 @@ def test_the_head_s_gradient_tells_the_label_whatever_the_signs_of_its_features(
 
 
 def test_inverting_gradients_finds_a_label_at_once_where_the_head_is_visible(run):
-    found = outcome(run, "inversion(attack=ig, label=unknown, images=4, steps=1, visible=[full, head, first])").numbers["one"]
+    found = outcome(run, "inversion(attack=ig, label=unknown, images=4, steps=1, visible=[full, head, first])").numbers[
+        "one"
+    ]
     assert (found["full"]["labels"], found["only head"]["labels"]) == (1.0, 1.0)
     assert found["only first"]["labels"] < 1, "soft labels that have hardly moved"
 
@@ -148,7 +154,8 @@ def test_dlg_finds_a_label_beside_the_image(run):
     assert found["psnr"] > 20
 
 
-# ---- attacks ----------------------------------------------------------------------------------------------------------------------------------
+# ---- attacks
+# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_dlg_succeeds_on_the_full_update_of_a_small_smooth_network(run):
@@ -172,7 +179,10 @@ def target(direction=False, labels=True):
     truth = drawn(1).float() / 255
     y = torch.tensor([2])
     seen = torch.autograd.grad(nn.functional.cross_entropy(model(pixels.normal(truth)), y), list(model.parameters()))
-    return Target(model, list(model.parameters()), seen, direction, pixels, truth.shape, 4, y if labels else None), truth
+    return (
+        Target(model, list(model.parameters()), seen, direction, pixels, truth.shape, 4, y if labels else None),
+        truth,
+    )
 
 
 @pytest.mark.parametrize("direction", [True, False])
@@ -222,7 +232,8 @@ def test_an_attack_that_leaves_all_numbers_is_told_as_grey():
     assert torch.equal(found[0].image, torch.full_like(truth[0], 0.5))
 
 
-# ---- what is visible --------------------------------------------------------------------------------------------------------------------------
+# ---- what is visible
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def views(run, text="inversion(images=1)"):
@@ -236,7 +247,11 @@ def test_the_full_gradient_is_the_run_s_own(run):
     _, gradient = views(run)
     held = run.federation.training(0)[:1]
     kit = run.engine.kit
-    wanted, _ = kit.slope(kit.plain_loss, run.served, fedstrata.core.network.Batch(run.federation.train.take(held), run.federation.train.y[held]))
+    wanted, _ = kit.slope(
+        kit.plain_loss,
+        run.served,
+        fedstrata.core.network.Batch(run.federation.train.take(held), run.federation.train.y[held]),
+    )
     assert torch.allclose(Params.of(gradient).flat, wanted.flat, atol=1e-6)
 
 
@@ -296,7 +311,8 @@ def test_a_batch_of_two_is_attacked_at_once(run):
     assert len(found["by_image"]) == 4
 
 
-# ---- what is told -----------------------------------------------------------------------------------------------------------------------------
+# ---- what is told
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_failed_attack_on_the_full_update_says_that_nothing_follows(run):
@@ -318,7 +334,13 @@ def test_the_table_has_means_over_images_and_the_sheet_every_view(run):
     assert all(image["best"] >= image["psnr"] - 1e-9 for image in full["by_image"])
     assert told.panels[0].series["full"][0] == full["psnr"]
     assert full["numbers"] == run.engine.parts.parameters
-    assert [row[0].text for row in told.pictures[0].table.rows] == ["original", "full", "only first", "only second", "only head"]
+    assert [row[0].text for row in told.pictures[0].table.rows] == [
+        "original",
+        "full",
+        "only first",
+        "only second",
+        "only head",
+    ]
 
 
 @pytest.mark.parametrize(("label", "shown"), [("known", False), ("unknown", True)])
@@ -360,7 +382,9 @@ def test_the_start_of_a_run_is_its_first_model(run):
 def test_pixels_come_back_from_inputs_exactly_enough_to_be_bytes(run):
     found = pixels_of(run, "it")
     held = run.federation.training(1)
-    assert torch.equal((found.restore(run.federation.train.take(held)) * 255).round().to(torch.uint8), run.federation.train.x[held])
+    assert torch.equal(
+        (found.restore(run.federation.train.take(held)) * 255).round().to(torch.uint8), run.federation.train.x[held]
+    )
     assert torch.allclose(found.normal(found.restore(torch.tensor([[[0.3]]]))), torch.tensor(0.3))
 
 

@@ -25,7 +25,9 @@ SMALL = Landscape(samples=30, points=5, span=0.5)
 
 def trained(folder, name, toy="images", **settings):
     data, module = lab.TOYS[toy]()
-    run_it(lab.config(method="fedavg", rounds=1, out=str(folder), name=name, **settings), federation=data, module=module)
+    run_it(
+        lab.config(method="fedavg", rounds=1, out=str(folder), name=name, **settings), federation=data, module=module
+    )
     return finished(folder / name, federation=data, module=module)
 
 
@@ -75,12 +77,16 @@ def test_the_directions_of_two_runs_are_the_same_numbers_scaled_to_the_filters_o
             raw, scaled = drawn[place]["conv.weight"][f], made[label][place]["conv.weight"][f]
             torch.testing.assert_close(scaled, raw * model["conv.weight"][f].norm() / raw.norm())
         assert not made[label][place]["norm.weight"].any()
-    assert not torch.equal(made["a"][0]["conv.weight"], made["b"][0]["conv.weight"])  # the models differ, and so do their filters
+    assert not torch.equal(
+        made["a"][0]["conv.weight"], made["b"][0]["conv.weight"]
+    )  # the models differ, and so do their filters
     assert not torch.equal(made["a"][0]["conv.weight"], made["a"][1]["conv.weight"])
 
 
 def test_rescaling_neighbouring_layers_leaves_the_map_as_it_is(tmp_path):
-    """The reason for the scale of filters: a ReLU network computes the same when one layer is made larger and the next one smaller."""
+    """The reason for the scale of filters: a ReLU network computes the same when one layer is made larger and the next
+    one smaller.
+    """
     maps = []
     for factor in (1.0, 4.0):
         data, _ = lab.TOYS["layer"]()
@@ -120,7 +126,12 @@ def test_the_sheet_has_one_map_a_run_with_one_scale_for_all(outcome):
     picture.draw(figure)
     maps = [axes for axes in figure.axes if axes.get_title()]
     assert [axes.get_title() for axes in maps] == ["a", "b"]
-    scales = {(c.norm.vmin, c.norm.vmax) for axes in maps for c in axes.collections if c.get_array() is not None and c.get_array().size == 25}
+    scales = {
+        (c.norm.vmin, c.norm.vmax)
+        for axes in maps
+        for c in axes.collections
+        if c.get_array() is not None and c.get_array().size == 25
+    }
     grids = [value for one in outcome.numbers["runs"].values() for row in one["grid"] for value in row]
     assert [pytest.approx(pair) for pair in scales] == [(min(grids), max(grids))]
     for axes, one in zip(maps, outcome.numbers["runs"].values(), strict=True):
@@ -147,7 +158,9 @@ def test_the_same_runs_and_settings_give_the_same_bytes(runs, outcome, tmp_path)
     for name, one in (("one", outcome), ("two", SMALL.study(runs))):
         written(one, "landscape", SMALL, {}, tmp_path / name)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert {"landscape.png", "landscape.svg", "loss-landscape-of-a.csv", "loss-profile.csv", "outcome.json"} <= set(files)
+    assert {"landscape.png", "landscape.svg", "loss-landscape-of-a.csv", "loss-profile.csv", "outcome.json"} <= set(
+        files
+    )
     assert [(tmp_path / "one" / f).read_bytes() for f in files] == [(tmp_path / "two" / f).read_bytes() for f in files]
     other = Landscape(samples=30, points=5, span=0.5, seed=1).study(runs)
     assert other.numbers["runs"]["a"]["grid"] != outcome.numbers["runs"]["a"]["grid"]

@@ -1,4 +1,6 @@
-"""Assumption 3's k: the accumulators against two passes over stored gradients, what gradients are of, when it is looked at."""
+"""Assumption 3's k: the accumulators against two passes over stored gradients, what gradients are of, when it is looked
+at.
+"""
 
 import json
 
@@ -20,7 +22,8 @@ def layout_of(**sizes):
     return Layout([Entry(name, torch.Size([n]), "linear", "body", name, "linear") for name, n in sizes.items()])
 
 
-# ---- the estimator --------------------------------------------------------------------------------------------------------------------------
+# ---- the estimator
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_accumulated_deviations_are_those_of_two_passes_over_everything():
@@ -32,7 +35,9 @@ def test_accumulated_deviations_are_those_of_two_passes_over_everything():
         seen.add(torch.from_numpy(vector))
     wide = vectors.astype(np.float64)
     squares = ((wide - wide.mean(0)) ** 2).mean(0)
-    assert seen.variances().tolist() == pytest.approx([squares[:3].sum(), squares[3:8].sum(), squares[8:].sum()], rel=1e-10)
+    assert seen.variances().tolist() == pytest.approx(
+        [squares[:3].sum(), squares[3:8].sum(), squares[8:].sum()], rel=1e-10
+    )
     assert seen.mean.numpy() == pytest.approx(wide.mean(0), rel=1e-12)
     assert seen.mean.numel() + seen.sums.numel() == 13, "no vector is kept"
 
@@ -73,7 +78,9 @@ def test_the_study_is_the_variance_of_the_gradients_of_local_steps(kind):
         stored.append(torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double().numpy())
     squares = ((np.array(stored) - np.mean(stored, 0)) ** 2).mean(0)
     for name, total in zip(found.groups, found.sums.tolist(), strict=True):
-        places = np.concatenate([np.arange(a, b) for a, b in parts.setup.layout.spec.runs(parts.setup.layout.groups[name].names)])
+        places = np.concatenate(
+            [np.arange(a, b) for a, b in parts.setup.layout.spec.runs(parts.setup.layout.groups[name].names)]
+        )
         assert total == pytest.approx(squares[places].sum(), rel=1e-5), name
         assert found.k[name] == pytest.approx(squares[places].mean() / squares.mean(), rel=1e-5)
 
@@ -100,14 +107,18 @@ def test_batches_are_of_the_union_of_clients_without_repeats_inside_and_the_same
 def test_batches_are_augmented_as_in_training():
     x, y, _ = lab.arrays(shape=(1, 6, 6))
     module = lab.TOYS["images"]()[1]
-    plain, turned = (lab.parts("fedavg", (lab.listed(x, y, lab.SIZES, testing="own(share=0.2)", augment=a), module)) for a in (None, "flip"))
+    plain, turned = (
+        lab.parts("fedavg", (lab.listed(x, y, lab.SIZES, testing="own(share=0.2)", augment=a), module))
+        for a in (None, "flip")
+    )
     pairs = [(a.x, b.x) for a, b in zip(batches(plain, 20), batches(turned, 20), strict=True)]
     same = [torch.equal(p, q) or torch.equal(p.flip(-1), q) for a, b in pairs for p, q in zip(a, b, strict=True)]
     assert all(same)
     assert any(not torch.equal(a, b) for a, b in pairs)
 
 
-# ---- when ------------------------------------------------------------------------------------------------------------------------------------
+# ---- when
+# ------------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -118,7 +129,12 @@ def test_batches_are_augmented_as_in_training():
         ("fedpart(warmup=1, repeat=1)", 4, Masks(samples=2), ["start", "after warm-up", "after one cycle"]),
         ("fedpart(warmup=1, repeat=1, first=2)", 3, Masks(samples=2), ["start", "after warm-up", "end"]),
         ("fedpart(warmup=0, repeat=1)", 3, Masks(samples=2), ["start", "after one cycle"]),
-        ("fedbabu(epochs=0) + fedpart(warmup=1, repeat=1)", 3, Masks(samples=2), ["start", "after warm-up", "after one cycle"]),
+        (
+            "fedbabu(epochs=0) + fedpart(warmup=1, repeat=1)",
+            3,
+            Masks(samples=2),
+            ["start", "after warm-up", "after one cycle"],
+        ),
         ("fedavg", 3, Masks(samples=2, at=(0, 2)), ["start", "after round 2"]),
     ],
 )
@@ -141,7 +157,9 @@ def test_each_moment_is_the_model_of_that_round():
     assert [p.kind for p in told.panels] == ["heat", "heat", "table"]
 
 
-@pytest.mark.parametrize(("text", "said"), [("masks(samples=1)", r"published: 10,000"), ("masks(at=[0, -1])", "masks.at is -1")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("masks(samples=1)", r"published: 10,000"), ("masks(at=[0, -1])", "masks.at is -1")]
+)
 def test_a_setting_that_cannot_be_meant_is_refused(text, said):
     with pytest.raises(ConfigError, match=said):
         find(text)

@@ -1,4 +1,6 @@
-"""Activation maximisation: what climbs, the spectrum that stands still, the ways to keep pixels smooth, kernels, refusals."""
+"""Activation maximisation: what climbs, the spectrum that stands still, the ways to keep pixels smooth, kernels,
+refusals.
+"""
 
 import json
 import math
@@ -61,7 +63,8 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-# ---- formulas ---------------------------------------------------------------------------------------------------------------------------------
+# ---- formulas
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_total_variation_is_the_published_sum_written_out():
@@ -95,7 +98,8 @@ def test_a_blur_keeps_flat_images_and_spreads_a_point_as_a_gaussian():
     assert float(spread[1].abs().max()) == 0
 
 
-# ---- pixels -----------------------------------------------------------------------------------------------------------------------------------
+# ---- pixels
+# -----------------------------------------------------------------------------------------------------------------------------------
 
 
 def linear():
@@ -137,7 +141,9 @@ def test_crop_and_blur_write_into_the_image_that_adam_moves():
     assert int((found == 0).sum()) == 24, "the crop of the last step is in what comes out"
     first = in_pixels(Probe(model, layer, [0]), start, RAW, 2, 0.1, ways).raw
     moved = in_pixels(Probe(model, layer, [0]), start, RAW, 3, 0.1, ways).raw
-    assert torch.allclose((moved - first).abs(), torch.full_like(first, 0.1), atol=1e-3), "the third step starts from the cropped image"
+    assert torch.allclose((moved - first).abs(), torch.full_like(first, 0.1), atol=1e-3), (
+        "the third step starts from the cropped image"
+    )
 
 
 @pytest.mark.parametrize("layers", ["first", "second", "head"])
@@ -162,14 +168,17 @@ def test_images_do_not_touch_each_other(run):
 
 def test_pictures_are_cut_to_pixels_and_their_own_activation_is_told(run, monkeypatch):
     kept = []
-    monkeypatch.setattr("fedstrata.studies.maximise.in_pixels", lambda *a: kept.append(ascent.in_pixels(*a)) or kept[-1])
+    monkeypatch.setattr(
+        "fedstrata.studies.maximise.in_pixels", lambda *a: kept.append(ascent.in_pixels(*a)) or kept[-1]
+    )
     found = outcome("maximise(steps=40, channels=[0, 1], layers=second, tv=0)", one=run).numbers["one"]["second"]
     assert float(kept[0].raw.max()) > 1
     assert (float(kept[0].pictures.min()), float(kept[0].pictures.max())) == (0.0, 1.0)
     assert found["shown"] != found["last"]
 
 
-# ---- a fixed magnitude ------------------------------------------------------------------------------------------------------------------------
+# ---- a fixed magnitude
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 7, 7), (2, 6, 9)])
@@ -198,7 +207,9 @@ def test_maco_s_images_have_the_training_images_magnitude_before_they_are_cut(ru
 
 
 def test_maco_raises_activations_over_random_phases(run):
-    found = outcome("maximise(form=maco, steps=60, crops=4, channels=[0, 1, 2], layers=second, noise=0, lr=0.1)", one=run).numbers["one"]["second"]
+    found = outcome(
+        "maximise(form=maco, steps=60, crops=4, channels=[0, 1, 2], layers=second, noise=0, lr=0.1)", one=run
+    ).numbers["one"]["second"]
     assert sum(found["last"]) > sum(found["first"])
 
 
@@ -208,7 +219,9 @@ def test_a_crop_of_the_whole_image_is_the_image_and_smaller_ones_are_stretched(m
     assert torch.allclose(crops(image, 2, 1.0, seeded()), image.repeat(2, 1, 1, 1), atol=1e-5)
     ramp = torch.linspace(0, 7, 8).expand(1, 1, 8, 8)
     half = crops(ramp, 1, 0.5, seeded())[0, 0, 4]
-    assert half.tolist() == pytest.approx([1.75 + 0.5 * k for k in range(8)], abs=1e-4), "the middle four columns over eight places"
+    assert half.tolist() == pytest.approx([1.75 + 0.5 * k for k in range(8)], abs=1e-4), (
+        "the middle four columns over eight places"
+    )
 
 
 def test_all_images_are_cut_alike():
@@ -218,12 +231,18 @@ def test_all_images_are_cut_alike():
     assert not torch.equal(found[0], found[1])
 
 
-# ---- what is shown ----------------------------------------------------------------------------------------------------------------------------
+# ---- what is shown
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_runs_stand_side_by_side_a_sheet_a_layer(run):
     told = outcome("maximise(steps=2, channels=[0, 5])", one=run, two=finished(seed=4))
-    assert [p.name for p in told.pictures] == ["images-for-first-pixels", "images-for-second-pixels", "images-for-head-pixels", KERNELS]
+    assert [p.name for p in told.pictures] == [
+        "images-for-first-pixels",
+        "images-for-second-pixels",
+        "images-for-head-pixels",
+        KERNELS,
+    ]
     assert [[row[0].text for row in p.table.rows] for p in told.pictures[:2]] == [["one", "two"]] * 2
     assert told.numbers["one"]["first"]["channels"] == [0], "the first layer has four channels"
     assert told.numbers["one"]["second"]["channels"] == [0, 5]
@@ -248,7 +267,11 @@ def test_kernels_are_shown_by_colour_each_filter_over_its_own_largest_number(run
 def test_default_layers_are_the_first_and_last_convolution_and_the_head(run):
     layout = run.engine.parts.setup.layout
     assert default_layers(layout, layout.names()) == ["first", "second", "head"]
-    assert [weight_of(layout, name) for name in default_layers(layout, layout.names())] == ["first.weight", "second.weight", "head.weight"]
+    assert [weight_of(layout, name) for name in default_layers(layout, layout.names())] == [
+        "first.weight",
+        "second.weight",
+        "head.weight",
+    ]
 
 
 def test_channels_that_the_image_excites_less_than_the_start_are_named():
@@ -259,7 +282,10 @@ def test_channels_that_the_image_excites_less_than_the_start_are_named():
 
 
 def test_a_prior_that_outweighs_the_activation_is_told(run):
-    assert "less than the start did" in outcome("maximise(steps=3, tv=1000000.0, lr=0.5, channels=[0, 1])", one=run).notes[0]
+    assert (
+        "less than the start did"
+        in outcome("maximise(steps=3, tv=1000000.0, lr=0.5, channels=[0, 1])", one=run).notes[0]
+    )
 
 
 @pytest.mark.parametrize("form", ["pixels", "maco"])

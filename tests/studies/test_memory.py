@@ -18,7 +18,8 @@ from studies.trained import toy
 ADAM = {"local_optimizer": "adam", "local_lr": 0.01}
 
 
-# ---- what is alive ----------------------------------------------------------------------------------------------------------------------------
+# ---- what is alive
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_peak_is_of_what_is_alive_together():
@@ -55,7 +56,8 @@ def test_gradients_count_while_they_are_held():
         assert alive.now == 0
 
 
-# ---- the prediction ---------------------------------------------------------------------------------------------------------------------------
+# ---- the prediction
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("optimizer", "slots"), [({}, 0), ({"local_momentum": 0.9}, 1), (ADAM, 2)])
@@ -66,25 +68,34 @@ def test_the_prediction_is_the_sum_of_sizes(optimizer, slots):
     kept = {"first": 96 + 128 + 128 + 80, "second": 128 + 80, "head": 80, WHOLE: 96 + 128 + 128 + 80}
     front = {"first": 0, "second": 128 + 128, "head": 128 + 128, WHOLE: 0}
     adam = {name: 4 * n * (slots == 2) for name, n in sizes.items()}
-    wanted = {name: 4 * 135 + 4 * n * (1 + slots) + max(kept[name], front[name], adam[name]) for name, n in sizes.items()}
+    wanted = {
+        name: 4 * 135 + 4 * n * (1 + slots) + max(kept[name], front[name], adam[name]) for name, n in sizes.items()
+    }
     assert found == wanted
 
 
 def test_what_is_counted_is_what_budgets_go_by():
     parts = lab.parts("fedavg", "layer", cohort=6)
-    groups = {n: frozenset(g.names) for n, g in parts.setup.layout.groups.items()} | {WHOLE: parts.setup.layout.parameters}
+    groups = {n: frozenset(g.names) for n, g in parts.setup.layout.groups.items()} | {
+        WHOLE: parts.setup.layout.parameters
+    }
     assert peaks(parts)["counted"] == {n: parts.setup.load(names).memory for n, names in groups.items()}
 
 
-# ---- what is measured -------------------------------------------------------------------------------------------------------------------------
+# ---- what is measured
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def resnet():
     torch.set_num_threads(1)
     federation = pictures(16, (9, 9))
-    config = Config(method="fedpart", cohort=2, executor="loop", model="resnet8", **{"local.batch": 16, "local.optimizer": "adam"})
-    return assemble(config, federation, build("resnet8", federation.task, None, random_streams.torch_stream(0, "model")))
+    config = Config(
+        method="fedpart", cohort=2, executor="loop", model="resnet8", **{"local.batch": 16, "local.optimizer": "adam"}
+    )
+    return assemble(
+        config, federation, build("resnet8", federation.task, None, random_streams.torch_stream(0, "model"))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +121,9 @@ def test_a_step_holds_at_least_parameters_gradients_state_and_what_autograd_keep
         own = {kit.bound.flat.untyped_storage().data_ptr(), batch.x.untyped_storage().data_ptr()}
         floor = sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in own)
         del loss
-        assert found["measured"][name] >= 4 * layout.spec.total + 8 * group.numel + floor, "state of Adam, and what waits for the backward pass"
+        assert found["measured"][name] >= 4 * layout.spec.total + 8 * group.numel + floor, (
+            "state of Adam, and what waits for the backward pass"
+        )
 
 
 def test_training_a_part_takes_less_than_training_the_whole(found):
@@ -128,10 +141,15 @@ def test_the_prediction_is_within_a_third_of_what_is_measured(found):
 
 @pytest.mark.parametrize(("batch", "optimizer"), [(16, "adam"), (128, "sgd")])
 def test_what_budgets_go_by_is_near_what_is_measured(batch, optimizer):
-    """A device that can hold what is counted can train the group; also a deep one, in front of which only values pass, at many times the samples."""
+    """A device that can hold what is counted can train the group.
+
+    Also a deep one, in front of which only values pass, at many times the samples.
+    """
     federation = pictures(16, (batch // 2, batch // 2))
     config = Config(cohort=2, executor="loop", model="resnet8", **{"local.batch": batch, "local.optimizer": optimizer})
-    told = peaks(assemble(config, federation, build("resnet8", federation.task, None, random_streams.torch_stream(0, "model"))))
+    told = peaks(
+        assemble(config, federation, build("resnet8", federation.task, None, random_streams.torch_stream(0, "model")))
+    )
     assert told["batch"] == batch
     for name, value in told["measured"].items():
         assert 0.95 * value <= told["counted"][name] <= 1.3 * value, name

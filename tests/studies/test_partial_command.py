@@ -18,8 +18,19 @@ STUDIES = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
-    common = {"out": str(out), "rounds": 4, "clients": 4, "executor": "loop", "local.epochs": 1, "local.optimizer": "adam", "local.lr": 0.001}
-    return [run(Config(method=text, name=name, **common)).folder for name, text in (("full", "fedavg"), ("part", "fedpart(warmup=1, repeat=1)"))]
+    common = {
+        "out": str(out),
+        "rounds": 4,
+        "clients": 4,
+        "executor": "loop",
+        "local.epochs": 1,
+        "local.optimizer": "adam",
+        "local.lr": 0.001,
+    }
+    return [
+        run(Config(method=text, name=name, **common)).folder
+        for name, text in (("full", "fedavg"), ("part", "fedpart(warmup=1, repeat=1)"))
+    ]
 
 
 @pytest.mark.parametrize("name", list(STUDIES))

@@ -26,7 +26,9 @@ def trained(folder, name, toy="layer", **settings):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("path")
-    made = {f"{toy}{seed}": trained(folder, f"{toy}{seed}", toy, seed=seed) for toy in ("layer", "batch") for seed in (1, 2)}
+    made = {
+        f"{toy}{seed}": trained(folder, f"{toy}{seed}", toy, seed=seed) for toy in ("layer", "batch") for seed in (1, 2)
+    }
     return made | {"layer3": trained(folder, "layer3", seed=3)}
 
 
@@ -77,7 +79,9 @@ def test_points_between_are_the_weighted_means_of_all_parameters(runs):
         output = one(x)
     assert pair["loss"][1] == pytest.approx(float(nn.functional.cross_entropy(output, y)), rel=1e-5)
     assert pair["score"][1] == pytest.approx(float((output.argmax(1) == y).double().mean()))
-    assert pair["distance"] == pytest.approx(float((both["layer2"].served.flat - both["layer1"].served.flat).norm()), rel=1e-5)
+    assert pair["distance"] == pytest.approx(
+        float((both["layer2"].served.flat - both["layer1"].served.flat).norm()), rel=1e-5
+    )
 
 
 def test_the_barrier_is_the_largest_excess_over_the_line_between_the_ends():
@@ -115,7 +119,9 @@ def test_the_same_model_with_its_units_in_another_order_lies_behind_a_barrier(tm
 def test_a_convex_loss_has_no_barrier(tmp_path):
     data, _ = lab.TOYS["layer"]()
     module = lab.filled(nn.Sequential(nn.Linear(6, 3)))
-    both = {name: trained(tmp_path, name, (data, module), seed=seed, local_lr=0.5) for name, seed in (("a", 1), ("b", 2))}
+    both = {
+        name: trained(tmp_path, name, (data, module), seed=seed, local_lr=0.5) for name, seed in (("a", 1), ("b", 2))
+    }
     pair = SMALL.study(both).numbers["pairs"]["a to b"]
     assert pair["barrier"] == 0.0
     assert pair["loss"][2] < (pair["loss"][0] + pair["loss"][-1]) / 2
@@ -130,7 +136,8 @@ def test_each_further_run_is_paired_with_the_first(runs):
     assert barrier.series["barrier"] == [pair["barrier"] for pair in outcome.numbers["pairs"].values()]
 
 
-# ---- statistics of norms ----------------------------------------------------------------------------------------------------------------
+# ---- statistics of norms
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_statistics_counted_anew_are_the_mean_over_batches_of_what_each_batch_shows(runs):
@@ -194,15 +201,20 @@ def test_a_model_without_running_statistics_has_none_to_count(runs):
     assert numbers["statistics"] == "none"
 
 
-# ---- regression, determinism, refusals --------------------------------------------------------------------------------------------------
+# ---- regression, determinism, refusals
+# --------------------------------------------------------------------------------------------------
 
 
 def test_of_a_regression_the_score_is_the_root_of_the_mean_squared_error(tmp_path):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(24, 4, generator=generator), torch.randn(24, generator=generator)
-    data = fedstrata.Federation.of(x.numpy(), y.numpy(), partition="iid", clients=2, testing="server", test=(x[:8].numpy(), y[:8].numpy()))
+    data = fedstrata.Federation.of(
+        x.numpy(), y.numpy(), partition="iid", clients=2, testing="server", test=(x[:8].numpy(), y[:8].numpy())
+    )
     module = lab.filled(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1)))
-    both = {name: trained(tmp_path, name, (data, module), seed=seed, local_lr=0.02) for name, seed in (("a", 1), ("b", 2))}
+    both = {
+        name: trained(tmp_path, name, (data, module), seed=seed, local_lr=0.02) for name, seed in (("a", 1), ("b", 2))
+    }
     outcome = Path(samples=100, split="test", points=3).study(both)
     assert outcome.numbers["score"] == "root mean squared error"
     pair = outcome.numbers["pairs"]["a to b"]
@@ -213,7 +225,9 @@ def test_of_a_regression_the_score_is_the_root_of_the_mean_squared_error(tmp_pat
 
 def test_the_same_runs_and_settings_give_the_same_numbers(runs):
     both = pick(runs, "batch1", "batch2")
-    assert json.dumps(SMALL.study(both).numbers, allow_nan=False) == json.dumps(SMALL.study(both).numbers, allow_nan=False)
+    assert json.dumps(SMALL.study(both).numbers, allow_nan=False) == json.dumps(
+        SMALL.study(both).numbers, allow_nan=False
+    )
 
 
 def test_models_of_other_layouts_have_no_line_between_them(tmp_path, runs):
@@ -241,7 +255,9 @@ def test_norms_that_look_at_the_batch_in_one_run_alone_are_refused(tmp_path, run
         SMALL.study({"batch1": runs["batch1"], "looks": other})
 
 
-@pytest.mark.parametrize(("settings", "said"), [({"points": 2}, "path.points is 2"), ({"samples": 1}, "path.samples is 1")])
+@pytest.mark.parametrize(
+    ("settings", "said"), [({"points": 2}, "path.points is 2"), ({"samples": 1}, "path.samples is 1")]
+)
 def test_settings_that_cannot_be_meant_are_refused(settings, said):
     with pytest.raises(ConfigError, match=said):
         Path(**settings)

@@ -1,4 +1,6 @@
-"""Settling: distances and linear CKA against formulas of their own, the pooled training, rounds, and what is refused."""
+"""Settling: distances and linear CKA against formulas of their own, the pooled training, rounds, and what is
+refused.
+"""
 
 import json
 
@@ -29,7 +31,8 @@ def outcome():
     return run, Settling(looks=6, samples=30).study({"run": run})
 
 
-# ---- linear CKA -----------------------------------------------------------------------------------------------------------------------------
+# ---- linear CKA
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def cka(x, y):
@@ -61,7 +64,8 @@ def test_linear_cka_of_features_that_do_not_vary_is_not_defined():
     assert alignment(None, unit_gram(torch.eye(5))) is None
 
 
-# ---- outputs of layer groups ----------------------------------------------------------------------------------------------------------------
+# ---- outputs of layer groups
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_output_of_a_group_is_that_of_its_norm_in_evaluation_mode():
@@ -98,14 +102,17 @@ def test_watching_leaves_no_hooks_behind():
     assert all(not m._forward_hooks for root in (kit.bound.body, kit.bound.head) for m in root.modules())
 
 
-# ---- distances and rounds -------------------------------------------------------------------------------------------------------------------
+# ---- distances and rounds
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_distances_are_shares_of_the_way_by_group():
     layout = lab.parts().setup.layout
     rng = np.random.default_rng(2)
     flats = [torch.from_numpy(rng.normal(size=layout.spec.total).astype(np.float32)) for _ in range(3)]
-    flats[0][slice(*layout.spec.runs(layout.groups["head"].names)[0])] = flats[2][slice(*layout.spec.runs(layout.groups["head"].names)[0])]
+    flats[0][slice(*layout.spec.runs(layout.groups["head"].names)[0])] = flats[2][
+        slice(*layout.spec.runs(layout.groups["head"].names)[0])
+    ]
     found = distances(flats, layout)
     assert found["head"] == [None, None, None], "it ends where it began"
     for group in ("first", "second"):
@@ -151,16 +158,22 @@ def test_features_are_those_of_the_model_that_is_evaluated(outcome):
     for engine in engines:
         x = engine.parts.federation.test.take(torch.arange(30))
         kept.append(kernels(engine.kit, engine.served(), x, batch_statistics=False)["second"])
-    assert found.numbers["run"]["similarity"]["second"] == pytest.approx([alignment(k, kept[-1]) for k in kept], abs=1e-12)
+    assert found.numbers["run"]["similarity"]["second"] == pytest.approx(
+        [alignment(k, kept[-1]) for k in kept], abs=1e-12
+    )
 
 
 def test_another_end_of_the_training_again_is_told():
     run = toy(rounds=2)
     run.engine.server.params.flat[0] += 1e-3
-    assert "trained again in one thread it ends at other last bits" in Settling(against="none", samples=5).study({"run": run}).notes[0]
+    assert (
+        "trained again in one thread it ends at other last bits"
+        in Settling(against="none", samples=5).study({"run": run}).notes[0]
+    )
 
 
-# ---- pooled ---------------------------------------------------------------------------------------------------------------------------------
+# ---- pooled
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_pooled_run_is_one_client_with_all_samples_trained_plainly():
@@ -170,7 +183,7 @@ def test_the_pooled_run_is_one_client_with_all_samples_trained_plainly():
     engine = list(trained(pooled(parts, [54, 54]), 2))[-1]
     _, module = lab.TOYS["layer"]()
     x, y, _ = lab.arrays()
-    from fedstrata.common import random_streams  # noqa: PLC0415  # the order of samples is the library's own
+    from fedstrata.common import random_streams  # the order of samples is the library's own  # noqa: PLC0415
 
     for t in range(2):
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
@@ -246,7 +259,8 @@ def test_the_table_has_the_pooled_run_beside_the_federated_one(outcome):
     json.dumps(outcome[1].numbers, allow_nan=False)
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------------------------------
+# ---- what is refused
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -267,7 +281,9 @@ def test_a_setting_that_cannot_be_meant_is_refused(text, said):
 @pytest.mark.parametrize(("clients", "fits"), [(40, True), (10_001, False)])
 def test_clients_that_are_derived_when_asked_for_are_pooled_unless_they_are_very_many(clients, fits):
     x, y, _ = lab.arrays()
-    federation = lab.federation().of(x.numpy(), y.numpy(), partition="overlap(size=5)", clients=clients, testing="own(share=0.2)")
+    federation = lab.federation().of(
+        x.numpy(), y.numpy(), partition="overlap(size=5)", clients=clients, testing="own(share=0.2)"
+    )
     assert federation.partition.lazy
     if fits:
         assert len(union(federation).training(0)) == sum(len(federation.training(i)) for i in range(clients))

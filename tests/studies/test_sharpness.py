@@ -1,4 +1,6 @@
-"""Largest Hessian eigenvalues against closed forms and dense Hessians, and losses of perturbed models against those computed by hand."""
+"""Largest Hessian eigenvalues against closed forms and dense Hessians, and losses of perturbed models against those
+computed by hand.
+"""
 
 import json
 import math
@@ -21,7 +23,9 @@ from fedstrata.studies.spectrum import extremes, power
 from fedstrata.studies.surface import Surface, positions, surfaces
 
 CLOSE = 1e-9  # float64 throughout
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch.func.hessian, which only tests call, loads it
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script.*:DeprecationWarning"
+)  # torch.func.hessian, which only tests call, loads it
 
 
 def trained(folder, toy="layer", method="fedavg", name="run", **settings):
@@ -37,7 +41,9 @@ def linear(width=4, regression=True, samples=24):
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(samples, width, generator=generator) * torch.tensor([3.0, 1.0, 0.5, 0.2])[:width]
     y = torch.randn(samples, generator=generator) if regression else torch.arange(samples) % 3
-    data = fedstrata.Federation.of(x.numpy(), y.numpy(), partition="iid", clients=2, testing="server", test=(x[:6].numpy(), y[:6].numpy()))
+    data = fedstrata.Federation.of(
+        x.numpy(), y.numpy(), partition="iid", clients=2, testing="server", test=(x[:6].numpy(), y[:6].numpy())
+    )
     net = nn.Sequential(nn.Linear(width, 1 if regression else 3))
     return data, lab.filled(net)
 
@@ -48,10 +54,11 @@ def whole(run, samples=1000, batch=7, dtype=torch.float64):
 
 
 def dense(surface):
-    """The Hessian and gradient of the mean loss over all samples at once, written without the surface's own derivatives.
+    """The Hessian and gradient of the mean loss over all samples at once, written without the surface's own
+    derivatives.
 
-    By torch.func.hessian; behind a layer or batch norm, whose forward-mode second derivatives are wrong or missing there, by central differences of
-    the gradient instead.
+    By torch.func.hessian; behind a layer or batch norm, whose forward-mode second derivatives are wrong or missing
+    there, by central differences of the gradient instead.
     """
     x, y = (torch.cat(parts) for parts in zip(*surface.batches, strict=True))
 
@@ -68,10 +75,13 @@ def dense(surface):
     if not kinds & {nn.LayerNorm, nn.BatchNorm1d}:
         return torch.func.hessian(loss)(surface.centre), slope(surface.centre)
     steps = 1e-5 * torch.eye(len(surface.centre), dtype=torch.float64)
-    return torch.stack([(slope(surface.centre + d) - slope(surface.centre - d)) / 2e-5 for d in steps]), slope(surface.centre)
+    return torch.stack([(slope(surface.centre + d) - slope(surface.centre - d)) / 2e-5 for d in steps]), slope(
+        surface.centre
+    )
 
 
-# ---- the spectrum -----------------------------------------------------------------------------------------------------------------------
+# ---- the spectrum
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def spectrum(*values, seed=0):
@@ -104,7 +114,12 @@ def test_of_a_negative_definite_map_the_algebraically_largest_is_the_one_nearest
 
 
 def test_two_eigenvalues_of_equal_size_and_opposite_sign_are_not_taken_for_a_settled_value():
-    found = power(lambda v: torch.tensor([2.0, -2.0], dtype=torch.float64) * v, torch.tensor([2.0, 1.0], dtype=torch.float64), 1e-3, 40)
+    found = power(
+        lambda v: torch.tensor([2.0, -2.0], dtype=torch.float64) * v,
+        torch.tensor([2.0, 1.0], dtype=torch.float64),
+        1e-3,
+        40,
+    )
     assert found.change == pytest.approx(0.0, abs=1e-12)
     assert not found.converged
     assert found.residual > 0.5
@@ -127,7 +142,8 @@ def test_a_map_that_gives_zero_has_eigenvalue_zero():
     assert (found.value, found.converged, found.residual) == (0.0, True, 0.0)
 
 
-# ---- Hessians of runs -------------------------------------------------------------------------------------------------------------------
+# ---- Hessians of runs
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +161,9 @@ def test_of_least_squares_the_largest_eigenvalue_is_that_of_twice_the_second_mom
     x = torch.cat([x for x, _ in surface.batches])
     moments = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], dim=1)  # the bias reads a one
     closed = float(torch.linalg.eigvalsh(2 * moments.T @ moments / len(x))[-1])
-    outcome = Sharpness(samples=1000, iterations=300, tolerance=1e-12, precision="float64", batch=7).study({"a": runs["regression"]})
+    outcome = Sharpness(samples=1000, iterations=300, tolerance=1e-12, precision="float64", batch=7).study(
+        {"a": runs["regression"]}
+    )
     one = outcome.numbers["runs"]["a"]
     assert one["largest"]["value"] == pytest.approx(closed, rel=CLOSE)
     assert one["largest"] == one["largest_by_magnitude"]
@@ -167,7 +185,9 @@ def test_products_are_those_of_the_dense_hessian(runs, toy):
 def test_eigenvalues_are_those_of_the_dense_hessian_and_of_its_blocks(runs, toy):
     surface = whole(runs[toy])
     matrix, _ = dense(surface)
-    study = Sharpness(samples=1000, iterations=1500, tolerance=1e-9, precision="float64", batch=7, directions=1, radii=(0.1,))
+    study = Sharpness(
+        samples=1000, iterations=1500, tolerance=1e-9, precision="float64", batch=7, directions=1, radii=(0.1,)
+    )
     one = study.study({"a": runs[toy]}).numbers["runs"]["a"]
     values = torch.linalg.eigvalsh(matrix)
     assert one["largest"]["value"] == pytest.approx(float(values[-1]), rel=1e-5)
@@ -218,7 +238,9 @@ class Recurrent(nn.Module):
 def test_attention_and_recurrent_layers_can_be_differentiated_twice(tmp_path, network, dtype):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randint(12, (24, 6), generator=generator), torch.arange(24) % 3
-    data = fedstrata.Federation.of(x.numpy(), y.numpy(), vocabulary=12, partition="iid", clients=2, testing="own(share=0.2)")
+    data = fedstrata.Federation.of(
+        x.numpy(), y.numpy(), vocabulary=12, partition="iid", clients=2, testing="own(share=0.2)"
+    )
     run = trained(tmp_path, (data, lab.filled(network())), rounds=1)
     surface, exact = whole(run, dtype=dtype), whole(run)
     v = gaussian(len(exact.centre), 1, "test", 0, torch.float64)
@@ -230,11 +252,14 @@ def test_attention_and_recurrent_layers_can_be_differentiated_twice(tmp_path, ne
     torch.testing.assert_close(found, (slopes[0] - slopes[1]) / 2e-5, rtol=1e-3, atol=1e-4)
 
 
-# ---- losses nearby ----------------------------------------------------------------------------------------------------------------------
+# ---- losses nearby
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def by_hand(run, flat, index):
-    """Mean loss of the model as users load it, at other values, of these training samples: another path through the code."""
+    """Mean loss of the model as users load it, at other values, of these training samples: another path through the
+    code.
+    """
     module = run.module().double()
     with torch.no_grad():
         for name, value in Params(flat, run.served.spec).views.items():
@@ -246,7 +271,9 @@ def by_hand(run, flat, index):
 @pytest.mark.parametrize("toy", ["layer", "batch"])
 def test_losses_are_those_of_the_loaded_model_moved_by_hand(runs, toy):
     run, radii = runs[toy], (0.05, 0.3)
-    study = Sharpness(samples=20, precision="float64", directions=2, radii=radii, groups="whole", iterations=2, batch=7, rho=0.2)
+    study = Sharpness(
+        samples=20, precision="float64", directions=2, radii=radii, groups="whole", iterations=2, batch=7, rho=0.2
+    )
     one = study.study({"a": run}).numbers["runs"]["a"]
     index = positions(run, "train", 20, 0)
     assert len(index) == 20
@@ -255,10 +282,16 @@ def test_losses_are_those_of_the_loaded_model_moved_by_hand(runs, toy):
     surface = surfaces({"a": run}, "train", 20, 7, 0, torch.float64)["a"]
     slope = surface.slope()
     for place in range(2):
-        drawn = filterwise(gaussian(len(centre), 0, "study/sharpness/direction", place, torch.float64), centre, surface.layout, "still")
-        assert one["random"][place] == pytest.approx([by_hand(run, centre + r * drawn, index) for r in radii], rel=CLOSE)
+        drawn = filterwise(
+            gaussian(len(centre), 0, "study/sharpness/direction", place, torch.float64), centre, surface.layout, "still"
+        )
+        assert one["random"][place] == pytest.approx(
+            [by_hand(run, centre + r * drawn, index) for r in radii], rel=CLOSE
+        )
     steep = filterwise(slope, centre, surface.layout, "still")
-    assert one["filterwise_ascent"] == pytest.approx([by_hand(run, centre + r * steep, index) for r in radii], rel=CLOSE)
+    assert one["filterwise_ascent"] == pytest.approx(
+        [by_hand(run, centre + r * steep, index) for r in radii], rel=CLOSE
+    )
     assert one["ascent"]["loss"] == pytest.approx(by_hand(run, centre + 0.2 * slope / slope.norm(), index), rel=CLOSE)
     assert one["slope"] == pytest.approx(float(slope.norm()), rel=CLOSE)
 
@@ -273,11 +306,16 @@ def test_of_least_squares_an_ascent_step_costs_what_the_quadratic_says(runs):
 
 
 def test_an_ascent_step_costs_more_than_random_steps_under_the_same_bound(runs):
-    one = Sharpness(samples=1000, radii=(0.01,), directions=20, groups="whole").study({"a": runs["layer"]}).numbers["runs"]["a"]
+    one = (
+        Sharpness(samples=1000, radii=(0.01,), directions=20, groups="whole")
+        .study({"a": runs["layer"]})
+        .numbers["runs"]["a"]
+    )
     assert one["filterwise_ascent"][0] > max(losses[0] for losses in one["random"])
 
 
-# ---- directions -------------------------------------------------------------------------------------------------------------------------
+# ---- directions
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_each_filter_of_a_direction_is_as_long_as_that_of_the_model(runs):
@@ -299,7 +337,9 @@ def test_each_filter_of_a_direction_is_as_long_as_that_of_the_model(runs):
 def test_scaled_vectors_are_one_filter_each(runs):
     surface = whole(runs["images"])
     spec = surface.layout.spec
-    made = Params(filterwise(gaussian(spec.total, 0, "test", 0, torch.float64), surface.centre, surface.layout, "scaled"), spec)
+    made = Params(
+        filterwise(gaussian(spec.total, 0, "test", 0, torch.float64), surface.centre, surface.layout, "scaled"), spec
+    )
     for name in ("conv.bias", "norm.weight", "norm.bias", "head.bias"):
         assert float(made[name].norm()) == pytest.approx(float(Params(surface.centre, spec)[name].norm()), rel=1e-12)
         assert made[name].any()
@@ -318,16 +358,21 @@ def test_a_filter_of_zeros_stays_where_it_is(runs):
     assert made["conv.weight"][1].any()
 
 
-# ---- which samples ----------------------------------------------------------------------------------------------------------------------
+# ---- which samples
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_training_samples_are_what_clients_train_on_and_nothing_else(tmp_path):
     x, y, client = lab.arrays((17, 12, 9, 8))
-    data = fedstrata.Federation.of(x.numpy(), y.numpy(), client=client.numpy(), testing="own(share=0.3)", validation=0.2, heldout=0.25)
+    data = fedstrata.Federation.of(
+        x.numpy(), y.numpy(), client=client.numpy(), testing="own(share=0.3)", validation=0.2, heldout=0.25
+    )
     assert len(data.heldout) == 1
     run = trained(tmp_path, (data, lab.small()), rounds=1)
     index = positions(run, "train", 10_000, 0)
-    assert index.tolist() == sorted(torch.cat([data.training(c) for c in range(data.clients) if c not in data.heldout]).tolist())
+    assert index.tolist() == sorted(
+        torch.cat([data.training(c) for c in range(data.clients) if c not in data.heldout]).tolist()
+    )
     fewer = positions(run, "train", 9, 0)
     assert len(set(fewer.tolist())) == 9
     assert set(fewer.tolist()) <= set(index.tolist())
@@ -335,11 +380,16 @@ def test_training_samples_are_what_clients_train_on_and_nothing_else(tmp_path):
 
 
 def test_of_test_samples_the_loss_is_the_one_of_the_run(runs):
-    one = Sharpness(samples=1000, split="test", groups="whole", iterations=2).study({"a": runs["layer"]}).numbers["runs"]["a"]
+    one = (
+        Sharpness(samples=1000, split="test", groups="whole", iterations=2)
+        .study({"a": runs["layer"]})
+        .numbers["runs"]["a"]
+    )
     assert one["loss"] == pytest.approx(runs["layer"].result.rounds[-1]["metrics"]["log_loss"], rel=1e-5)
 
 
-# ---- the outcome ------------------------------------------------------------------------------------------------------------------------
+# ---- the outcome
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_runs_and_settings_give_the_same_bytes(runs, tmp_path):
@@ -354,7 +404,9 @@ def test_the_same_runs_and_settings_give_the_same_bytes(runs, tmp_path):
 def test_several_runs_stand_side_by_side(runs):
     outcome = Sharpness(samples=30, iterations=3, directions=2).study({"a": runs["layer"], "b": runs["batch"]})
     shown = {panel.title: panel for panel in outcome.panels}
-    assert {tuple(panel.series) for title, panel in shown.items() if title != "Largest Hessian eigenvalue"} == {("a", "b")}
+    assert {tuple(panel.series) for title, panel in shown.items() if title != "Largest Hessian eigenvalue"} == {
+        ("a", "b")
+    }
     assert list(shown["Largest Hessian eigenvalue"].x) == ["a", "b"]
     lines = shown["Loss along 2 random directions, mean"]
     assert list(lines.x) == [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5]
@@ -378,7 +430,8 @@ def test_a_step_into_infinity_is_none_and_not_a_number_that_json_lacks(runs):
     json.dumps(outcome.numbers, allow_nan=False)
 
 
-# ---- refusals ---------------------------------------------------------------------------------------------------------------------------
+# ---- refusals
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -416,7 +469,9 @@ def test_runs_on_different_data_are_refused(runs):
 def test_a_model_that_has_diverged_is_refused(runs):
     run = runs["layer"]
     broken = SimpleNamespace(
-        engine=run.engine, folder=run.folder, served=Params(run.served.flat * math.nan, run.served.spec, buffers=run.served.buffers)
+        engine=run.engine,
+        folder=run.folder,
+        served=Params(run.served.flat * math.nan, run.served.spec, buffers=run.served.buffers),
     )
     with pytest.raises(ConfigError, match="not finite"):
         Surface(broken, torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64), 4)

@@ -30,7 +30,8 @@ def controlled(pair):
     return Steps(clients=(), optimizer="sgd", lr=0.1).study(pair)
 
 
-# ---- what is measured -----------------------------------------------------------------------------------------------------------------------
+# ---- what is measured
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_with_plain_sgd_a_step_is_the_rate_times_the_gradient_that_was_given():
@@ -51,7 +52,9 @@ def test_the_first_step_of_a_fresh_adam_moves_each_number_by_about_the_rate():
     most = 0.01 * math.sqrt(lab.parts().setup.layout.spec.total)
     for place in range(3):
         gradient = float(found.sizes(place, what="gradients")[0])
-        assert 0.8 * most < float(found.sizes(place)[0]) <= 1.00001 * most, "all but those without a gradient, behind a rectifier that is shut"
+        assert 0.8 * most < float(found.sizes(place)[0]) <= 1.00001 * most, (
+            "all but those without a gradient, behind a rectifier that is shut"
+        )
         assert gradient > 5 * most
 
 
@@ -76,7 +79,8 @@ def test_steps_of_a_piece_s_own_have_a_length_and_no_gradient_of_an_optimiser():
     assert found.sizes(0, what="gradients").isnan().all()
 
 
-# ---- the fair comparison --------------------------------------------------------------------------------------------------------------------
+# ---- the fair comparison
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_fair_comparison_is_over_the_groups_that_the_partial_run_trained(pair):
@@ -105,11 +109,20 @@ def test_a_spike_is_the_mean_after_over_the_mean_before_in_every_window_with_the
 
 
 def test_a_return_to_the_whole_model_is_no_spike():
-    """Every number moves by 1 in every step: the whole model is longer than the group before it, and nothing has jumped."""
-    ones, alone = torch.ones(1, 2, 4, dtype=torch.float64), torch.tensor([1.0, 0, 0, 0], dtype=torch.float64).expand(1, 2, 4)
+    """Every number moves by 1 in every step: the whole model is longer than the group before it, and nothing has
+    jumped.
+    """
+    ones, alone = (
+        torch.ones(1, 2, 4, dtype=torch.float64),
+        torch.tensor([1.0, 0, 0, 0], dtype=torch.float64).expand(1, 2, 4),
+    )
     groups = ("a", "b", "c", "d")
     some = Walk(
-        groups, (0, 1, 2, 3), (alone, ones, ones, alone), (alone, ones, ones, alone), (frozenset("a"), *[frozenset("abcd")] * 2, frozenset("a"))
+        groups,
+        (0, 1, 2, 3),
+        (alone, ones, ones, alone),
+        (alone, ones, ones, alone),
+        (frozenset("a"), *[frozenset("abcd")] * 2, frozenset("a")),
     )
     told = compared({"run": some}, 2, "").numbers["run"]
     assert told["whole model"] == [2.0, 1.0, 0.5], "other numbers of coordinates"
@@ -121,15 +134,26 @@ def test_a_group_that_stood_still_before_an_average_has_no_spike(pair):
     told = Steps().study(pair)
     assert [v is None for v in told.numbers["part"]["same groups"]] == [False, True, True, True]
     assert [v is None for v in told.numbers["part"]["gradient"]] == [False, True, True, True]
-    assert all(v is not None for v in told.numbers["full"]["same groups"] + told.numbers["part over full"]["spikes of full"])
+    assert all(
+        v is not None for v in told.numbers["full"]["same groups"] + told.numbers["part over full"]["spikes of full"]
+    )
     assert any("part trains other groups" in note for note in told.notes)
 
 
-# ---- the control ----------------------------------------------------------------------------------------------------------------------------
+# ---- the control
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_control_is_the_run_with_plain_sgd_at_the_rate_that_is_given():
-    parts = lab.parts("fedavg", cohort=6, local_optimizer="adam", local_lr=0.01, local_weight_decay=0.1, local_clip=0.5, schedule="step(rounds=[1])")
+    parts = lab.parts(
+        "fedavg",
+        cohort=6,
+        local_optimizer="adam",
+        local_lr=0.01,
+        local_weight_decay=0.1,
+        local_clip=0.5,
+        schedule="step(rounds=[1])",
+    )
     other = lab.parts("fedavg", cohort=6, local_lr=0.2, schedule="step(rounds=[1])")
     found, wanted = walk(plain_sgd(parts, 0.2), 0), walk(other, 0)
     assert all(torch.equal(a, b) for a, b in zip(found.squares, wanted.squares, strict=True))
@@ -143,7 +167,10 @@ def test_the_control_stands_beside_the_run_and_its_spike_is_that_of_its_gradient
         known = [(a, b) for a, b in zip(control["same groups"], control["gradient"], strict=True) if a is not None]
         assert known
         assert all(a == pytest.approx(b, rel=1e-3) for a, b in known), "a plain step is a multiple of the gradient"
-    assert controlled.numbers["full"]["median"]["same groups"] > controlled.numbers["full (plain SGD)"]["median"]["same groups"]
+    assert (
+        controlled.numbers["full"]["median"]["same groups"]
+        > controlled.numbers["full (plain SGD)"]["median"]["same groups"]
+    )
 
 
 def test_a_run_with_sgd_needs_no_rate_of_the_control():
@@ -151,7 +178,8 @@ def test_a_run_with_sgd_needs_no_rate_of_the_control():
     assert told["run"]["same groups"] == told["run (plain SGD)"]["same groups"]
 
 
-# ---- what is shown --------------------------------------------------------------------------------------------------------------------------
+# ---- what is shown
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_every_local_step_and_every_average_is_shown(controlled, pair):
@@ -169,7 +197,8 @@ def test_the_same_runs_give_the_same_outcome(pair):
     assert first == second
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------------------------------
+# ---- what is refused
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""TensorBoard and MLflow, read back with their own libraries: what a run shows, how it is resumed, and that nothing leaves this machine."""
+"""TensorBoard and MLflow, read back with their own libraries: what a run shows, how it is resumed, and that nothing
+leaves this machine.
+"""
 
 import json
 import logging
@@ -18,7 +20,16 @@ from fedstrata.common.events import RoundDone, Started
 from fedstrata.trackers import tracking
 from fedstrata.trackers.tensorboard import EventFile
 
-SETTINGS = {"rounds": 4, "clients": 6, "cohort": 3, "local_epochs": 1, "eval_every": 2, "executor": "loop", "measures": "drift", "name": "abc"}
+SETTINGS = {
+    "rounds": 4,
+    "clients": 6,
+    "cohort": 3,
+    "local_epochs": 1,
+    "eval_every": 2,
+    "executor": "loop",
+    "measures": "drift",
+    "name": "abc",
+}
 
 
 class Killed(Exception):
@@ -44,7 +55,9 @@ class TensorBoardStore:
     def settings(self):
         found = self.read().summary_metadata["_hparams_/session_start_info"].plugin_data.content
         record = plugin_data_pb2.HParamsPluginData.FromString(found)
-        return {key: getattr(value, value.WhichOneof("kind")) for key, value in record.session_start_info.hparams.items()}
+        return {
+            key: getattr(value, value.WhichOneof("kind")) for key, value in record.session_start_info.hparams.items()
+        }
 
     def runs(self):
         return len(list(self.folder.iterdir()))
@@ -59,7 +72,9 @@ class MLflowStore:
         self.client = MlflowClient(tracking_uri=self.folder.absolute().as_uri())
 
     def all(self):
-        return self.client.search_runs([self.client.get_experiment_by_name("tests").experiment_id], order_by=["attributes.start_time ASC"])
+        return self.client.search_runs(
+            [self.client.get_experiment_by_name("tests").experiment_id], order_by=["attributes.start_time ASC"]
+        )
 
     def curve(self, name):
         return [(m.step, m.value) for m in self.client.get_metric_history(self.all()[-1].info.run_id, name)]
@@ -98,7 +113,9 @@ def float32(values):
 def test_curves_hold_what_the_rounds_hold(store, tmp_path):
     result = track(store, tmp_path)
     scored = [row for row in result.rounds if row["evaluated"]]
-    assert store.curve("accuracy") == list(zip([r["round"] + 1 for r in scored], float32(r["accuracy"] for r in scored), strict=True))
+    assert store.curve("accuracy") == list(
+        zip([r["round"] + 1 for r in scored], float32(r["accuracy"] for r in scored), strict=True)
+    )
     assert store.curve("loss") == list(zip([1, 2, 3, 4], float32(r["loss"] for r in result.rounds), strict=True))
     assert store.curve("measures/drift/all") == list(
         zip([r["round"] + 1 for r in scored], float32(r["measures"]["drift"]["all"] for r in scored), strict=True)
@@ -235,7 +252,9 @@ print(tried)
 
 
 def test_a_folder_as_a_store_reaches_no_network(tmp_path):
-    found = subprocess.run([sys.executable, "-W", "error", "-c", OFFLINE], cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-c", OFFLINE], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines()[-1] == "[]"
     assert "failed" not in found.stderr

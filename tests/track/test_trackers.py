@@ -23,8 +23,13 @@ def run(tmp_path, name="run", **more):
 
 
 def test_none_is_nothing_and_loads_nothing():
-    code = "import sys, fedstrata.trackers as t; assert t.trackers('none') == []; print([m for m in sys.modules if 'mlflow' in m or 'board' in m])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, fedstrata.trackers as t; assert t.trackers('none') == []; print([m for m in sys.modules if"
+        " 'mlflow' in m or 'board' in m])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_an_unknown_tracker_names_the_nearest():
@@ -68,10 +73,17 @@ def test_a_check_opens_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboard"), ("mlflow", "mlflow")])
 def test_a_library_that_is_missing_is_named_with_the_extra(name, package, monkeypatch):
-    for module in [m for m in sys.modules if m.split(".")[0] == package or m.startswith(("torch.utils.tensorboard", "fedstrata.trackers."))]:
+    for module in [
+        m
+        for m in sys.modules
+        if m.split(".")[0] == package or m.startswith(("torch.utils.tensorboard", "fedstrata.trackers."))
+    ]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf"track={name} needs the package {package}, which is not installed: pip install 'fedstrata\[track\]'"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"track={name} needs the package {package}, which is not installed: pip install 'fedstrata\[track\]'",
+    ):
         trackers(name)
 
 
@@ -177,5 +189,7 @@ def test_a_library_of_somebody_elses_tracker_is_named_by_its_own_name(monkeypatc
         raise ImportError("No module named 'sundial'", name="sundial.clock")
 
     monkeypatch.setattr("fedstrata.trackers._OURS", {"sun": needs_more})
-    with pytest.raises(ConfigError, match=r"track=sun needs the package sundial, which is not installed: pip install sundial\."):
+    with pytest.raises(
+        ConfigError, match=r"track=sun needs the package sundial, which is not installed: pip install sundial\."
+    ):
         trackers("sun")

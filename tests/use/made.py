@@ -20,14 +20,20 @@ from fedstrata.runs.run import run
 def digest(folder: Path) -> dict[str, str]:
     """SHA-256 and time of change of every file of a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(p.relative_to(folder)): f"{hashlib.sha256(p.read_bytes()).hexdigest()} {p.stat().st_mtime_ns}" for p in files}
+    return {
+        str(p.relative_to(folder)): f"{hashlib.sha256(p.read_bytes()).hexdigest()} {p.stat().st_mtime_ns}"
+        for p in files
+    }
 
 
 def toy_run(folder: Path, method="fedavg", toy="layer", **settings):
     """(run folder, the same run's engine in memory, what was given from Python)."""
     data, module = lab.TOYS[toy]() if isinstance(toy, str) else toy
     own = None if isinstance(method, str) else chain(method)
-    config = lab.config(method=str(method), **{"out": str(folder), "name": "run", "rounds": 2, "cohort": min(3, data.clients)} | settings)
+    config = lab.config(
+        method=str(method),
+        **{"out": str(folder), "name": "run", "rounds": 2, "cohort": min(3, data.clients)} | settings,
+    )
     run(config, federation=data, module=module, method=own)
     live = Engine(assemble(config, data, module, own), "loop", 1)
     list(live.rounds())

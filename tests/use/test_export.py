@@ -1,4 +1,6 @@
-"""Export: files that other programs run, a card whose lines run, all or nothing, and a run folder that stays as it was."""
+"""Export: files that other programs run, a card whose lines run, all or nothing, and a run folder that stays as it
+was.
+"""
 
 import io
 import json
@@ -26,7 +28,14 @@ from use.test_plain import Unit
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A short run on real digits, with own tests and held-out clients."""
-    return quick(tmp_path_factory.mktemp("runs"), method="fedper + finetune(steps=2)", test="both", heldout=0.2, validation=0.2, clients=12)
+    return quick(
+        tmp_path_factory.mktemp("runs"),
+        method="fedper + finetune(steps=2)",
+        test="both",
+        heldout=0.2,
+        validation=0.2,
+        clients=12,
+    )
 
 
 def test_all_files_say_what_the_runs_evaluation_says(folder, tmp_path):
@@ -51,7 +60,8 @@ def test_all_files_say_what_the_runs_evaluation_says(folder, tmp_path):
 def test_a_program_needs_nothing_of_ours(folder, tmp_path):
     out = export(folder, tmp_path / "out").folder
     lines = (
-        'import sys, torch\nm = torch.export.load("model.pt2").module()\nprint(tuple(m(torch.zeros(5, 1, 8, 8)).shape), "fedstrata" in sys.modules)'
+        'import sys, torch\nm = torch.export.load("model.pt2").module()\nprint(tuple(m(torch.zeros(5, 1, 8, 8)).shape),'
+        ' "fedstrata" in sys.modules)'
     )
     told = subprocess.run([sys.executable, "-c", lines], cwd=out, capture_output=True, text=True, check=True)
     assert told.stdout == "(5, 10) False\n"
@@ -71,7 +81,9 @@ def test_every_block_of_the_card_runs(folder, tmp_path):
     out = export(folder, tmp_path / "out", None, "all").folder
     blocks = re.findall(r"```python\n(.*?)```", (out / "MODEL_CARD.md").read_text(), re.DOTALL)
     assert len(blocks) == 3
-    told = subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=out, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)], cwd=out, capture_output=True, text=True, check=True
+    )
     assert told.stdout.splitlines() == ["torch.Size([2, 10])", "(2, 10)", "4"]
 
 
@@ -79,7 +91,18 @@ def test_the_card_tells_scores_data_training_costs_and_hashes(folder, tmp_path):
     made = export(folder, tmp_path / "out", 3)
     text, found = (made.folder / "MODEL_CARD.md").read_text(), finished_run(folder)
     summary = found.result.summary
-    for title in ("Use", "Input and output", "Scores", "Data", "Training", "Costs", "Limits", "Intended use", "Licence", "Versions and hashes"):
+    for title in (
+        "Use",
+        "Input and output",
+        "Scores",
+        "Data",
+        "Training",
+        "Costs",
+        "Limits",
+        "Intended use",
+        "Licence",
+        "Versions and hashes",
+    ):
         assert f"\n## {title}\n" in text
     assert f"| {summary['accuracy']['final']:.4f} | 359 samples of the server's test set |" in text
     n = len(found.federation.testing(3)[1])
@@ -95,7 +118,9 @@ def test_the_card_tells_scores_data_training_costs_and_hashes(folder, tmp_path):
 
 def test_names_of_the_user_are_no_markdown(tmp_path):
     x, y, client = lab.arrays()
-    data = Federation.of(x.numpy(), y.numpy(), client=[f"a|b*{int(c)}" for c in client], labels=("x|y", "<b>", "`c`"), testing="own")
+    data = Federation.of(
+        x.numpy(), y.numpy(), client=[f"a|b*{int(c)}" for c in client], labels=("x|y", "<b>", "`c`"), testing="own"
+    )
     run, _, given = toy_run(tmp_path, "fedavg", (data, lab.small()))
     text = (export(run, tmp_path / "out", 1, "safetensors", **given).folder / "MODEL_CARD.md").read_text()
     assert r"client 1 (a\|b\*1)" in text
@@ -127,15 +152,26 @@ def test_nothing_of_the_run_folder_is_changed(folder, tmp_path, client):
     assert digest(folder) == before
 
 
-@pytest.mark.parametrize(("settings", "single"), [({"bn": "batch"}, True), ({"model": "mobilenet(track=false)"}, False), ({}, None)])
+@pytest.mark.parametrize(
+    ("settings", "single"), [({"bn": "batch"}, True), ({"model": "mobilenet(track=false)"}, False), ({}, None)]
+)
 def test_norms_that_look_at_the_batch_are_said_to_do_so(tmp_path, settings, single):
-    run = quick(tmp_path, clients=2, cohort=2, rounds=1, **{"model": "mlp", "local.epochs": None, "local.steps": 1, "norm": "batch"} | settings)
-    told = json.loads((export(run, tmp_path / "out", None, "safetensors").folder / "signature.json").read_text())["batch_norm"]
+    run = quick(
+        tmp_path,
+        clients=2,
+        cohort=2,
+        rounds=1,
+        **{"model": "mlp", "local.epochs": None, "local.steps": 1, "norm": "batch"} | settings,
+    )
+    told = json.loads((export(run, tmp_path / "out", None, "safetensors").folder / "signature.json").read_text())[
+        "batch_norm"
+    ]
     assert ("outputs hang on the other samples" in told) == (single is not None)
     assert ("a single sample" in told) == bool(single)
 
 
-# ---- refusals -------------------------------------------------------------------------------------------------------------------------------
+# ---- refusals
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_in_use_and_the_run_folder_are_refused(folder, tmp_path):
@@ -177,7 +213,11 @@ def test_a_model_that_cannot_be_traced_is_refused_with_the_reason_and_the_way_ou
     with pytest.raises(ConfigError, match=r"torch.export cannot trace this model: .+ --format safetensors"):
         export(run, tmp_path / "out", **given)
     assert not (tmp_path / "out").exists()
-    assert set(export(run, tmp_path / "out", None, "safetensors", **given).files) == {"model.safetensors", "signature.json", "MODEL_CARD.md"}
+    assert set(export(run, tmp_path / "out", None, "safetensors", **given).files) == {
+        "model.safetensors",
+        "signature.json",
+        "MODEL_CARD.md",
+    }
 
 
 def test_a_program_that_computes_something_else_is_not_written(folder, tmp_path, monkeypatch):
@@ -208,7 +248,8 @@ def test_bf16_runs_are_exported_in_float32_and_the_card_says_so(tmp_path):
     assert all(t.dtype == torch.float32 for t in load_file(made.folder / "model.safetensors").values())
 
 
-# ---- the command ----------------------------------------------------------------------------------------------------------------------------
+# ---- the command
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_and_tells_in_json(folder, tmp_path, monkeypatch, capfd):

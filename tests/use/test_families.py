@@ -1,4 +1,6 @@
-"""Every model of the registry: plain module, torch.export program and ONNX program say what the engine's evaluation says, on real samples."""
+"""Every model of the registry: plain module, torch.export program and ONNX program say what the engine's evaluation
+says, on real samples.
+"""
 
 import io
 
@@ -37,13 +39,17 @@ def pictures() -> Federation:
 def letters() -> Federation:
     """Windows of this file's own text."""
     codes = np.frombuffer(__doc__.encode(), dtype=np.uint8)[: 12 * 9].reshape(9, 12) % 40
-    return Federation.of(codes.astype(np.int64), np.arange(9) % 4, vocabulary=40, partition="iid", clients=2, testing="own(share=0.3)")
+    return Federation.of(
+        codes.astype(np.int64), np.arange(9) % 4, vocabulary=40, partition="iid", clients=2, testing="own(share=0.3)"
+    )
 
 
 def trained(spec: str, norm: str) -> Engine:
     """An engine after two steps of two clients, so that weights and statistics have moved."""
     data = letters() if spec.startswith(("char_lstm", "transformer")) else pictures()
-    engine = Engine(assemble(lab.config(model=spec, norm=norm, rounds=1, cohort=2, local_steps=2, local_lr=0.01), data), "loop", 1)
+    engine = Engine(
+        assemble(lab.config(model=spec, norm=norm, rounds=1, cohort=2, local_steps=2, local_lr=0.01), data), "loop", 1
+    )
     list(engine.rounds())
     return engine
 
@@ -52,10 +58,14 @@ def trained(spec: str, norm: str) -> Engine:
 def test_programs_of_every_model_say_what_the_engine_says(spec, norm):
     engine = trained(spec, norm)
     federation, index = engine.parts.federation, torch.arange(7)
-    x, wanted = federation.train.take(index), engine.evaluator.predict(engine.kit, engine.served(), federation.train, index)
+    x, wanted = (
+        federation.train.take(index),
+        engine.evaluator.predict(engine.kit, engine.served(), federation.train, index),
+    )
     module = plain(engine.kit, engine.served(), federation.task, batch_statistics=False)
     scale = max(1.0, float(wanted.abs().max()))
-    # the engine hands convolutions channels-last images, whose rounding norms of this very batch amplify where its spread is small
+    # the engine hands convolutions channels-last images, whose rounding norms of this very batch amplify where its
+    # spread is small
     assert torch.allclose(module(x), wanted, atol=(1e-3 if "track=false" in spec else 1e-5) * scale)
     program = program_of(module, x[:3])  # traced on three samples, run on seven and on one
     read = torch.export.load(io.BytesIO(exported_bytes(program))).module()

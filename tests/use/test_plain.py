@@ -1,4 +1,6 @@
-"""The plain module is the run's model: for every method, every policy of norms, and what a method changes in the model."""
+"""The plain module is the run's model: for every method, every policy of norms, and what a method changes in the
+model.
+"""
 
 import copy
 from dataclasses import dataclass, replace
@@ -25,7 +27,9 @@ class Unit(Piece):
     """Features of length 1, a head without bias, logits scaled by a number that is learned."""
 
     def model(self, net):
-        bare = net.without_parameter("head.bias").with_parameter("heat.scale", torch.tensor([1.5]), kind="scale", role="head")
+        bare = net.without_parameter("head.bias").with_parameter(
+            "heat.scale", torch.tensor([1.5]), kind="scale", role="head"
+        )
 
         def unit(p, x):
             return torch.nn.functional.normalize(net.features(p, x), dim=-1)
@@ -51,7 +55,9 @@ def test_shared_and_personal_models_of_every_method_are_those_of_its_evaluation(
     for client in range(4):
         assert near(found.module(client)(x), said(live, lab.own_model(live, client), x)), client
     if live.parts.method.has("personalise") or live.plan.keep:
-        assert any(not near(found.module(client)(x), found.module()(x)) for client in range(4)), "a personal model is not the shared one"
+        assert any(not near(found.module(client)(x), found.module()(x)) for client in range(4)), (
+            "a personal model is not the shared one"
+        )
 
 
 @pytest.mark.parametrize("bn", ["share", "local", "server", "trained", "batch"])
@@ -62,7 +68,9 @@ def test_norms_stand_as_the_run_evaluated_them(tmp_path, bn):
     assert near(found.module(2)(x), said(live, lab.own_model(live, 2), x))
     module = found.module()
     assert module.norm.track_running_stats == (bn != "batch")
-    assert near(module(x[:5]), module(x)[:5]) == (bn != "batch"), "only statistics of the batch make outputs hang on the others"
+    assert near(module(x[:5]), module(x)[:5]) == (bn != "batch"), (
+        "only statistics of the batch make outputs hang on the others"
+    )
     assert bool(found.told(None)) == (bn == "local"), "whose norms they are is said where they stay with clients"
 
 

@@ -1,4 +1,6 @@
-"""Predictions: samples are prepared as in training, scores are those of the run, and what cannot be meant is refused in one line."""
+"""Predictions: samples are prepared as in training, scores are those of the run, and what cannot be meant is refused in
+one line.
+"""
 
 import csv
 import dataclasses
@@ -26,7 +28,15 @@ def table(seed=0, rows=ROWS):
     rng = np.random.default_rng(seed)
     age, income = rng.normal(40, 9, rows), rng.normal(3000, 700, rows)
     city = rng.choice(["Oslo", "Rome", "Cork"], rows)
-    frame = pd.DataFrame({"age": age.round(1), "city": city, "income": income.round(), "flat": 1.0, "site": rng.choice(["a", "b", "c"], rows)})
+    frame = pd.DataFrame(
+        {
+            "age": age.round(1),
+            "city": city,
+            "income": income.round(),
+            "flat": 1.0,
+            "site": rng.choice(["a", "b", "c"], rows),
+        }
+    )
     frame["ill"] = np.where(age + 4 * (city == "Rome") > 41, "yes", "no")
     frame["cost"] = (income / 10 + age).round(2)
     return frame
@@ -46,7 +56,9 @@ def place(tmp_path_factory):
     quick(folder, name="ill", data=f'table(path="{path}", label=ill, client=site, drop=[cost])', **common)
     quick(folder, name="cost", data=f'table(path="{path}", label=cost, client=site, drop=[ill])', **common)
     gaps = str(folder / "gaps.csv")
-    quick(folder, name="gaps", data=f'table(path="{gaps}", label=ill, client=site, drop=[cost], missing=impute)', **common)
+    quick(
+        folder, name="gaps", data=f'table(path="{gaps}", label=ill, client=site, drop=[cost], missing=impute)', **common
+    )
     return folder
 
 
@@ -54,26 +66,34 @@ def place(tmp_path_factory):
 def test_a_table_is_encoded_and_standardised_as_in_training(place, name, tmp_path):
     found = finished_run(place / name)
     frame = pd.read_csv(place / ("gaps.csv" if name == "gaps" else "full.csv"))
-    shuffled = frame[["ill", "income", "site", "flat", "city", "age"]].assign(note="hello").sample(frac=1, random_state=1)
+    shuffled = (
+        frame[["ill", "income", "site", "flat", "city", "age"]].assign(note="hello").sample(frac=1, random_state=1)
+    )
     shuffled.to_csv(tmp_path / "new.csv", index=False)
     told = predict(place / name, tmp_path / "new.csv")
     federation = found.federation
     everything = torch.cat([s.take(torch.arange(len(s))) for s in (federation.train, federation.official)])
     ours = found.module()(everything).softmax(1).double()
-    assert torch.allclose(told.values.sort(0).values, ours.sort(0).values, atol=1e-6), "the same rows, whatever their order and that of the columns"
+    assert torch.allclose(told.values.sort(0).values, ours.sort(0).values, atol=1e-6), (
+        "the same rows, whatever their order and that of the columns"
+    )
     assert told.score["accuracy"] == pytest.approx(float((told.values.argmax(1) == told.truth).double().mean()))
     assert "the columns note were not there in training" in " ".join(told.notes)
     alone = shuffled.iloc[[4]].drop(columns=["ill", "note"])
     alone.to_csv(tmp_path / "one.csv", index=False)
     single = predict(place / name, tmp_path / "one.csv")
-    assert torch.allclose(single.values[0], told.values[4], atol=1e-6), "a row is read by the training rows' scale, not by its own"
+    assert torch.allclose(single.values[0], told.values[4], atol=1e-6), (
+        "a row is read by the training rows' scale, not by its own"
+    )
     assert single.score is None
 
 
 def test_parquet_says_the_same_as_csv(place, tmp_path):
     frame = pd.read_csv(place / "full.csv")
     frame.to_parquet(tmp_path / "new.parquet")
-    assert torch.equal(predict(place / "ill", tmp_path / "new.parquet").values, predict(place / "ill", place / "full.csv").values)
+    assert torch.equal(
+        predict(place / "ill", tmp_path / "new.parquet").values, predict(place / "ill", place / "full.csv").values
+    )
 
 
 def test_a_regression_speaks_in_the_units_of_the_data(place):
@@ -91,13 +111,21 @@ def test_a_word_that_no_training_row_has_is_refused_or_read_as_none_of_them(plac
     frame = pd.read_csv(place / "full.csv")
     frame.loc[7, "city"] = "Roma"
     frame.to_csv(tmp_path / "new.csv", index=False)
-    with pytest.raises(DataError, match=r"column 'city', row 7 is 'Roma', which no training row has.* Did you mean 'Rome'.*--unknown zeros"):
+    with pytest.raises(
+        DataError,
+        match=r"column 'city', row 7 is 'Roma', which no training row has.* Did you mean 'Rome'.*--unknown zeros",
+    ):
         predict(place / "ill", tmp_path / "new.csv")
-    told, known = predict(place / "ill", tmp_path / "new.csv", unknown="zeros"), predict(place / "ill", place / "full.csv")
+    told, known = (
+        predict(place / "ill", tmp_path / "new.csv", unknown="zeros"),
+        predict(place / "ill", place / "full.csv"),
+    )
     assert torch.equal(told.values[6], known.values[6])
     frame.loc[7, "city"] = "Atlantis"
     frame.to_csv(tmp_path / "new.csv", index=False)
-    assert torch.equal(predict(place / "ill", tmp_path / "new.csv", unknown="zeros").values, told.values), "no level is set, whatever the word"
+    assert torch.equal(predict(place / "ill", tmp_path / "new.csv", unknown="zeros").values, told.values), (
+        "no level is set, whatever the word"
+    )
     assert not torch.equal(told.values[7], known.values[7])
 
 
@@ -153,12 +181,20 @@ def test_files_of_another_kind_are_refused(place, tmp_path, name, content, said)
         predict(place / "ill", tmp_path / name)
 
 
-# ---- pictures and arrays --------------------------------------------------------------------------------------------------------------------
+# ---- pictures and arrays
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    return quick(tmp_path_factory.mktemp("digits"), method="fedper", test="both", clients=6, model="logistic", **{"local.lr": 0.1})
+    return quick(
+        tmp_path_factory.mktemp("digits"),
+        method="fedper",
+        test="both",
+        clients=6,
+        model="logistic",
+        **{"local.lr": 0.1},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +210,9 @@ def painted(tmp_path_factory):
             Image.fromarray(pixels).save(folder / "data" / label / f"{number}.png")
     path = str(folder / "data")
     data = f'folder(path="{path}", size=12, resize=13)'
-    run = quick(folder, data=data, clients=2, cohort=2, partition="iid", model="logistic", rounds=4, **{"local.lr": 0.05})
+    run = quick(
+        folder, data=data, clients=2, cohort=2, partition="iid", model="logistic", rounds=4, **{"local.lr": 0.05}
+    )
     return run, folder / "data"
 
 
@@ -182,7 +220,11 @@ def test_pictures_are_cut_and_normalised_as_in_training(painted):
     run, folder = painted
     found, told = finished_run(run), predict(run, folder)
     federation = found.federation
-    seen = {str(p.relative_to(folder.resolve())): (s, i) for s in (federation.train, federation.official) for i, p in enumerate(s.paths)}
+    seen = {
+        str(p.relative_to(folder.resolve())): (s, i)
+        for s in (federation.train, federation.official)
+        for i, p in enumerate(s.paths)
+    }
     for name, values in zip(told.names, told.values, strict=True):
         samples, place = seen[name]
         wanted = found.module()(samples.take(torch.tensor([place]))).softmax(1).double()[0]
@@ -259,7 +301,8 @@ def test_labels_of_another_number_or_range_are_refused(digits, tmp_path):
             predict(digits, tmp_path / "x.npz")
 
 
-# ---- data sets by name ----------------------------------------------------------------------------------------------------------------------
+# ---- data sets by name
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_runs_own_test_set_gives_the_runs_own_scores(digits):
@@ -277,11 +320,19 @@ def test_the_runs_own_test_set_gives_the_runs_own_scores(digits):
 
 
 def test_a_score_on_what_the_run_was_trained_on_is_said_to_be_one(place, digits, tmp_path):
-    for told in (predict(digits, "digits", split="train"), predict(digits, "digits", 4, split="train"), predict(place / "ill", place / "full.csv")):
+    for told in (
+        predict(digits, "digits", split="train"),
+        predict(digits, "digits", 4, split="train"),
+        predict(place / "ill", place / "full.csv"),
+    ):
         assert told.score is not None
         assert SEEN in told.notes
     table(1).to_csv(tmp_path / "full.csv", index=False)
-    for told in (predict(digits, "digits", split="test"), predict(digits, "digits", 4), predict(place / "ill", tmp_path / "full.csv")):
+    for told in (
+        predict(digits, "digits", split="test"),
+        predict(digits, "digits", 4),
+        predict(place / "ill", tmp_path / "full.csv"),
+    ):
         assert told.score is not None
         assert SEEN not in told.notes
 
@@ -290,7 +341,13 @@ def test_a_score_on_what_the_run_was_trained_on_is_said_to_be_one(place, digits,
     ("data", "said"),
     [
         ("synthetic", r"synthetic.* is not what the model was trained for: a sample has the shape"),
-        ("digit", r"digit does not exist; give a file, a folder of pictures, or a data set such as digits. Did you mean 'digits'"),
+        (
+            "digit",
+            (
+                r"digit does not exist; give a file, a folder of pictures, or a data set such as digits. Did you mean"
+                r" 'digits'"
+            ),
+        ),
         ("nowhere/file.csv", r"does not exist"),
     ],
 )
@@ -301,7 +358,11 @@ def test_other_data_sets_are_refused(digits, data, said):
 
 def test_another_table_is_read_as_a_file_not_as_a_data_set(place):
     with pytest.raises(DataError, match="give the file itself"):
-        predict(place / "ill", f'table(path="{place / "gaps.csv"}", label=ill, client=site, drop=[cost], missing=impute)', split="test")
+        predict(
+            place / "ill",
+            f'table(path="{place / "gaps.csv"}", label=ill, client=site, drop=[cost], missing=impute)',
+            split="test",
+        )
 
 
 def test_a_federation_from_python_is_asked_by_its_name_and_by_arrays(tmp_path):
@@ -323,7 +384,9 @@ def test_with_norms_of_the_batch_it_is_said_that_predictions_hang_together(tmp_p
     wanted = live.evaluator.predict(live.kit, live.served(), given["federation"].test, torch.arange(30))
     assert torch.allclose(told.values, wanted.softmax(1).double(), atol=1e-6)
     assert "norms look at the batch" in told.notes[-1]
-    assert predict(folder, x[:1], **given).values.isfinite().all(), "a single sample is read by running statistics, as in the run's evaluation"
+    assert predict(folder, x[:1], **given).values.isfinite().all(), (
+        "a single sample is read by running statistics, as in the run's evaluation"
+    )
 
 
 def test_outputs_that_are_not_finite_are_refused_by_row(tmp_path):
@@ -334,7 +397,8 @@ def test_outputs_that_are_not_finite_are_refused_by_row(tmp_path):
         predict(folder, x, **given)
 
 
-# ---- what comes out -------------------------------------------------------------------------------------------------------------------------
+# ---- what comes out
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_a_line_a_sample(place, tmp_path, capfd):

@@ -12,7 +12,9 @@ from use.made import quick
 
 def test_a_series_is_read_by_its_last_window_and_told_in_its_units(tmp_path):
     rng = np.random.default_rng(0)
-    long = pd.DataFrame({"site": np.repeat(["a", "b"], 60), "load": 500 + 50 * np.sin(np.arange(120) / 3) + rng.normal(0, 1, 120)})
+    long = pd.DataFrame(
+        {"site": np.repeat(["a", "b"], 60), "load": 500 + 50 * np.sin(np.arange(120) / 3) + rng.normal(0, 1, 120)}
+    )
     long.to_csv(tmp_path / "long.csv", index=False)
     data = f'series(path="{tmp_path / "long.csv"}", value=load, client=site, window=8)'
     run = quick(tmp_path, data=data, model="logistic", cohort=2, rounds=6, **{"local.lr": 0.1})
@@ -35,7 +37,11 @@ def news(tmp_path_factory):
     for part, chosen in (("train", rows), ("test", rows[:16])):
         frame = pd.DataFrame(chosen, columns=["label", "title", "description"])
         frame.to_parquet(folder / "ag_news" / f"{part}.parquet")
-    data = {"data": "ag_news(length=12, least=1)", "data.root": str(folder), "model": "transformer(width=8, heads=2, feedforward=8, layers=1)"}
+    data = {
+        "data": "ag_news(length=12, least=1)",
+        "data.root": str(folder),
+        "model": "transformer(width=8, heads=2, feedforward=8, layers=1)",
+    }
     return quick(folder, clients=2, partition="iid", cohort=2, **data), folder
 
 
@@ -59,8 +65,12 @@ def test_characters_before_the_next_one(tmp_path):
     (tmp_path / "shakespeare").mkdir()
     speech = "to be or not to be that is the question " * 4
     rows = [(role, n, speech[n:], split) for role in ("ham", "oph") for n, split in ((0, "train"), (1, "test"))]
-    pd.DataFrame(rows, columns=["client", "speech", "text", "split"]).to_parquet(tmp_path / "shakespeare" / "speeches.parquet")
-    run = quick(tmp_path, data="shakespeare(window=10)", model="char_lstm(hidden=8)", cohort=2, **{"data.root": str(tmp_path)})
+    pd.DataFrame(rows, columns=["client", "speech", "text", "split"]).to_parquet(
+        tmp_path / "shakespeare" / "speeches.parquet"
+    )
+    run = quick(
+        tmp_path, data="shakespeare(window=10)", model="char_lstm(hidden=8)", cohort=2, **{"data.root": str(tmp_path)}
+    )
     (tmp_path / "new.txt").write_text("and so to be or not\nwhere to be or not\n")
     told = predict(run, tmp_path / "new.txt")
     assert torch.equal(told.values[0], told.values[1]), "the last ten characters are the same"

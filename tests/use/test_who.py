@@ -22,7 +22,9 @@ def named(names):
 
 
 def test_a_client_is_found_by_number_and_by_name(tmp_path):
-    folder, _, given = toy_run(tmp_path, "fedper", (named(["ada", "bob", "cid", "dan", "eve", "fay"]), lab.small()), cohort=6)
+    folder, _, given = toy_run(
+        tmp_path, "fedper", (named(["ada", "bob", "cid", "dan", "eve", "fay"]), lab.small()), cohort=6
+    )
     found = finished_run(folder, **given)
     assert [found.number(who) for who in (None, 2, "2", "#2", "cid")] == [None, 2, 2, 2, 2]
     x = found.federation.train.x
@@ -71,7 +73,8 @@ def test_personal_scores_of_the_run_are_those_of_its_exported_models(tmp_path):
         assert float(right.double().mean()) == pytest.approx(found.result.clients[client]["personal"], abs=1e-12)
 
 
-# ---- runs that cannot be used ---------------------------------------------------------------------------------------------------------------
+# ---- runs that cannot be used
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_not_finished_is_refused_with_the_way_on(tmp_path):

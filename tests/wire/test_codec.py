@@ -49,7 +49,10 @@ parts = st.dictionaries(st.text("abcdef.", min_size=1, max_size=4), st.lists(st.
 @settings(max_examples=100, deadline=None)
 @given(parts.map(lambda p: {f"x{k}": v for k, v in p.items()}), st.integers(0, 99), st.data())
 def test_all_signs_of_a_message_are_packed_once(shapes, seed, data):
-    tensors = {name: signs(shape, seed + i, torch.float64 if i % 3 == 2 else torch.float32) for i, (name, shape) in enumerate(shapes.items())}
+    tensors = {
+        name: signs(shape, seed + i, torch.float64 if i % 3 == 2 else torch.float32)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
     codecs = {name: "bits" for name in tensors if data.draw(st.booleans())}
     packed = assert_round_trip(tensors, codecs)
     if codecs:

@@ -1,4 +1,6 @@
-"""Messages: what is encoded is what is decoded, in bytes that the safetensors library agrees with, of a length known beforehand."""
+"""Messages: what is encoded is what is decoded, in bytes that the safetensors library agrees with, of a length known
+beforehand.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from fedstrata.wire import Frame, decode, encode, size
 def random_tensor(shape, dtype, seed=0):
     """Any bit pattern that the dtype has, NaN and denormals included."""
     count = math.prod(shape) * dtype.itemsize
-    raw = torch.randint(0, 2 if dtype == torch.bool else 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    raw = torch.randint(
+        0, 2 if dtype == torch.bool else 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
     return raw.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
 
 
@@ -32,7 +36,9 @@ def assert_same(a, b):
 
 
 names = st.from_regex(r"[A-Za-z0-9_@][A-Za-z0-9_@.:/#+-]{0,20}", fullmatch=True).filter(lambda n: n != "__metadata__")
-shapes = st.dictionaries(names, st.tuples(st.lists(st.integers(0, 4), max_size=4).map(tuple), st.sampled_from(list(DTYPES))), max_size=6)
+shapes = st.dictionaries(
+    names, st.tuples(st.lists(st.integers(0, 4), max_size=4).map(tuple), st.sampled_from(list(DTYPES))), max_size=6
+)
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 fields = st.dictionaries(names, numbers | text, max_size=5)

@@ -34,7 +34,25 @@ def test_a_good_reply_passes(samples):
     assert code(samples=samples) is None
 
 
-WRONG = [-1, -(10**18), 101, 10**18, 10**400, True, False, 10.0, 0.5, math.nan, math.inf, "10", b"10", None, [10], (10,), np.int64(10)]
+WRONG = [
+    -1,
+    -(10**18),
+    101,
+    10**18,
+    10**400,
+    True,
+    False,
+    10.0,
+    0.5,
+    math.nan,
+    math.inf,
+    "10",
+    b"10",
+    None,
+    [10],
+    (10,),
+    np.int64(10),
+]
 WRONG += [np.float32(10), np.bool_(True), torch.tensor(10), Decimal(10), Fraction(10), 10 + 0j]  # fmt: skip
 
 
@@ -66,7 +84,9 @@ def test_a_renamed_layer_is_missing():
     assert code(tensors) == "missing"
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.float64, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.complex64]
+)
 def test_another_dtype_is_refused(dtype):
     refusal = inspect(reply(**{"conv.bias": torch.zeros(2, dtype=dtype)}), 10, EXPECTED, Bounds(100))
     assert refusal.code == "dtype"
@@ -77,7 +97,9 @@ def test_an_averaged_counter_is_refused():
     assert code(reply(**{"bn.count": torch.tensor(8.0)})) == "dtype"
 
 
-@pytest.mark.parametrize("value", [[0.0, 0.0], np.zeros(2, dtype=">f4"), torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), None])
+@pytest.mark.parametrize(
+    "value", [[0.0, 0.0], np.zeros(2, dtype=">f4"), torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), None]
+)
 def test_what_is_not_a_dense_tensor_is_refused(value):
     assert code(reply(**{"conv.bias": value})) == "dtype"
 

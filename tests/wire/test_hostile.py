@@ -1,4 +1,7 @@
-"""Whatever arrives, decode answers with a frame or a WireError; at once, and without allocating what was only declared (faults rows 31, 33, 34)."""
+"""Whatever arrives, decode answers with a frame or a WireError.
+
+At once, and without allocating what was only declared (faults rows 31, 33, 34).
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,9 @@ HOSTILE = {
     "1e999": message('{"__metadata__": 1e999}'),
     "1e999 in a field": message(raw_inner('{"version":1,"kind":"up","fields":{"x":1e999}}')),
     "nan in a field": message(raw_inner('{"version":1,"kind":"up","fields":{"x":NaN}}')),
-    "key twice": message('{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'),
+    "key twice": message(
+        '{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+    ),
     "field twice": message(raw_inner('{"version":1,"kind":"up","fields":{"x":1,"x":2}}')),
     "escaped key twice": message(raw_inner('{"version":1,"kind":"up","fields":{"x":1,"\\u0078":2}}')),
     "no metadata": message({"w": f32(0, 4)}, b"\0" * 4),
@@ -172,13 +177,20 @@ def test_a_long_run_of_quotes_is_read_in_linear_time():
 
 def honest(rng):
     generator = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
-    tensors = {"conv.weight": torch.randn(3, 2, 3, 3, generator=generator), "bn.count": torch.tensor(5), "mask": torch.tensor([True, False, True])}
+    tensors = {
+        "conv.weight": torch.randn(3, 2, 3, 3, generator=generator),
+        "bn.count": torch.tensor(5),
+        "mask": torch.tensor([True, False, True]),
+    }
     tensors["sign"] = torch.randn(13, generator=generator).sign()
     return Frame("up", {"round": 3, "samples": 41, "loss": 0.25, "note": "a{b"}, pack(tensors, {"sign": "bits"}))
 
 
 def mutate(data, other, rng):
-    """One of: bit flips, random bytes, truncation, extension, splice, a lie in the length, a header edit; sometimes with the length mended."""
+    """One of: bit flips, random bytes, truncation, extension, splice, a lie in the length, a header edit.
+
+    Sometimes with the length mended.
+    """
     b = bytearray(data)
     header = int.from_bytes(b[:8], "little")
     choice = rng.integers(8)
@@ -196,7 +208,9 @@ def mutate(data, other, rng):
         place = int(rng.integers(len(b)))
         b = b[:place] + bytearray(other[int(rng.integers(len(other))) :])
     elif choice == 5:
-        b[:8] = struct.pack("<Q", int(rng.integers(0, 2 * header)) if rng.random() < 0.7 else int(rng.integers(1 << 62)))
+        b[:8] = struct.pack(
+            "<Q", int(rng.integers(0, 2 * header)) if rng.random() < 0.7 else int(rng.integers(1 << 62))
+        )
     elif choice == 6:
         start, stop = sorted(rng.integers(8, 8 + header, 2))
         b[start:stop] = b"" if rng.random() < 0.5 else bytes(b[start:stop]) * 2
@@ -208,7 +222,14 @@ def mutate(data, other, rng):
     return bytes(b)
 
 
-EDITS = [(b'"F32"', b'"F16"'), (b'"F32"', b'"I32"'), (b'"I64"', b'"F64"'), (b'"BOOL"', b'"U8"'), (b'"U8"', b'"BOOL"'), (b"conv.weight", b"mask")]
+EDITS = [
+    (b'"F32"', b'"F16"'),
+    (b'"F32"', b'"I32"'),
+    (b'"I64"', b'"F64"'),
+    (b'"BOOL"', b'"U8"'),
+    (b'"U8"', b'"BOOL"'),
+    (b"conv.weight", b"mask"),
+]
 EDITS += [
     (b"[3,2,3,3]", b"[3,3,2,3]"),
     (b"[3,2,3,3]", b"[54]"),
@@ -218,7 +239,15 @@ EDITS += [
     (b"41", b"1e999"),
     (b"0.25", b"null"),
 ]
-EDITS += [(b"[0,8]", b"[0,16]"), (b"[0,8]", b"[8,16]"), (b'"up', b'"down'), (b"{", b"{{"), (b"[", b"[["), (b"}", b"}}"), (b"data_offsets", b"shape")]
+EDITS += [
+    (b"[0,8]", b"[0,16]"),
+    (b"[0,8]", b"[8,16]"),
+    (b'"up', b'"down'),
+    (b"{", b"{{"),
+    (b"[", b"[["),
+    (b"}", b"}}"),
+    (b"data_offsets", b"shape"),
+]
 
 
 def test_10_000_mutations_end_in_a_frame_or_a_wire_error():

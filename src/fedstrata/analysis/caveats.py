@@ -1,7 +1,8 @@
 """What a reader must know before believing a comparison: each check gives a flag with its numbers, or nothing.
 
-Codes, in order of weight: no-runs, failed-runs, few-seeds, not-informative, implausible, same-model, no-validation, screened, nothing-learned,
-diverged, refused-replies, no-update, shared-unused, best-on-test, short-run, budget-unspent, budget-overshoot, mixed-executors, side-by-side.
+Codes, in order of weight: no-runs, failed-runs, few-seeds, not-informative, implausible, same-model, no-validation,
+screened, nothing-learned, diverged, refused-replies, no-update, shared-unused, best-on-test, short-run, budget-unspent,
+budget-overshoot, mixed-executors, side-by-side.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def flags(comparison: Comparison, findings: Findings) -> tuple[Flag, ...]:
 
 
 def informative(comparison: Comparison, lines: Sequence[Line], headline: Sequence[str], chance: float | None) -> bool:
-    """Whether FedAvg (the baseline where FedAvg is not compared) is at or over twice chance in the first headline; True where nothing is known."""
+    """Whether FedAvg (the baseline where FedAvg is not compared) is at or over twice chance in the first headline.
+
+    True where nothing is known.
+    """
     base = _base(comparison.baseline, lines)
     spread = base.scores.get(headline[0]) if base is not None and headline else None
     return chance is None or spread is None or spread.mean >= threshold(chance)
@@ -45,7 +49,9 @@ def informative(comparison: Comparison, lines: Sequence[Line], headline: Sequenc
 
 def _base(baseline: str, lines: Sequence[Line]) -> Line | None:
     """FedAvg's line; the baseline's where FedAvg is not compared."""
-    return next((line for line in lines if line.method == "fedavg"), None) or next((line for line in lines if line.label == baseline), None)
+    return next((line for line in lines if line.method == "fedavg"), None) or next(
+        (line for line in lines if line.label == baseline), None
+    )
 
 
 def _failed(comparison: Comparison, _findings: Findings) -> Iterator[Flag]:
@@ -54,15 +60,25 @@ def _failed(comparison: Comparison, _findings: Findings) -> Iterator[Flag]:
     if comparison.failures:
         (label, seed), why = next(iter(comparison.failures.items()))
         count = len(comparison.failures)
-        text = f"{count} of {count + len(comparison.results)} runs failed and {'is' if count == 1 else 'are'} missing from means and differences"
+        text = (
+            f"{count} of {count + len(comparison.results)} runs failed and {'is' if count == 1 else 'are'} missing from"
+            " means and differences"
+        )
         yield Flag("failed-runs", f"{text}; {label}, seed {seed}: {why.rstrip('.')}.")
 
 
 def _few_seeds(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
     if len(comparison.entries) == 1 and len(comparison.seeds) < 3:
-        yield Flag("few-seeds", f"{_count(len(comparison.seeds), 'seed')}: repeat with others before you take a score for the method's own.")
+        yield Flag(
+            "few-seeds",
+            f"{_count(len(comparison.seeds), 'seed')}: repeat with others before you take a score for the method's"
+            " own.",
+        )
     elif len(comparison.seeds) < 3:
-        text = f"{_count(len(comparison.seeds), 'seed')}: no conclusion about a difference between methods can be drawn; at least 3 seeds are needed."
+        text = (
+            f"{_count(len(comparison.seeds), 'seed')}: no conclusion about a difference between methods can be drawn;"
+            " at least 3 seeds are needed."
+        )
         yield Flag("few-seeds", text)
     if len(comparison.seeds) < 3:
         return
@@ -76,8 +92,14 @@ def _uninformative(comparison: Comparison, findings: Findings) -> Iterator[Flag]
     if base is None or base.informative or findings.chance is None:
         return
     score = findings.headline[0]
-    text = f"{base.label} has {base.scores[score].mean:.3f} {words(score)} where chance is {findings.chance:.3f}: under {border(findings.chance)}"
-    yield Flag("not-informative", f"{text}, so differences between methods say little. Train longer, or on an easier partition.")
+    text = (
+        f"{base.label} has {base.scores[score].mean:.3f} {words(score)} where chance is {findings.chance:.3f}: under"
+        f" {border(findings.chance)}"
+    )
+    yield Flag(
+        "not-informative",
+        f"{text}, so differences between methods say little. Train longer, or on an easier partition.",
+    )
 
 
 def _floors(_comparison: Comparison, findings: Findings) -> Iterator[Flag]:
@@ -89,7 +111,10 @@ def _floors(_comparison: Comparison, findings: Findings) -> Iterator[Flag]:
         spread = line.scores.get(findings.headline[0])
         if spread is None or line.unused or spread.mean >= floor - _error(spread):
             continue
-        reached = f"{line.label} has {spread.mean:.3f} {words(findings.headline[0])}, under the {floor:.3f} of always naming the commonest class"
+        reached = (
+            f"{line.label} has {spread.mean:.3f} {words(findings.headline[0])}, under the {floor:.3f} of always naming"
+            " the commonest class"
+        )
         yield Flag("implausible", f"{reached}: something is wrong with it.")
 
 
@@ -108,7 +133,9 @@ def _local_on_iid(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
     if gap > _error(mine.scores[score], best.scores[score]):
         values = f"{mine.scores[score].mean:.3f} against {best.scores[score].mean:.3f} of {best.label}"
         yield Flag(
-            "implausible", f"On iid data, clients that train alone have the best {words(score)} ({values}): methods that share are set up badly."
+            "implausible",
+            f"On iid data, clients that train alone have the best {words(score)} ({values}): methods that share are set"
+            " up badly.",
         )
 
 
@@ -122,12 +149,17 @@ def _same_model(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
             prints.setdefault(told, []).append(line.label)
     for labels in prints.values():
         if len(labels) > 1:
-            yield Flag("same-model", f"{' and '.join(labels)} end with the same shared model, bit for bit, in every seed.")
+            yield Flag(
+                "same-model", f"{' and '.join(labels)} end with the same shared model, bit for bit, in every seed."
+            )
 
 
 def _no_validation(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
     if comparison.results and findings.headline and "selected" not in findings.headline[0]:
-        text = f"No validation data for every run: no round could be chosen on them, so the headline is the {words(findings.headline[0])}."
+        text = (
+            "No validation data for every run: no round could be chosen on them, so the headline is the"
+            f" {words(findings.headline[0])}."
+        )
         yield Flag("no-validation", f"{text} Set validation=0.1.")
 
 
@@ -138,7 +170,10 @@ def _screened(comparison: Comparison, _findings: Findings) -> Iterator[Flag]:
     text = f"Short runs dropped {_count(len(told.dropped), 'method')} early: {', '.join(told.dropped)}."
     if told.share is not None and told.low is not None and told.high is not None:
         wrong = f"{len(told.wrongly)} of {len(told.audited)}"
-        text += f" Trained to the end all the same, {wrong} would have been kept ({told.share:.0%}, between {told.low:.0%} and {told.high:.0%})."
+        text += (
+            f" Trained to the end all the same, {wrong} would have been kept ({told.share:.0%}, between {told.low:.0%}"
+            f" and {told.high:.0%})."
+        )
     else:
         text += " None was trained to the end to see whether that was right."
     yield Flag("screened", text)
@@ -179,17 +214,26 @@ def _replies(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
                 refused[f"{line.label}: {code}"] += count
             idle[line.label] += result.summary.get("rounds_without_update") or 0
     if refused:
-        yield Flag("refused-replies", "Replies were left out: " + _some([f"{count} of {what}" for what, count in refused.most_common()]) + ".")
+        yield Flag(
+            "refused-replies",
+            "Replies were left out: " + _some([f"{count} of {what}" for what, count in refused.most_common()]) + ".",
+        )
     if +idle:
         text = _some([f"{count} of {label}" for label, count in (+idle).most_common()])
         yield Flag("no-update", f"Rounds that left the model as it was: {text}.")
 
 
 def _unused(_comparison: Comparison, findings: Findings) -> Iterator[Flag]:
-    named = [line for line in findings.lines if line.unused and findings.headline and findings.headline[0] in line.scores]
+    named = [
+        line for line in findings.lines if line.unused and findings.headline and findings.headline[0] in line.scores
+    ]
     if named:
         told = ", ".join(f"{line.label} ({line.scores[findings.headline[0]].mean:.3f})" for line in named)
-        yield Flag("shared-unused", f"Nobody uses the shared model of {told}: layers are private to the clients. Judge it by its personal models.")
+        yield Flag(
+            "shared-unused",
+            f"Nobody uses the shared model of {told}: layers are private to the clients. Judge it by its personal"
+            " models.",
+        )
 
 
 def _best_on_test(_comparison: Comparison, findings: Findings) -> Iterator[Flag]:
@@ -200,13 +244,21 @@ def _best_on_test(_comparison: Comparison, findings: Findings) -> Iterator[Flag]
             gaps.append(f"{line.label} ({best.mean:.3f} against {spread.mean:.3f})")
     if gaps:
         text = f"The best round on test data is far above the {words(findings.headline[0])}: {_some(gaps)}."
-        yield Flag("best-on-test", f"{text} Papers that report the best round are to be compared with that column only.")
+        yield Flag(
+            "best-on-test", f"{text} Papers that report the best round are to be compared with that column only."
+        )
 
 
 def _short(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
-    """Methods whose score still grows by a share of its whole gain over the last third; tests are corrected over the methods."""
+    """Methods whose score still grows by a share of its whole gain over the last third.
+
+    Tests are corrected over the methods.
+    """
     told = [
-        _rise([_curve(result, findings, personal=line.unused) for result in comparison.runs(line.label)], larger=findings.larger)
+        _rise(
+            [_curve(result, findings, personal=line.unused) for result in comparison.runs(line.label)],
+            larger=findings.larger,
+        )
         for line in findings.lines
     ]
     sure = statistics.holm([None if it is None or it[1] < RISE else it[2] for it in told])
@@ -221,7 +273,8 @@ def _short(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
 
 
 def _rise(curves: Sequence[Sequence[Point]], *, larger: bool) -> tuple[float, float, float] | None:
-    """(change over the last third by straight lines, its share of the whole range, one-sided p of getting better); None with too few evaluations.
+    """(change over the last third by straight lines, its share of the whole range, one-sided p of getting better); None
+    with too few evaluations.
 
     With 3 seeds or more the p is that of a t-test over the seeds' slopes; otherwise that of the slope of their mean.
     """
@@ -260,10 +313,19 @@ def _budget(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
                 over.append(f"{name} ({_AMOUNT[budget.kind](spent)})")
     amount = f"{budget.amount:.3f}" if budget.kind == "accuracy" else _AMOUNT[budget.kind](budget.amount)
     if unspent:
-        what = "did not reach the accuracy" if budget.kind == "accuracy" else "ended with their last round before the budget"
-        yield Flag("budget-unspent", f"{_count(len(unspent), 'run')} {what} of {amount}: {_some(unspent)}. Set more rounds.")
+        what = (
+            "did not reach the accuracy"
+            if budget.kind == "accuracy"
+            else "ended with their last round before the budget"
+        )
+        yield Flag(
+            "budget-unspent", f"{_count(len(unspent), 'run')} {what} of {amount}: {_some(unspent)}. Set more rounds."
+        )
     if over:
-        yield Flag("budget-overshoot", f"A run ends with the round that reaches the budget of {amount}; more than 5 % over it: {_some(over)}.")
+        yield Flag(
+            "budget-overshoot",
+            f"A run ends with the round that reaches the budget of {amount}; more than 5 % over it: {_some(over)}.",
+        )
 
 
 _AMOUNT: dict[str, Callable[[float | None], str]] = {"bytes": size, "flops": work, "seconds": duration}
@@ -271,13 +333,21 @@ _AMOUNT: dict[str, Callable[[float | None], str]] = {"bytes": size, "flops": wor
 
 def _timings(comparison: Comparison, _findings: Findings) -> Iterator[Flag]:
     executors = Counter(
-        f"{result.summary.get('executor', '-')} with {_count(result.summary.get('workers') or 1, 'worker')}" for result in comparison.results.values()
+        f"{result.summary.get('executor', '-')} with {_count(result.summary.get('workers') or 1, 'worker')}"
+        for result in comparison.results.values()
     )
     if len(executors) > 1:
         told = ", ".join(f"{count} by {name}" for name, count in executors.most_common())
-        yield Flag("mixed-executors", f"Runs were trained in different ways ({told}): their seconds are not to be compared; scores and bytes are.")
+        yield Flag(
+            "mixed-executors",
+            f"Runs were trained in different ways ({told}): their seconds are not to be compared; scores and bytes"
+            " are.",
+        )
     if comparison.side_by_side > 1:
-        text = f"{comparison.side_by_side} runs at a time shared the machine: seconds are longer than alone, and not equally so for every method."
+        text = (
+            f"{comparison.side_by_side} runs at a time shared the machine: seconds are longer than alone, and not"
+            " equally so for every method."
+        )
         yield Flag("side-by-side", text)
 
 
@@ -310,19 +380,23 @@ def across(told: Sequence[tuple[Comparison, Findings]]) -> tuple[Flag, ...]:
     for comparison, findings in told:
         skew = next((value for name in SKEWS if (value := comparison.facts.skew.get(name)) is not None), None)
         if skew is not None:
-            shared = {key: value for key, value in comparison.config.items() if key != "partition" and key not in PLACEMENT}
+            shared = {
+                key: value for key, value in comparison.config.items() if key != "partition" and key not in PLACEMENT
+            }
             base = _base(comparison.baseline, findings.lines)
             alike.setdefault(repr((sorted(shared.items()), base and base.method)), []).append((skew, findings))
     return tuple(flag for group in alike.values() for flag in skew_flags(group))
 
 
 def skew_flags(told: Sequence[tuple[float, Findings]]) -> tuple[Flag, ...]:
-    """Whether FedAvg's shared model (the baseline's where FedAvg is not compared) gets better where clients differ more, which is implausible.
+    """Whether FedAvg's shared model (the baseline's where FedAvg is not compared) gets better where clients differ
+    more, which is implausible.
 
     Args:
         told: (skew number, findings) of comparisons that differ in their partition only; a larger number is more skew.
     Returns:
-        a flag for each neighbouring pair in which the mean rises by more than 0.01 (1 % of an error) and by more than two standard errors.
+        a flag for each neighbouring pair in which the mean rises by more than 0.01 (1 % of an error) and by more than
+        two standard errors.
     """
     found = []
     ordered = sorted(told, key=lambda pair: pair[0])
@@ -336,8 +410,15 @@ def skew_flags(told: Sequence[tuple[float, Findings]]) -> tuple[Flag, ...]:
             continue
         rise = (b.mean - a.mean) if after.larger else (a.mean - b.mean)
         if rise > max(0.01 if after.larger else 0.01 * abs(a.mean), _error(a, b)):
-            text = f"{one.label} gets better with more skew: {a.mean:.3f} {words(score)} at {low:.3g}, {b.mean:.3f} at {high:.3g}."
-            found.append(Flag("implausible", f"{text} Look at the sizes of the clients and at the test data before believing it."))
+            text = (
+                f"{one.label} gets better with more skew: {a.mean:.3f} {words(score)} at {low:.3g}, {b.mean:.3f} at"
+                f" {high:.3g}."
+            )
+            found.append(
+                Flag(
+                    "implausible", f"{text} Look at the sizes of the clients and at the test data before believing it."
+                )
+            )
     return tuple(found)
 
 

@@ -41,8 +41,8 @@ class Budget:
     """Where every run ends, if before its last round: the first round that reaches the amount.
 
     Attributes:
-        kind: bytes (payload up and down), flops (clients' training), seconds (committed rounds), or accuracy (reached on validation data
-            where there are some, otherwise on test data).
+        kind: bytes (payload up and down), flops (clients' training), seconds (committed rounds), or accuracy (reached
+            on validation data where there are some, otherwise on test data).
         amount: in that unit.
     """
 
@@ -109,7 +109,7 @@ class Comparison:
 
     def findings(self, target: float | None = None) -> Findings:
         """Means, paired differences, fronts, flags and the answer; see :func:`fedstrata.analysis.findings.findings`."""
-        from fedstrata.analysis.findings import findings  # noqa: PLC0415  # it knows comparisons
+        from fedstrata.analysis.findings import findings  # it knows comparisons  # noqa: PLC0415
 
         return findings(self, target)
 
@@ -118,12 +118,13 @@ class Comparison:
     @overload
     def plot(self, path: str | Path) -> Path: ...
     def plot(self, path: str | Path | None = None) -> Path | Picture:
-        """Draw the headline scores against rounds, a line a method: mean over seeds, with a band of one standard deviation.
+        """Draw the headline scores against rounds, a line a method: mean over seeds, with a band of one standard
+        deviation.
 
         Args:
             path: of a PNG, SVG or PDF file; none gives a matplotlib figure, which a notebook shows.
         """
-        from fedstrata.report.plots import means  # noqa: PLC0415  # matplotlib is only loaded by those who draw
+        from fedstrata.report.plots import means  # matplotlib is only loaded by those who draw  # noqa: PLC0415
 
         picture = means(self, self.findings())
         return picture if path is None else picture.write(Path(path))
@@ -137,7 +138,7 @@ class Comparison:
             ConfigError: another word.
             FedstrataError: pandas is not installed.
         """
-        from fedstrata.analysis import frames  # noqa: PLC0415  # frames know comparisons
+        from fedstrata.analysis import frames  # frames know comparisons  # noqa: PLC0415
 
         choices: dict[str, Callable[[], Sequence[Mapping[str, Any]]]] = {
             "runs": lambda: frames.runs(self),
@@ -149,11 +150,11 @@ class Comparison:
         return frames.frame(frames.picked(what, choices)())
 
     def __str__(self) -> str:
-        from fedstrata.report.terminal import comparison_text  # noqa: PLC0415  # tables know comparisons
+        from fedstrata.report.terminal import comparison_text  # tables know comparisons  # noqa: PLC0415
 
         return comparison_text(self.findings())
 
     def _repr_html_(self) -> str:
-        from fedstrata.report.html import comparison_html  # noqa: PLC0415  # only notebooks ask
+        from fedstrata.report.html import comparison_html  # only notebooks ask  # noqa: PLC0415
 
         return comparison_html(self, self.findings())

@@ -19,7 +19,11 @@ def answer(findings: Findings) -> str:
 
 
 def _sentence(findings: Findings, score: str, *, again: bool) -> str:
-    ranked = sorted((line for line in findings.lines if score in line.scores), key=lambda line: line.scores[score].mean, reverse=findings.larger)
+    ranked = sorted(
+        (line for line in findings.lines if score in line.scores),
+        key=lambda line: line.scores[score].mean,
+        reverse=findings.larger,
+    )
     if not ranked:
         return ""
     best = ranked[0]
@@ -41,7 +45,10 @@ def _claim(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
     if not others or len(findings.lines) == 1:
         return f"{best.label} has {spoken}; there is no other result to compare it with"
     if all(score not in line.differences for line in others):
-        return f"{best.label} has the best mean, {spoken}, but {base}, the baseline, has no result on a common seed, so no difference can be told"
+        return (
+            f"{best.label} has the best mean, {spoken}, but {base}, the baseline, has no result on a common seed, so no"
+            " difference can be told"
+        )
     if best.label == base:
         return _defended(best, score, others)
     return _challenger(findings, score, best, others)
@@ -50,7 +57,9 @@ def _claim(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
 def _defended(best: Line, score: str, others: Sequence[Line]) -> str:
     """The best mean is the baseline's."""
     base, spoken = best.label, f"{number(best.scores[score].mean, 3)} {words(score)}"
-    if any(_verdict(line, score) == "better" for line in others):  # only where the means are over other seeds than the differences
+    if any(
+        _verdict(line, score) == "better" for line in others
+    ):  # only where the means are over other seeds than the differences
         lead = f"{base} (the baseline) has the best mean, {spoken}, but not on the same seeds as every other method"
         return f"{lead}; on seeds in common, {_others(others, score, base)}"
     equal = [line.label for line in others if line.scores[score].values == best.scores[score].values]
@@ -72,11 +81,19 @@ def _challenger(findings: Findings, score: str, best: Line, others: Sequence[Lin
         lead = f"{best.label} has the best mean, {spoken}{found}, but nothing can be concluded about it ({why})"
         return "; ".join(filter(None, [lead, rest]))
     if it.verdict == "better":
-        lead = f"{best.label} has the best {_thing(score)}: {spoken}, {_difference(it)} {base} ({_p(it, findings, score)})"
+        lead = (
+            f"{best.label} has the best {_thing(score)}: {spoken}, {_difference(it)} {base} ({_p(it, findings, score)})"
+        )
         return "; ".join(filter(None, [lead, _rival(best, score, base, larger=findings.larger), rest]))
-    whom = "shown to differ from" if all(_verdict(line, score) == "not shown" for line in others) else "shown to be better than"
+    whom = (
+        "shown to differ from"
+        if all(_verdict(line, score) == "not shown" for line in others)
+        else "shown to be better than"
+    )
     if any(_verdict(line, score) == "better" for line in others):
-        lead = f"{best.label} has the best mean, {spoken}, but is not shown to be better than {base}: {_difference(it)} it"
+        lead = (
+            f"{best.label} has the best mean, {spoken}, but is not shown to be better than {base}: {_difference(it)} it"
+        )
         return f"{lead} ({_p(it, findings, score)}); {rest}"
     lead = f"no method is {whom} {base} in its {_thing(score)}: the best mean is {best.label}'s, {spoken}"
     return "; ".join(filter(None, [f"{lead}, {_difference(it)} {base} ({_p(it, findings, score)})", rest]))
@@ -90,8 +107,20 @@ def _undecided(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
     spoken = number(best.scores[score].mean, 3)
     if it is None:
         return lead + spoken
-    where = f" on the {_seeds(it.n)} in common" if it.n < max(line.scores[score].n for line in ranked if line.label in (base, other.label)) else ""
-    return lead + spoken + (f"; {other.label}'s is {_difference(it)} it{where}" if best.label == base else f", {_difference(it)} {base}{where}")
+    where = (
+        f" on the {_seeds(it.n)} in common"
+        if it.n < max(line.scores[score].n for line in ranked if line.label in (base, other.label))
+        else ""
+    )
+    return (
+        lead
+        + spoken
+        + (
+            f"; {other.label}'s is {_difference(it)} it{where}"
+            if best.label == base
+            else f", {_difference(it)} {base}{where}"
+        )
+    )
 
 
 def _rival(best: Line, score: str, base: str, *, larger: bool) -> str:
@@ -100,7 +129,9 @@ def _rival(best: Line, score: str, base: str, *, larger: bool) -> str:
     if it is None or rival == base:
         return ""
     value = it.mean if larger else -it.mean
-    shown = {"better": "is shown", "no conclusion": f"is left open ({it.note or _seeds(it.n) + ' in common'})"}.get(it.verdict, "is not shown")
+    shown = {"better": "is shown", "no conclusion": f"is left open ({it.note or _seeds(it.n) + ' in common'})"}.get(
+        it.verdict, "is not shown"
+    )
     return f"its margin over the next best, {rival}, {number(value, 3)}{_interval(it, turn=not larger)}, {shown}"
 
 
@@ -110,7 +141,10 @@ def _others(others: Sequence[Line], score: str, base: str, *, quiet: bool = Fals
     for verdict in ("better", "worse"):
         named = [_called(line, score) for line in others if _verdict(line, score) == verdict]
         if named:
-            told.append(f"{_named(named, len(others), quiet=quiet)} {'is' if len(named) == 1 else 'are'} shown to be {verdict} than {base}")
+            told.append(
+                f"{_named(named, len(others), quiet=quiet)} {'is' if len(named) == 1 else 'are'} shown to be {verdict}"
+                f" than {base}"
+            )
     if told or quiet:
         return "; ".join(told)
     return f"no other method is shown to differ from {base}"
@@ -118,7 +152,11 @@ def _others(others: Sequence[Line], score: str, base: str, *, quiet: bool = Fals
 
 def _called(line: Line, score: str) -> str:
     """A label, with a warning where the score is that of a model that nobody uses."""
-    return f"{line.label} (whose shared model nobody uses)" if line.unused and not score.startswith("personal") else line.label
+    return (
+        f"{line.label} (whose shared model nobody uses)"
+        if line.unused and not score.startswith("personal")
+        else line.label
+    )
 
 
 def _named(labels: Sequence[str], of: int, *, quiet: bool) -> str:
@@ -167,7 +205,11 @@ def _thing(score: str) -> str:
 def _opening(seeds: int, *, few: bool, again: bool) -> str:
     """On how many seeds the sentence stands; shorter the second time."""
     if few:
-        return "Nor about personal models: " if again else f"With {_seeds(seeds)} no conclusion about a difference can be drawn: "
+        return (
+            "Nor about personal models: "
+            if again
+            else f"With {_seeds(seeds)} no conclusion about a difference can be drawn: "
+        )
     return "On the same seeds, " if again else f"On {_seeds(seeds)}, "
 
 

@@ -24,12 +24,13 @@ Values = Mapping[int, float]
 def findings(comparison: Comparison, target: float | None = None) -> Findings:
     """Everything that a comparison says.
 
-    Each headline score is a family of tests of its own: p-values are corrected over the methods for each of them, not over both together.
+    Each headline score is a family of tests of its own: p-values are corrected over the methods for each of them, not
+    over both together.
 
     Args:
         comparison: finished or not; methods without a finished run have a line without scores.
-        target: score that the "to target" columns measure the way to; default the amount of an accuracy budget, otherwise for each headline 95 %
-            of the best mean of it (for an error: the best mean over 0.95).
+        target: score that the "to target" columns measure the way to; default the amount of an accuracy budget,
+            otherwise for each headline 95 % of the best mean of it (for an error: the best mean over 0.95).
     Raises:
         ConfigError: a target that is not a finite number, or an accuracy outside (0, 1].
 
@@ -87,7 +88,9 @@ class _Book:
         return {seed: found[score] for seed, found in self.scores[label].items() if score in found}
 
     def curve(self, label: str, seed: int, score: str) -> list[Point]:
-        return points(self.comparison.results[label, seed], personal=score.startswith("personal"), regression=self.regression)
+        return points(
+            self.comparison.results[label, seed], personal=score.startswith("personal"), regression=self.regression
+        )
 
     @cached_property
     def headline(self) -> tuple[str, ...]:
@@ -112,7 +115,9 @@ class _Book:
         found = {}
         for score in self.headline:
             pairs = [(a, b) for place, a in enumerate(self.labels) for b in self.labels[place + 1 :]]
-            told = _differences([(self.values(a, score), self.values(b, score)) for a, b in pairs], larger=not self.regression)
+            told = _differences(
+                [(self.values(a, score), self.values(b, score)) for a, b in pairs], larger=not self.regression
+            )
             found[score] = {pair: it for pair, it in zip(pairs, told, strict=True) if it is not None}
             found[score] |= {(b, a): _turned(it) for (a, b), it in found[score].items()}
         return found
@@ -127,7 +132,9 @@ class _Book:
             told = _differences([(self.values(label, score), theirs) for label in others], larger=not self.regression)
             found[score] = {label: it for label, it in zip(others, told, strict=True) if it is not None}
             if theirs:
-                found[score][self.comparison.baseline] = Difference(0.0, None, None, None, None, "baseline", len(theirs))
+                found[score][self.comparison.baseline] = Difference(
+                    0.0, None, None, None, None, "baseline", len(theirs)
+                )
         return found
 
     @cached_property
@@ -140,7 +147,10 @@ class _Book:
             for cost in ("bytes", "flops"):
                 spent = [mean(self.costs(label, cost)) for label in self.labels]
                 on[cost] = statistics.front(list(zip(spent, means, strict=True)), larger=not self.regression)
-            found[score] = {label: frozenset(cost for cost, told in on.items() if told[place]) for place, label in enumerate(self.labels)}
+            found[score] = {
+                label: frozenset(cost for cost, told in on.items() if told[place])
+                for place, label in enumerate(self.labels)
+            }
         return found
 
     def costs(self, label: str, cost: str) -> list[float]:
@@ -155,7 +165,10 @@ def _differences(pairs: Sequence[tuple[Values, Values]], *, larger: bool) -> lis
         _, a, b = statistics.pairs(ours, theirs)
         found.append(statistics.paired(a, b))
     ps = [None if it is None or it.n < 3 else it.p for it in found]
-    return [None if it is None else _judged(it, p, c, larger=larger) for it, p, c in zip(found, ps, statistics.holm(ps), strict=True)]
+    return [
+        None if it is None else _judged(it, p, c, larger=larger)
+        for it, p, c in zip(found, ps, statistics.holm(ps), strict=True)
+    ]
 
 
 def _judged(it: statistics.Paired, p: float | None, corrected: float | None, *, larger: bool) -> Difference:
@@ -191,7 +204,9 @@ def _line(book: _Book, label: str, method: str, targets: Mapping[str, float]) ->
         method,
         scores={name: spread(list(book.values(label, name).values())) for name in names},
         costs={cost: spread(values) for cost, values in costs.items()},
-        differences={score: book.differences[score][label] for score in book.headline if label in book.differences[score]},
+        differences={
+            score: book.differences[score][label] for score in book.headline if label in book.differences[score]
+        },
         margins={score: told for score in book.headline if (told := _margin(book, label, score)) is not None},
         target=reached.get(first),
         targets=reached,
@@ -220,8 +235,12 @@ def _margin(book: _Book, label: str, score: str) -> tuple[str, Difference] | Non
 
 
 def _own(book: _Book, label: str) -> tuple[bool, bool]:
-    """(clients use models of their own, nobody uses the shared one: the run says that some layers are private to clients)."""
-    personal, shared = ("personal_rmse", "shared_on_clients_rmse") if book.regression else ("personal", "shared_on_clients")
+    """(clients use models of their own, nobody uses the shared one: the run says that some layers are private to
+    clients).
+    """
+    personal, shared = (
+        ("personal_rmse", "shared_on_clients_rmse") if book.regression else ("personal", "shared_on_clients")
+    )
     mine, theirs = book.values(label, personal), book.values(label, shared)
     own = any(abs(mine[seed] - theirs[seed]) > 1e-9 for seed in mine if seed in theirs)
     return own, any(result.summary.get("private") for result in book.comparison.runs(label))
@@ -231,7 +250,8 @@ def _stability(book: _Book, label: str) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for score, prefix in zip(book.headline, ("", "personal_"), strict=False):
         told = [
-            statistics.stability([point.score for point in book.curve(label, seed, score)], larger=not book.regression) for seed in book.scores[label]
+            statistics.stability([point.score for point in book.curve(label, seed, score)], larger=not book.regression)
+            for seed in book.scores[label]
         ]
         found[f"{prefix}std"] = mean([std for std, _ in told if std is not None])
         found[f"{prefix}drop"] = max((drop for _, drop in told if drop is not None), default=None)
@@ -239,10 +259,16 @@ def _stability(book: _Book, label: str) -> dict[str, float | None]:
 
 
 def _fairness(book: _Book, label: str) -> dict[str, float | Sequence[int] | None]:
-    runs = [scores for result in book.comparison.runs(label) if (scores := client_scores(result, regression=book.regression))]
+    runs = [
+        scores
+        for result in book.comparison.runs(label)
+        if (scores := client_scores(result, regression=book.regression))
+    ]
     if not runs:
         return {}
-    worst = [told for scores in runs if (told := statistics.worst_tenth(scores, larger=not book.regression)) is not None]
+    worst = [
+        told for scores in runs if (told := statistics.worst_tenth(scores, larger=not book.regression)) is not None
+    ]
     spreads = [statistics.mean_std(scores)[1] or 0.0 for scores in runs]
     everyone = [score for scores in runs for score in scores]
     counts = None if book.regression else statistics.histogram(everyone)

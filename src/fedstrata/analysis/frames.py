@@ -30,7 +30,10 @@ def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
 
 
 def rounds_of(result: Result) -> list[Row]:
-    """A row a round, as in rounds.jsonl (``round`` counts from 0): metrics.auc, measures.drift.norm, ...; cohort and refused are counts."""
+    """A row a round, as in rounds.jsonl (``round`` counts from 0): metrics.auc, measures.drift.norm, ....
+
+    Cohort and refused are counts.
+    """
     return [flat(row) for row in result.rounds]
 
 
@@ -55,7 +58,11 @@ def runs(comparison: Comparison) -> list[Row]:
 
 def rounds(comparison: Comparison) -> list[Row]:
     """A row a round of every run, with its label and seed."""
-    return [{"label": label, "seed": seed, **row} for label, _, seed, result in _each(comparison) for row in rounds_of(result)]
+    return [
+        {"label": label, "seed": seed, **row}
+        for label, _, seed, result in _each(comparison)
+        for row in rounds_of(result)
+    ]
 
 
 def clients(comparison: Comparison) -> list[Row]:
@@ -91,9 +98,11 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
         FedstrataError: pandas is not installed.
     """
     try:
-        import pandas as pd  # noqa: PLC0415  # optional
+        import pandas as pd  # optional  # noqa: PLC0415
     except ImportError as error:
-        raise FedstrataError("to_pandas needs pandas, which is not installed: pip install 'fedstrata[text]'.") from error
+        raise FedstrataError(
+            "to_pandas needs pandas, which is not installed: pip install 'fedstrata[text]'."
+        ) from error
     return pd.DataFrame([dict(row) for row in rows], columns=columns(rows))
 
 
@@ -143,5 +152,14 @@ def _spread(name: str, spread: Spread) -> Row:
 
 
 def _difference(label: str, score: str, kind: str, against: str, it: Difference) -> Row:
-    row: Row = {"label": label, "score": score, "kind": kind, "against": against, "n": it.n, "mean": it.mean, "low": it.low, "high": it.high}
+    row: Row = {
+        "label": label,
+        "score": score,
+        "kind": kind,
+        "against": against,
+        "n": it.n,
+        "mean": it.mean,
+        "low": it.low,
+        "high": it.high,
+    }
     return row | {"p": it.p, "corrected": it.corrected, "verdict": it.verdict, "note": it.note}

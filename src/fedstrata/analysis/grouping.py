@@ -21,12 +21,13 @@ FEDERATION = ("data", "partition", "test", "validation", "heldout", "clients", "
 def gathered(results: Sequence[Result], facts: Facts | None = None) -> Comparison:
     """Runs as a comparison.
 
-    Runs with the same method and the same settings are one entry; a second run of it with the same seed is an entry of its own, called after its
-    folder. The first FedAvg is the baseline, or else the first entry.
+    Runs with the same method and the same settings are one entry; a second run of it with the same seed is an entry of
+    its own, called after its folder. The first FedAvg is the baseline, or else the first entry.
 
     Args:
         results: at least one, finished or not.
-        facts: of the federation; default those of the first run, read again, and where that cannot be done a note that says why.
+        facts: of the federation; default those of the first run, read again, and where that cannot be done a note that
+            says why.
     """
     configs = [_config(result) for result in results]
     shared = {key: value for key, value in configs[0].items() if all(config.get(key) == value for config in configs)}
@@ -77,7 +78,11 @@ def _versions(result: Result) -> Mapping[str, Any]:
 
 def _entry(result: Result, config: Mapping[str, Any], shared: Mapping[str, Any]) -> Entry:
     method = str(result.summary.get("method") or config.get("method") or result.name)
-    own = {key: value for key, value in config.items() if key not in shared and key not in PLACEMENT and key not in ("method", "seed")}
+    own = {
+        key: value
+        for key, value in config.items()
+        if key not in shared and key not in PLACEMENT and key not in ("method", "seed")
+    }
     settings = ", ".join(f"{key}={'none' if value is None else value}" for key, value in own.items())
     return Entry(f"{method} | {settings}" if settings else method, method, own)
 
@@ -93,7 +98,10 @@ def _unequal(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     if not keys:
         return ()
     return (
-        f"The runs differ in {', '.join(keys)}: they are not of one federation, and their scores do not compare methods. This is that of the first.",
+        (
+            f"The runs differ in {', '.join(keys)}: they are not of one federation, and their scores do not compare"
+            " methods. This is that of the first."
+        ),
     )
 
 

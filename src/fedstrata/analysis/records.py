@@ -1,4 +1,6 @@
-"""Records of what a comparison says: means, spreads, paired differences, targets, fronts, fairness, flags, and the answer."""
+"""Records of what a comparison says: means, spreads, paired differences, targets, fronts, fairness, flags, and the
+answer.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ class Difference:
     Attributes:
         mean: of the differences by seed.
         low, high: 95 % interval (Student's t on the differences); None with fewer than 2 seeds.
-        p: of the two-sided paired t-test; corrected: after Holm, over the methods of the comparison for a difference to the baseline, over all pairs
-            of methods for a margin (the rival is picked by the data). None with fewer than 3 seeds, and where all seeds differ by the same amount.
-        verdict: better or worse only where ``corrected`` is under 0.05; "no conclusion" with fewer than 3 seeds or where the test is undefined.
+        p: of the two-sided paired t-test; corrected: after Holm, over the methods of the comparison for a difference to
+            the baseline, over all pairs of methods for a margin (the rival is picked by the data). None with fewer than
+            3 seeds, and where all seeds differ by the same amount.
+        verdict: better or worse only where ``corrected`` is under 0.05; "no conclusion" with fewer than 3 seeds or
+            where the test is undefined.
         n: seeds that both have.
         note: why there is no p, for 3 seeds or more; otherwise "".
     """
@@ -69,20 +73,27 @@ class Line:
 
     Attributes:
         label, method: of the entry.
-        scores: score -> spread over seeds; only scores with values. For classes: the keys of ``accuracy`` in summary.json (selected, window,
-            final, best, personal, personal_selected, personal_worst10, heldout, heldout_adapted, ...) and of ``metrics`` (auc, log_loss, ...,
-            shared_on_clients). For a regression: rmse (last round), rmse_selected, rmse_window, r2, personal_rmse, personal_rmse_selected,
+        scores: score -> spread over seeds; only scores with values. For classes: the keys of ``accuracy`` in
+            summary.json (selected, window, final, best, personal, personal_selected, personal_worst10, heldout,
+            heldout_adapted, ...) and of ``metrics`` (auc, log_loss, ..., shared_on_clients). For a regression: rmse
+            (last round), rmse_selected, rmse_window, r2, personal_rmse, personal_rmse_selected,
             heldout_rmse, ...: root mean squared errors in units of the target, smaller is better.
         costs: bytes_up, bytes_down, bytes, flops, seconds, eval_seconds, rounds -> spread.
-        differences: score key -> paired difference to the baseline, for the headline scores; for the baseline itself zeros with verdict "baseline".
+        differences: score key -> paired difference to the baseline, for the headline scores; for the baseline itself
+            zeros with verdict "baseline".
         margins: score key -> paired difference to the best *other* competitor by that score, and its label.
         target: the way to the target of the first headline; targets: headline -> the way to its target.
-        front: which Pareto fronts (first headline against bytes, against flops) it lies on: subset of {"bytes", "flops"}; fronts: for each headline.
-        stability: std: mean over seeds of the standard deviation of the evaluated score over the last tenth of the evaluations (at least 3);
-            drop: the largest loss between two evaluations in any seed; personal_std and personal_drop: the same of the personal score.
-        fairness: clients' own scores in the last round: worst10 and spread (standard deviation over clients), means over seeds; clients: how many
-            scores; histogram: counts over [0, 1] in 20 bins, all seeds together (None for a regression).
-        informative: False where the baseline is under twice chance, or under half of the way from chance to 1 where that is less.
+        front: which Pareto fronts (first headline against bytes, against flops) it lies on: subset of {"bytes",
+            "flops"}; fronts: for each headline.
+        stability: std: mean over seeds of the standard deviation of the evaluated score over the last tenth of the
+            evaluations (at least 3);
+            drop: the largest loss between two evaluations in any seed; personal_std and personal_drop: the same of the
+                personal score.
+        fairness: clients' own scores in the last round: worst10 and spread (standard deviation over clients), means
+            over seeds; clients: how many scores; histogram: counts over [0, 1] in 20 bins, all seeds together (None for
+            a regression).
+        informative: False where the baseline is under twice chance, or under half of the way from chance to 1 where
+            that is less.
         own: clients use models of their own: their scores differ from those of the shared model.
         unused: nobody uses its shared model: layers of it are private.
     """
@@ -123,8 +134,9 @@ class Findings:
 
     Attributes:
         answer: one sentence, or two, with numbers and how sure they are.
-        headline: score keys that are answered on: "selected" ("window" without validation) and, where clients test themselves,
-            "personal_selected" ("personal"); for a regression "rmse_selected" ("rmse_window") and "personal_rmse_selected" ("personal_rmse").
+        headline: score keys that are answered on: "selected" ("window" without validation) and, where clients test
+            themselves, "personal_selected" ("personal"); for a regression "rmse_selected" ("rmse_window") and
+            "personal_rmse_selected" ("personal_rmse").
         larger: whether a larger headline is better (False for an error).
         chance, target: None where there is none; target is that of the first headline, targets: headline -> target.
         lines: in the order of the entries.

@@ -33,7 +33,16 @@ WORDS: Mapping[str, str] = {
 """Scores as people read them; :func:`words` serves the rest."""
 
 COSTS = ("bytes_up", "bytes_down", "bytes", "flops", "seconds", "eval_seconds", "rounds")
-_MINUS = ("personal", "personal_weighted", "personal_worst10", "personal_selected", "heldout", "heldout_adapted", "heldout_own", "shared_on_clients")
+_MINUS = (
+    "personal",
+    "personal_weighted",
+    "personal_worst10",
+    "personal_selected",
+    "heldout",
+    "heldout_adapted",
+    "heldout_own",
+    "shared_on_clients",
+)
 
 
 def words(score: str) -> str:
@@ -42,7 +51,9 @@ def words(score: str) -> str:
 
 
 def threshold(chance: float) -> float:
-    """Below this a score says little: twice chance, or half of the way from chance to 1 where twice chance is more than that."""
+    """Below this a score says little: twice chance, or half of the way from chance to 1 where twice chance is more than
+    that.
+    """
     return min(2 * chance, (1 + chance) / 2)
 
 
@@ -97,11 +108,18 @@ def _row_score(row: Mapping[str, Any], *, personal: bool, regression: bool) -> f
 def scores_of(result: Result, *, regression: bool = False) -> dict[str, float]:
     """Every score of a run that is a number, by the names of :class:`~fedstrata.analysis.records.Line`."""
     summary = result.summary
-    told = _numbers(summary.get("accuracy")) | {k: v for k, v in _numbers(summary.get("metrics")).items() if k != "accuracy"}
+    told = _numbers(summary.get("accuracy")) | {
+        k: v for k, v in _numbers(summary.get("metrics")).items() if k != "accuracy"
+    }
     chosen = _chosen(result)
     if regression:
         return _errors(result, told, chosen)
-    if chosen is not None and "selected" in told and "personal_selected" not in told and (mine := _finite(chosen.get("personal"))) is not None:
+    if (
+        chosen is not None
+        and "selected" in told
+        and "personal_selected" not in told
+        and (mine := _finite(chosen.get("personal"))) is not None
+    ):
         told["personal_selected"] = mine
     return told
 
@@ -142,7 +160,10 @@ def costs_of(result: Result) -> dict[str, float]:
 
 
 def client_scores(result: Result, *, regression: bool = False) -> list[float]:
-    """Clients' own scores in the last evaluation: of their personal models, or of the shared one; errors for a regression."""
+    """Clients' own scores in the last evaluation: of their personal models, or of the shared one.
+
+    Errors for a regression.
+    """
     found = []
     for scores in result.clients.values():
         mine = _finite(scores.get("personal"))
@@ -157,7 +178,11 @@ def _numbers(record: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    return (
+        float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        else None
+    )
 
 
 def mean(values: Sequence[float]) -> float | None:

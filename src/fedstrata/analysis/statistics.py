@@ -1,7 +1,9 @@
-"""Statistics of a comparison, as pure functions: spreads, paired differences, corrections, intervals, targets, fronts, fairness.
+"""Statistics of a comparison, as pure functions: spreads, paired differences, corrections, intervals, targets, fronts,
+fairness.
 
-What is undefined is None, never NaN. Seeds are the sample: two methods share data, partition, first weights and clients' turns in a seed, so
-differences are taken seed by seed. Student's t assumes that these differences are roughly normal; with three seeds nobody can check that.
+What is undefined is None, never NaN. Seeds are the sample: two methods share data, partition, first weights and
+clients' turns in a seed, so differences are taken seed by seed. Student's t assumes that these differences are roughly
+normal; with three seeds nobody can check that.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ class Paired:
     Attributes:
         n: pairs.
         mean: of the differences.
-        std: of the differences (n - 1); None for one pair. Exactly 0 where they agree up to the rounding of their subtraction.
+        std: of the differences (n - 1); None for one pair. Exactly 0 where they agree up to the rounding of their
+            subtraction.
         low, high: interval of the mean; None for one pair. One point where ``std`` is 0.
-        p: of the two-sided paired t-test; None for one pair and where ``std`` is 0: the statistic is then 0/0 or infinite, and a p of 0 would
-            claim a certainty that a handful of equal numbers does not give.
+        p: of the two-sided paired t-test; None for one pair and where ``std`` is 0: the statistic is then 0/0 or
+            infinite, and a p of 0 would claim a certainty that a handful of equal numbers does not give.
     """
 
     n: int
@@ -48,7 +51,8 @@ def known(value: float | None) -> bool:
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Arithmetic mean, and sqrt(sum (x - mean)^2 / (n - 1)); None for the second with one value, exactly 0 for equal values.
+    """Arithmetic mean, and sqrt(sum (x - mean)^2 / (n - 1)); None for the second with one value, exactly 0 for equal
+    values.
 
     Raises:
         DataError: no value, or one that is not finite.
@@ -67,7 +71,8 @@ def pairs(ours: Mapping[K, float | None], theirs: Mapping[K, float | None]) -> t
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL) -> Paired | None:
-    """Paired difference d = ours - theirs: mean d, interval mean +- t(n - 1) std / sqrt(n), and the two-sided t-test of mean 0.
+    """Paired difference d = ours - theirs: mean d, interval mean +- t(n - 1) std / sqrt(n), and the two-sided t-test of
+    mean 0.
 
     Args:
         ours: [n] finite numbers, one a seed.
@@ -92,7 +97,9 @@ def paired(ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL)
     mean = float(d.mean())
     if n == 1:
         return Paired(1, mean, None, None, None, None)
-    rounding = 4 * np.finfo(np.float64).eps * max(1e-300, float(np.abs([ours, theirs]).max()))  # of two subtractions of such numbers
+    rounding = (
+        4 * np.finfo(np.float64).eps * max(1e-300, float(np.abs([ours, theirs]).max()))
+    )  # of two subtractions of such numbers
     if float(np.ptp(d)) <= rounding:
         point = 0.0 if abs(mean) <= rounding else mean
         return Paired(n, point, 0.0, point, point, None)
@@ -104,10 +111,11 @@ def paired(ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL)
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Corrected p of each hypothesis of a family: step-down, max over the smaller ones of (m - rank) p, at most 1; None stays None.
+    """Corrected p of each hypothesis of a family: step-down, max over the smaller ones of (m - rank) p, at most 1; None
+    stays None.
 
-    The chance that any true null hypothesis is rejected at 0.05 is then at most 0.05, however the tests depend on each other. m counts the
-    hypotheses that have a p.
+    The chance that any true null hypothesis is rejected at 0.05 is then at most 0.05, however the tests depend on each
+    other. m counts the hypotheses that have a p.
 
     Source: Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure".
 
@@ -124,9 +132,11 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
 
 
 def share_interval(hits: int, trials: int, level: float = LEVEL) -> tuple[float, float]:
-    """Exact interval of a share: quantiles of Beta(hits, trials - hits + 1) and Beta(hits + 1, trials - hits); (0, 1) without trials.
+    """Exact interval of a share: quantiles of Beta(hits, trials - hits + 1) and Beta(hits + 1, trials - hits); (0, 1)
+    without trials.
 
-    It holds at least ``level`` of the time for every true share, and is exactly 0 below at no hits, exactly 1 above at all hits.
+    It holds at least ``level`` of the time for every true share, and is exactly 0 below at no hits, exactly 1 above at
+    all hits.
 
     Raises:
         DataError: hits outside [0, trials], or a level outside (0, 1).
@@ -134,7 +144,10 @@ def share_interval(hits: int, trials: int, level: float = LEVEL) -> tuple[float,
     Source: Clopper and Pearson 1934.
     """
     if not 0 <= hits <= trials or not 0 < level < 1:
-        raise DataError(f"{hits} hits of {trials} trials at level {level}; hits are between 0 and trials, the level between 0 and 1.")
+        raise DataError(
+            f"{hits} hits of {trials} trials at level {level}; hits are between 0 and trials, the level between 0"
+            " and 1."
+        )
     if not trials:
         return 0.0, 1.0
     tail = (1 - level) / 2
@@ -152,7 +165,8 @@ def first_reaching(values: Sequence[float | None], target: float, *, larger: boo
 
 
 def front(points: Sequence[tuple[float | None, float | None]], *, larger: bool = True) -> list[bool]:
-    """Which (cost, score) points nothing dominates: nobody is at least as good and as cheap, and better in one of the two.
+    """Which (cost, score) points nothing dominates: nobody is at least as good and as cheap, and better in one of the
+    two.
 
     Equal points lie on the front together; a point with a missing number does not lie on it and dominates nobody.
     """
@@ -166,9 +180,11 @@ def front(points: Sequence[tuple[float | None, float | None]], *, larger: bool =
 
 
 def stability(curve: Sequence[float], *, larger: bool = True) -> tuple[float | None, float | None]:
-    """(standard deviation of the last tenth of the evaluations, at least 3 of them; largest loss between two evaluations that follow).
+    """(standard deviation of the last tenth of the evaluations, at least 3 of them; largest loss between two
+    evaluations that follow).
 
-    The first is None with fewer than 3 evaluations, the second with fewer than 2; a curve that never gets worse has a loss of 0.
+    The first is None with fewer than 3 evaluations, the second with fewer than 2; a curve that never gets worse has a
+    loss of 0.
     """
     sign = 1.0 if larger else -1.0
     drop = max((max(0.0, sign * (a - b)) for a, b in itertools.pairwise(curve)), default=None)
@@ -189,14 +205,17 @@ def histogram(values: Sequence[float], bins: int = 20) -> tuple[int, ...]:
     """
     if any(not 0 <= value <= 1 for value in values):
         raise DataError(f"a histogram over [0, 1] of values from {min(values)} to {max(values)}.")
-    return tuple(int(count) for count in np.histogram(np.asarray(values, dtype=np.float64), bins=bins, range=(0.0, 1.0))[0])
+    return tuple(
+        int(count) for count in np.histogram(np.asarray(values, dtype=np.float64), bins=bins, range=(0.0, 1.0))[0]
+    )
 
 
 def slope(y: Sequence[float]) -> tuple[float, float] | None:
-    """(slope a step, one-sided p of a slope above 0) of a straight line by least squares; None with fewer than 4 values or a perfect line.
+    """(slope a step, one-sided p of a slope above 0) of a straight line by least squares; None with fewer than 4 values
+    or a perfect line.
 
-    The test takes the errors round the line as independent, which neighbouring rounds are not quite: use it on one run only where there are
-    no other seeds to compare it with.
+    The test takes the errors round the line as independent, which neighbouring rounds are not quite: use it on one run
+    only where there are no other seeds to compare it with.
     """
     n = len(y)
     if n < 4:

@@ -23,8 +23,8 @@ LARGEST = 32  # clients of a stack
 class Batched:
     """Stacks of clients; equal to ``loop`` to 1e-6, not bit for bit.
 
-    Clients are stacked most steps first. Where dropout or a piece looks inside a batch, only clients of equal size share a stack; otherwise
-    shorter batches are padded with weight 0.
+    Clients are stacked most steps first. Where dropout or a piece looks inside a batch, only clients of equal size
+    share a stack; otherwise shorter batches are padded with weight 0.
 
     Args:
         make: builds a worker's kit.
@@ -50,7 +50,9 @@ class Batched:
         self.steps = first.setup.local_steps
         self.equal = bool(first.bound.dropouts) or any(p.splits for p in first.method.pieces)
         self.most = max(1, min(LARGEST, NUMBERS // first.bound.spec.total))
-        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="fedstrata", initializer=torch.set_num_threads, initargs=(threads,))
+        self.pool = ThreadPoolExecutor(
+            workers, thread_name_prefix="fedstrata", initializer=torch.set_num_threads, initargs=(threads,)
+        )
 
     def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
         """Replies, a stack at a time."""
@@ -62,11 +64,15 @@ class Batched:
         """Works that train alike, by falling size, cut into stacks."""
         kinds: dict[Hashable, list[Work]] = {}
         for work in sorted(works, key=lambda w: (-self.size(w.client), w.place)):
-            kinds.setdefault((work.plan.train, work.plan.phases, self.size(work.client) if self.equal else 0), []).append(work)
+            kinds.setdefault(
+                (work.plan.train, work.plan.phases, self.size(work.client) if self.equal else 0), []
+            ).append(work)
         parts = []
         for group in kinds.values():
             least = -(-len(group) // self.most)
-            count = least if self.equal else min(len(group), -(-least // self.workers) * self.workers)  # no worker without a stack
+            count = (
+                least if self.equal else min(len(group), -(-least // self.workers) * self.workers)
+            )  # no worker without a stack
             each = -(-len(group) // count)
             parts += [group[i : i + each] for i in range(0, len(group), each)]
         return parts
@@ -87,15 +93,20 @@ def refuse(kit: Kit) -> None:
     """A model that cannot be stacked."""
     if kit.bound.norms:
         raise ConfigError(
-            "executor=batched cannot stack batch norms, whose statistics belong to one client; use norm=group or none, or another executor."
+            "executor=batched cannot stack batch norms, whose statistics belong to one client; use norm=group or none,"
+            " or another executor."
         )
     recurrent = [g.name for g in kit.setup.layout.groups.values() if g.kind == "recurrent"]
     if recurrent:
-        raise ConfigError(f"executor=batched cannot stack recurrent layers ({', '.join(recurrent)}); use executor=loop, threads or processes.")
+        raise ConfigError(
+            f"executor=batched cannot stack recurrent layers ({', '.join(recurrent)}); use executor=loop, threads or"
+            " processes."
+        )
 
 
 def train_stack(kit: Kit, works: Sequence[Work]) -> list[Reply | Failure]:
-    """Local updates of several clients of one plan. If a stack fails, its clients are tried alone, so that only the guilty one is left out.
+    """Local updates of several clients of one plan. If a stack fails, its clients are tried alone, so that only the
+    guilty one is left out.
 
     Raises:
         ConfigError: every client can be trained alone, so it is the chain that cannot be stacked.
@@ -112,7 +123,8 @@ def train_stack(kit: Kit, works: Sequence[Work]) -> list[Reply | Failure]:
         alone = [train_client(kit, w) for w in left]
         if all(isinstance(a, Reply) for a in alone):
             raise ConfigError(
-                f"executor=batched cannot stack {kit.method} ({type(error).__name__}: {str(error)[:300]}); use executor=loop, threads or processes."
+                f"executor=batched cannot stack {kit.method} ({type(error).__name__}: {str(error)[:300]}); use"
+                " executor=loop, threads or processes."
             ) from error
         return [*refused, *alone]
 

@@ -51,7 +51,9 @@ class Stack:
             self.offsets = torch.tensor([0, *[len(i) for i in self._indices]]).cumsum(0)[:-1].unsqueeze(1)  # [C, 1]
 
     def leaves(self, active: int, names: Sequence[str]) -> tuple[Params, list[Tensor]]:
-        """Parameters of the first ``active`` clients whose views are leaves of autograd for these names, and those leaves; they share storage."""
+        """Parameters of the first ``active`` clients whose views are leaves of autograd for these names, and those
+        leaves; they share storage.
+        """
         spec = self.kit.bound.spec
         flat = self.flat[:active]
         views = {n: t.detach() for n, t in Params(flat, spec).views.items()}
@@ -79,8 +81,15 @@ class Stack:
             least, width = (int(n) for n in torch.aminmax(sizes[step, :active]))
             weight = None if least == width else weights[step, :active, :width]
             if self.lazy:
-                parts = [s.read(phase.name, orders[i][step][0], orders[i][step][1]) for i, s in enumerate(self.sessions[:active])]
-                yield Batch(torch.stack([_pad(b.x, width) for b in parts]), torch.stack([_pad(b.y, width) for b in parts]), weight)
+                parts = [
+                    s.read(phase.name, orders[i][step][0], orders[i][step][1])
+                    for i, s in enumerate(self.sessions[:active])
+                ]
+                yield Batch(
+                    torch.stack([_pad(b.x, width) for b in parts]),
+                    torch.stack([_pad(b.y, width) for b in parts]),
+                    weight,
+                )
                 continue
             chosen = (index[step, :active, :width] + self.offsets[:active]).view(-1)
             x, y = self.x.index_select(0, chosen), self.y.index_select(0, chosen)
@@ -96,8 +105,8 @@ def _pad(t: Tensor, width: int) -> Tensor:
 class StackedSteps:
     """A stepper over a stack for one phase.
 
-    Plain losses with element-wise gradient middleware run on the whole stack: one forward pass of all clients, one backward pass, one
-    optimiser step. Everything else runs client code under ``vmap``, with ``torch.func.grad`` inside.
+    Plain losses with element-wise gradient middleware run on the whole stack: one forward pass of all clients, one
+    backward pass, one optimiser step. Everything else runs client code under ``vmap``, with ``torch.func.grad`` inside.
     """
 
     def __init__(self, stack: Stack, phase: Phase, names: Names) -> None:
@@ -111,13 +120,22 @@ class StackedSteps:
         self.lr = stack.sessions[0].work.lr * phase.lr
         pieces = kit.method.pieces
         self.custom = kit.method.owner("step")
-        self.plain = not kit.method.has("objective") and self.custom.step is None and all(p.elementwise for p in pieces if p.overrides("gradient"))
+        self.plain = (
+            not kit.method.has("objective")
+            and self.custom.step is None
+            and all(p.elementwise for p in pieces if p.overrides("gradient"))
+        )
         self.middle = [n for n, p in kit.method.named.items() if p.overrides("gradient")]
         layers = getattr(kit.bound.body, "linear_chain", ())
         direct = layers and self.plain and not kit.method.has("model") and kit.local.precision == "float32"
         self.chain = LinearChain(layers) if direct else None
         o = self.optimizer
-        self.fused = self.chain is not None and not self.middle and o.name == "sgd" and not (o.momentum or o.weight_decay or o.clip)
+        self.fused = (
+            self.chain is not None
+            and not self.middle
+            and o.name == "sgd"
+            and not (o.momentum or o.weight_decay or o.clip)
+        )
         self._chains: dict[int, Gradient] = {}
         self._leaves: dict[int, tuple[Params, list[Tensor]]] = {}
         self._asked: dict[torch.Size, list[Ask]] = {}
@@ -131,14 +149,22 @@ class StackedSteps:
             self.stack.counts[i] += 1
         flat = self.stack.flat[:active]
         if self.fused and self.chain is not None:
-            losses = self.chain.sgd(self._leaf(active)[0].views, batch.x, lambda output: self._means(output, batch), self.lr, self.names)
+            losses = self.chain.sgd(
+                self._leaf(active)[0].views, batch.x, lambda output: self._means(output, batch), self.lr, self.names
+            )
             self.stack.losses[:active] += losses
             return
         if self.plain and not self.middle:
-            slopes = [g.reshape(active, -1) for g in self._slopes(batch)]  # tensor by tensor: no pass over the whole vector is needed
+            slopes = [
+                g.reshape(active, -1) for g in self._slopes(batch)
+            ]  # tensor by tensor: no pass over the whole vector is needed
             self.optimizer.step([flat[:, a:b] for a, b in self.places], slopes, self.lr)
             return
-        slope = self._chain(active)(Params(flat, self.kit.bound.spec), batch).flat if self.plain else self._general(active, batch)
+        slope = (
+            self._chain(active)(Params(flat, self.kit.bound.spec), batch).flat
+            if self.plain
+            else self._general(active, batch)
+        )
         if slope is not None:
             self.optimizer.step([flat[:, a:b] for a, b in self.runs], [slope[:, a:b] for a, b in self.runs], self.lr)
 
@@ -158,7 +184,9 @@ class StackedSteps:
         return _with(self.stack.sessions[0].at(name, phase=self.phase), _cut(tree, dims, active), name, self._tools)
 
     def _backward(self, p: Params, batch: Batch) -> Params:
-        assert p.flat.data_ptr() == self.stack.flat.data_ptr(), "element-wise middleware asks for the gradient where the client stands"
+        assert p.flat.data_ptr() == self.stack.flat.data_ptr(), (
+            "element-wise middleware asks for the gradient where the client stands"
+        )
         slope = torch.zeros_like(p.flat)
         for (a, b), g in zip(self.places, self._slopes(batch), strict=True):
             slope[:, a:b] = g.flatten(1)
@@ -197,7 +225,10 @@ class StackedSteps:
     # -- the general path: client code under vmap
 
     def _stacked(self) -> tuple[Any, Any]:
-        """Tensors of the clients' views, stacked where they differ and shared where they are one object; and their axes for vmap."""
+        """Tensors of the clients' views, stacked where they differ and shared where they are one object.
+
+        And their axes for vmap.
+        """
         if self._data is None:
             trees = [_tensors(s) for s in self.stack.sessions]
             leaves, shapes = zip(*[pytree.tree_flatten(t) for t in trees], strict=True)
@@ -217,7 +248,9 @@ class StackedSteps:
 
         def one(flat: Tensor, x: Tensor, y: Tensor, w: Tensor | None, data: Any, carried: Any) -> Any:
             self._tools.stepping = False
-            loss, wrap, custom = self.kit.middleware({n: _with(session.at(n, phase=self.phase), data, n, self._tools) for n in self.kit.method.named})
+            loss, wrap, custom = self.kit.middleware(
+                {n: _with(session.at(n, phase=self.phase), data, n, self._tools) for n in self.kit.method.named}
+            )
             found: list[Tensor] = []
 
             def base(p: Params, b: Batch) -> Params:
@@ -253,7 +286,11 @@ class StackedSteps:
     # -- vmap, dropout's masks and pieces' noise
 
     def _over_clients(self, one: Callable[..., Any], in_dims: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-        """``vmap(one)``; each client gets the masks and the noise that it would have drawn alone, from its own streams, in the order of asking."""
+        """``vmap(one)``.
+
+        Each client gets the masks and the noise that it would have drawn alone, from its own streams, in the order of
+        asking.
+        """
         x = args[1] if isinstance(args[0], Tensor) else args[2]
         shape = x.shape[1:]
         if shape not in self._asked:
@@ -296,7 +333,9 @@ def _each(function: Callable[..., Tensor], first: Any, *rest: Any) -> Any:
     """Apply a function to the tensors of equally shaped trees, leaving None alone."""
     leaves, shape = pytree.tree_flatten(first)
     others = [pytree.tree_leaves(r, is_leaf=lambda x: x is None) for r in rest]
-    return pytree.tree_unflatten([t if t is None else function(t, *(o[i] for o in others)) for i, t in enumerate(leaves)], shape)
+    return pytree.tree_unflatten(
+        [t if t is None else function(t, *(o[i] for o in others)) for i, t in enumerate(leaves)], shape
+    )
 
 
 def _cut(tree: Any, dims: Any, active: int) -> Any:
@@ -318,7 +357,14 @@ def _tensors(session: Session) -> dict[str, Any]:
 
 
 def _with(view: View, data: Any, name: str, tools: _Tools) -> View:
-    return replace(view, anchor=data["anchor"], counts=data["counts"], own=data["own"][name], extras=data["extras"].get(name, {}), tools=tools)
+    return replace(
+        view,
+        anchor=data["anchor"],
+        counts=data["counts"],
+        own=data["own"][name],
+        extras=data["extras"].get(name, {}),
+        tools=tools,
+    )
 
 
 class _Tools:
@@ -330,14 +376,21 @@ class _Tools:
     def noise(self, name: str, shape: Sequence[int], kind: str) -> Tensor:
         """What each client draws alone under this name; see :meth:`View.noise`."""
         if self.answer is None:
-            raise ConfigError(f"executor=batched cannot draw {name} in an element-wise gradient; use executor=loop, threads or processes.")
+            raise ConfigError(
+                f"executor=batched cannot draw {name} in an element-wise gradient; use executor=loop, threads or"
+                " processes."
+            )
         stepping = self.stepping
         return self.answer(lambda session: session.draw(name, shape, kind, session.now if stepping else ()), shape)
 
     def fit(self, start: Params, purpose: str, **options: Any) -> Params:
         """Refused."""
-        raise ConfigError(f"executor=batched cannot fit {purpose} inside a local step; use executor=loop, threads or processes.")
+        raise ConfigError(
+            f"executor=batched cannot fit {purpose} inside a local step; use executor=loop, threads or processes."
+        )
 
     def scan(self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, **options: Any) -> Any:
         """Refused."""
-        raise ConfigError(f"executor=batched cannot scan {purpose} inside a local step; use executor=loop, threads or processes.")
+        raise ConfigError(
+            f"executor=batched cannot scan {purpose} inside a local step; use executor=loop, threads or processes."
+        )

@@ -1,4 +1,6 @@
-"""Chains of linear layers and ReLU for many clients at once: batched matrix products, and plain SGD without a gradient in memory."""
+"""Chains of linear layers and ReLU for many clients at once: batched matrix products, and plain SGD without a gradient
+in memory.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,16 @@ class LinearChain:
         return torch.baddbmm(p[bias].unsqueeze(2), p[weight], z).transpose(1, 2)
 
     @torch.no_grad()
-    def sgd(self, p: Mapping[str, Tensor], x: Tensor, losses: Callable[[Tensor], Tensor], lr: float, trained: Collection[str]) -> Tensor:
-        """One step of plain SGD, in place: each weight takes its gradient as it is computed, so that none is ever stored.
+    def sgd(
+        self,
+        p: Mapping[str, Tensor],
+        x: Tensor,
+        losses: Callable[[Tensor], Tensor],
+        lr: float,
+        trained: Collection[str],
+    ) -> Tensor:
+        """One step of plain SGD, in place: each weight takes its gradient as it is computed, so that none is ever
+        stored.
 
         Args:
             p: parameters [C, *shape], moved in place.
@@ -51,7 +61,9 @@ class LinearChain:
             (slope,) = torch.autograd.grad(found.sum(), output)  # [C, classes, B]
         for depth in reversed(range(len(self.layers))):
             weight, bias = self.layers[depth]
-            before = torch.bmm(p[weight].transpose(1, 2), slope).mul_(inputs[depth] > 0) if depth else None  # with the weight before its step
+            before = (
+                torch.bmm(p[weight].transpose(1, 2), slope).mul_(inputs[depth] > 0) if depth else None
+            )  # with the weight before its step
             if weight in trained:
                 p[weight].baddbmm_(slope, inputs[depth].transpose(1, 2), alpha=-lr)
             if bias in trained:

@@ -1,4 +1,6 @@
-"""Several clients at a time in forked worker processes with shared memory, where the interpreter lock or the allocator holds threads back."""
+"""Several clients at a time in forked worker processes with shared memory, where the interpreter lock or the allocator
+holds threads back.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,13 @@ class Worker:
         self.inbox, self.outbox = Channel("in"), Channel("out")
         self.pipe, far = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=_serve, args=(kit, threads, common, self.inbox, self.outbox, far, [*others, self.pipe]), daemon=True)
+        self.process = context.Process(
+            target=_serve, args=(kit, threads, common, self.inbox, self.outbox, far, [*others, self.pipe]), daemon=True
+        )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads; the child runs our code only
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # Python 3.12 warns of forks beside threads; the child runs our code only
             self.process.start()
         far.close()
         self.work: Work | None = None
@@ -80,11 +86,13 @@ class Processes:
     def __init__(self, make: KitMaker, workers: int, threads: int) -> None:
         if not sys.platform.startswith("linux"):
             raise ConfigError(
-                f"executor=processes forks workers with shared memory files, which needs Linux; this is {sys.platform}. Use executor=threads."
+                f"executor=processes forks workers with shared memory files, which needs Linux; this is {sys.platform}."
+                " Use executor=threads."
             )
         if threads != 1:
             raise ConfigError(
-                f"executor=processes needs local.threads=1 (a forked OpenMP pool hangs); it is {threads}. Use executor=threads or local.threads=1."
+                f"executor=processes needs local.threads=1 (a forked OpenMP pool hangs); it is {threads}. Use"
+                " executor=threads or local.threads=1."
             )
         self.kit = make()
         self.workers, self.threads = workers, threads
@@ -98,7 +106,10 @@ class Processes:
         return Worker(self.kit, self.threads, self.common, [w.pipe for w in self.pool])
 
     def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
-        """Replies as they come, the largest clients first. A worker that dies is replaced and its client tried once more."""
+        """Replies as they come, the largest clients first.
+
+        A worker that dies is replaced and its client tried once more.
+        """
         size = self.kit.setup.samples.size
         left = sorted(works, key=lambda w: (size(w.client), -w.place))
         shared = works[0].sent if works else None
@@ -145,7 +156,12 @@ class Processes:
             if tries[work.place] < 2:
                 left.append(work)
                 return None
-            return Failure(work.place, work.client, "lost", f"the worker process died twice while training client {work.client} (out of memory?)")
+            return Failure(
+                work.place,
+                work.client,
+                "lost",
+                f"the worker process died twice while training client {work.client} (out of memory?)",
+            )
 
     def close(self) -> None:
         """End the workers."""
@@ -156,7 +172,15 @@ class Processes:
         self.pool = []
 
 
-def _serve(kit: Kit, threads: int, common: Channel, inbox: Channel, outbox: Channel, pipe: Connection, others: Sequence[Connection]) -> None:
+def _serve(
+    kit: Kit,
+    threads: int,
+    common: Channel,
+    inbox: Channel,
+    outbox: Channel,
+    pipe: Connection,
+    others: Sequence[Connection],
+) -> None:
     """The life of a worker: read work, train, answer; it ends with its parent."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphan trains on after the server was killed
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -180,7 +204,9 @@ def _serve(kit: Kit, threads: int, common: Channel, inbox: Channel, outbox: Chan
             pipe.send_bytes(json.dumps({"error": str(error)}).encode())
             continue
         if isinstance(answer, Failure):
-            pipe.send_bytes(json.dumps({"failure": [answer.place, answer.client, answer.code, answer.message]}).encode())
+            pipe.send_bytes(
+                json.dumps({"failure": [answer.place, answer.client, answer.code, answer.message]}).encode()
+            )
         else:
             plain, tensors = serialization.reply_out(answer)
             pipe.send_bytes(json.dumps(plain | {"tensors": outbox.write(tensors)}).encode())

@@ -24,7 +24,9 @@ EXECUTORS: Mapping[str, str] = {
 }
 
 
-def build(name: str, make: KitMaker, workers: int, threads: int, chosen: Callable[[str, int, Mapping[str, float]], None]) -> Executor:
+def build(
+    name: str, make: KitMaker, workers: int, threads: int, chosen: Callable[[str, int, Mapping[str, float]], None]
+) -> Executor:
     """An executor by name.
 
     Args:
@@ -46,12 +48,19 @@ def build(name: str, make: KitMaker, workers: int, threads: int, chosen: Callabl
 
 
 class Auto:
-    """Gives each candidate the same number of rounds of the run itself, then keeps the fastest. Nothing is trained twice."""
+    """Gives each candidate the same number of rounds of the run itself, then keeps the fastest.
 
-    def __init__(self, make: KitMaker, workers: int, threads: int, chosen: Callable[[str, int, Mapping[str, float]], None]) -> None:
+    Nothing is trained twice.
+    """
+
+    def __init__(
+        self, make: KitMaker, workers: int, threads: int, chosen: Callable[[str, int, Mapping[str, float]], None]
+    ) -> None:
         self.candidates: list[Executor] = []
         if workers > 1 and threads == 1 and sys.platform.startswith("linux"):
-            self.candidates.append(Processes(make, workers, threads))  # forked first, before this process has threads of its own
+            self.candidates.append(
+                Processes(make, workers, threads)
+            )  # forked first, before this process has threads of its own
         if workers > 1:
             self.candidates.append(Threads(make, workers, threads))
         self.candidates.append(Loop(make))

@@ -48,7 +48,9 @@ def plan_out(plan: Plan, sets: NameSets) -> Plain:
 
 def plan_in(data: Plain, sets: NameSets) -> Plan:
     """Back from :func:`plan_out`."""
-    phases = tuple(Phase(name, sets.back(train), epochs, steps, lr) for name, train, epochs, steps, lr in data["phases"])
+    phases = tuple(
+        Phase(name, sets.back(train), epochs, steps, lr) for name, train, epochs, steps, lr in data["phases"]
+    )
     parts: dict[str, Any] = {f: sets.back(data[f]) for f in ("train", "down", "up", "average", "keep")}
     return Plan(**parts, phases=phases)
 
@@ -60,11 +62,17 @@ def states_out(states: Mapping[str, State], prefix: str, note: Plain) -> dict[st
         for key, value in flatten_state(state).items():
             name = f"{prefix}/{piece}/{key}"
             tensors[name] = value.flat if isinstance(value, Params) else value
-            note[name] = [[n, list(s)] for n, s in zip(value.spec.names, value.spec.shapes, strict=True)] if isinstance(value, Params) else None
+            note[name] = (
+                [[n, list(s)] for n, s in zip(value.spec.names, value.spec.shapes, strict=True)]
+                if isinstance(value, Params)
+                else None
+            )
     return tensors
 
 
-def states_in(tensors: Mapping[str, Tensor], prefix: str, note: Plain, take: Callable[[Tensor], Tensor]) -> dict[str, State]:
+def states_in(
+    tensors: Mapping[str, Tensor], prefix: str, note: Plain, take: Callable[[Tensor], Tensor]
+) -> dict[str, State]:
     """Back from :func:`states_out`."""
     states: dict[str, dict[str, Params | Tensor]] = {}
     for name, shapes in note.items():
@@ -88,18 +96,41 @@ def work_out(work: Work, sets: NameSets, *, shared: bool) -> tuple[Plain, dict[s
     if not shared:
         assert work.sent.buffers is not None
         tensors |= {"sent": work.sent.flat, "sent.buffers": work.sent.buffers.flat}
-    head = {"place": work.place, "client": work.client, "occurrence": work.occurrence, "round": work.round, "lr": work.lr}
-    return head | {"plan": plan_out(work.plan, sets), "note": note, "row": work.row is not None, "shared": shared}, tensors
+    head = {
+        "place": work.place,
+        "client": work.client,
+        "occurrence": work.occurrence,
+        "round": work.round,
+        "lr": work.lr,
+    }
+    return head | {
+        "plan": plan_out(work.plan, sets),
+        "note": note,
+        "row": work.row is not None,
+        "shared": shared,
+    }, tensors
 
 
-def work_in(head: Plain, tensors: Mapping[str, Tensor], common: Mapping[str, Tensor], sets: NameSets, like: Params) -> Work:
+def work_in(
+    head: Plain, tensors: Mapping[str, Tensor], common: Mapping[str, Tensor], sets: NameSets, like: Params
+) -> Work:
     """Back from :func:`work_out`; ``like`` gives the model's names."""
     assert like.buffers is not None
     source = common if head["shared"] else tensors
     sent = Params(source["sent"], like.spec, buffers=Params(source["sent.buffers"], like.buffers.spec))
     row = {n[4:]: t.clone() for n, t in tensors.items() if n.startswith("row/")} if head["row"] else None
     extras = states_in(tensors, "extra", head["note"], lambda t: t)
-    return Work(head["place"], head["client"], head["occurrence"], head["round"], plan_in(head["plan"], sets), sent, extras, row, head["lr"])
+    return Work(
+        head["place"],
+        head["client"],
+        head["occurrence"],
+        head["round"],
+        plan_in(head["plan"], sets),
+        sent,
+        extras,
+        row,
+        head["lr"],
+    )
 
 
 def reply_out(reply: Reply) -> tuple[Plain, dict[str, Tensor]]:

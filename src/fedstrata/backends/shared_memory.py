@@ -1,4 +1,7 @@
-"""Tensors through shared memory between a process and its forked workers; no pickle, and no copy on the reading side."""
+"""Tensors through shared memory between a process and its forked workers.
+
+No pickle, and no copy on the reading side.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,16 @@ from torch import Tensor
 ALIGN = 64
 _TYPES = {
     str(t).removeprefix("torch."): t
-    for t in (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.bfloat16, torch.float16)
+    for t in (
+        torch.float32,
+        torch.float64,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+        torch.bfloat16,
+        torch.float16,
+    )
 }
 
 

@@ -32,7 +32,9 @@ class Threads:
         self.size = kits[0].setup.samples.size
         for kit in kits:
             self.idle.put(kit)
-        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="fedstrata", initializer=torch.set_num_threads, initargs=(threads,))
+        self.pool = ThreadPoolExecutor(
+            workers, thread_name_prefix="fedstrata", initializer=torch.set_num_threads, initargs=(threads,)
+        )
 
     def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
         """Replies as they come, the largest clients first so that nobody waits for one at the end."""

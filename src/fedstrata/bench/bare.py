@@ -35,7 +35,10 @@ class Bare:
         config = parts.config
         norm = None if config.norm == "auto" else config.norm
         self.model: nn.Module = build(
-            config.model_for(parts.federation.task), parts.federation.task, norm, random_streams.torch_stream(config.seed, "model")
+            config.model_for(parts.federation.task),
+            parts.federation.task,
+            norm,
+            random_streams.torch_stream(config.seed, "model"),
         )
         self.start = copy.deepcopy(self.model.state_dict())
         data = parts.federation.train
@@ -47,7 +50,14 @@ class Bare:
         setup, found = self.parts.setup, []
         for work in works:
             index = self.parts.federation.training(work.client)
-            order = Order(setup.seed, ("local", work.round, work.client, work.occurrence), len(index), setup.batch, "cycle", merge_single=False)
+            order = Order(
+                setup.seed,
+                ("local", work.round, work.client, work.occurrence),
+                len(index),
+                setup.batch,
+                "cycle",
+                merge_single=False,
+            )
             found.append([index[positions] for _, positions in order.batches(epochs=setup.epochs, steps=setup.steps)])
         return found
 

@@ -1,4 +1,7 @@
-"""The timing jobs: S, many small clients; M, the classic CNN; L, ResNet-18. Synthetic data of fixed seeds, FedAvg, plain SGD, no evaluation."""
+"""The timing jobs: S, many small clients; M, the classic CNN; L, ResNet-18.
+
+Synthetic data of fixed seeds, FedAvg, plain SGD, no evaluation.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ def small() -> Federation:
 
 
 def images(largest: int | None) -> Callable[[], Federation]:
-    """20,000 images 3x32x32, low-frequency class blobs and noise; 100 clients by Dirichlet 0.3, at least 20 samples, at most ``largest``."""
+    """20,000 images 3x32x32, low-frequency class blobs and noise.
+
+    100 clients by Dirichlet 0.3, at least 20 samples, at most ``largest``.
+    """
 
     def make() -> Federation:
         rng = np.random.default_rng(0)
@@ -64,7 +70,9 @@ def images(largest: int | None) -> Callable[[], Federation]:
     return make
 
 
-def _dirichlet(rng: np.random.Generator, y: NDArray[np.int64], clients: int = 100, alpha: float = 0.3, least: int = 20) -> list[NDArray[np.int64]]:
+def _dirichlet(
+    rng: np.random.Generator, y: NDArray[np.int64], clients: int = 100, alpha: float = 0.3, least: int = 20
+) -> list[NDArray[np.int64]]:
     while True:
         parts: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
         for label in range(10):
@@ -86,10 +94,20 @@ JOBS = {
         "S",
         "many small clients",
         small,
-        {"clients": 1000, "cohort": 100, "model": "mlp(hidden=128)", "local.epochs": 5, "local.batch": 10, "local.lr": 0.05},
+        {
+            "clients": 1000,
+            "cohort": 100,
+            "model": "mlp(hidden=128)",
+            "local.epochs": 5,
+            "local.batch": 10,
+            "local.lr": 0.05,
+        },
     ),
     "M": Job(
-        "M", "classic CNN", images(None), {"clients": 100, "cohort": 10, "model": "cnn", "local.epochs": 2, "local.batch": 50, "local.lr": 0.05}
+        "M",
+        "classic CNN",
+        images(None),
+        {"clients": 100, "cohort": 10, "model": "cnn", "local.epochs": 2, "local.batch": 50, "local.lr": 0.05},
     ),
     "L": Job(
         "L",

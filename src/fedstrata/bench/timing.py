@@ -80,7 +80,9 @@ def measure(job: str, pairs: int, workers: int, tell: Callable[[str], None] = la
             found: dict[str, float] = {}
             replies: dict[str, list[Reply]] = {}
             for name in (*names[shift:], *names[:shift]):
-                found[name] = _bare(bare[name], works, parts) if name in bare else _ours(executors[name], works, replies, name)
+                found[name] = (
+                    _bare(bare[name], works, parts) if name in bare else _ours(executors[name], works, replies, name)
+                )
             for name, answers in replies.items():
                 worst[name] = max(worst[name], _difference(next(iter(bare.values())), answers))
             if pair >= 0:
@@ -143,7 +145,9 @@ def _row(job: str, name: str, speeds: dict[str, list[float]], bare: Sequence[str
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Median, and the narrowest pair of order statistics that holds the true median with 95 % confidence (or all values, where they are few)."""
+    """Median, and the narrowest pair of order statistics that holds the true median with 95 % confidence (or all
+    values, where they are few).
+    """
     ordered, n = sorted(values), len(values)
     cut, tail = 0, 0.0
     while True:
@@ -179,13 +183,32 @@ def main(*, jobs: str, pairs: int, workers: int, as_json: bool) -> None:
 
 def table(rows: Sequence[Row]) -> Table:
     """Ratios with intervals."""
-    shown = Table(title="local training samples a second; ratios within interleaved pairs: median [95 % interval of the median]")
-    for column in ("job", "how", "samples/s", "to bare, 1 thread", "to the better bare", "end weights differ by", "pairs"):
+    shown = Table(
+        title="local training samples a second; ratios within interleaved pairs: median [95 % interval of the median]"
+    )
+    for column in (
+        "job",
+        "how",
+        "samples/s",
+        "to bare, 1 thread",
+        "to the better bare",
+        "end weights differ by",
+        "pairs",
+    ):
         shown.add_column(column, justify="left" if column in ("job", "how") else "right")
     for r in rows:
-        same, best = (f"{a:.2f} [{b:.2f}, {c:.2f}]" for a, b, c in ((r.same, r.same_low, r.same_high), (r.best, r.best_low, r.best_high)))
+        same, best = (
+            f"{a:.2f} [{b:.2f}, {c:.2f}]"
+            for a, b, c in ((r.same, r.same_low, r.same_high), (r.best, r.best_low, r.best_high))
+        )
         shown.add_row(
-            f"{r.job} {JOBS[r.job].title}", r.name, f"{r.speed:,.0f}", same, best, f"{r.difference:.1e}" if r.difference else "0", str(r.pairs)
+            f"{r.job} {JOBS[r.job].title}",
+            r.name,
+            f"{r.speed:,.0f}",
+            same,
+            best,
+            f"{r.difference:.1e}" if r.difference else "0",
+            str(r.pairs),
         )
     return shown
 
@@ -193,6 +216,14 @@ def table(rows: Sequence[Row]) -> Table:
 def hardware() -> str:
     """The machine and the versions, in one line."""
     cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), platform.processor()
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
     )
-    return f"{cpu}, {len(os.sched_getaffinity(0))} cores, {platform.system()}, Python {platform.python_version()}, torch {torch.__version__}, float32"
+    return (
+        f"{cpu}, {len(os.sched_getaffinity(0))} cores, {platform.system()}, Python {platform.python_version()}, torch"
+        f" {torch.__version__}, float32"
+    )

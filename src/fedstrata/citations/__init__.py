@@ -1,7 +1,7 @@
 """The publications behind what fedstrata offers, one entry each.
 
-Authors, titles, places and years were checked against the papers, their proceedings or the citations that their makers give. An identifier that
-we could not confirm is left out.
+Authors, titles, places and years were checked against the papers, their proceedings or the citations that their makers
+give. An identifier that we could not confirm is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def entry(key: str) -> Entry:
         ConfigError: there is none.
     """
     if key not in ENTRIES:
-        raise ConfigError(f"the bibliography has no {key!r}.{nearest(key, ENTRIES)} An entry of your own is given as BibTeX: '@article{{...}}'.")
+        raise ConfigError(
+            f"the bibliography has no {key!r}.{nearest(key, ENTRIES)} An entry of your own is given as BibTeX:"
+            " '@article{...}'."
+        )
     return ENTRIES[key]
 
 

@@ -71,8 +71,11 @@ class _Row(Protocol):
     def uncited(self) -> str: ...
 
 
-def cite(method: str | Method | Sequence[str | Method], config: Config | None = None, *, given: Collection[str] = ()) -> tuple[Citation, ...]:
-    """The publications behind a run, each once, in the order: FedAvg, the method's pieces, model, data, partition law, fedstrata.
+def cite(
+    method: str | Method | Sequence[str | Method], config: Config | None = None, *, given: Collection[str] = ()
+) -> tuple[Citation, ...]:
+    """The publications behind a run, each once, in the order: FedAvg, the method's pieces, model, data, partition law,
+    fedstrata.
 
     Args:
         method: in call syntax, or a chain of pieces; or several, for a comparison.
@@ -87,17 +90,27 @@ def cite(method: str | Method | Sequence[str | Method], config: Config | None = 
         for source in part.cite:
             new = _citation(source, part.what)
             old = found.get(new.key)
-            found[new.key] = new if old is None else Citation(old.key, old.bibtex, _joined(old.what, part.what), old.text)
+            found[new.key] = (
+                new if old is None else Citation(old.key, old.bibtex, _joined(old.what, part.what), old.text)
+            )
     found[FEDSTRATA.key] = Citation(FEDSTRATA.key, FEDSTRATA.bibtex, "fedstrata", FEDSTRATA.text)
     return tuple(found.values())
 
 
-def unpublished(method: str | Method | Sequence[str | Method], config: Config | None = None, *, given: Collection[str] = ()) -> dict[str, str]:
+def unpublished(
+    method: str | Method | Sequence[str | Method], config: Config | None = None, *, given: Collection[str] = ()
+) -> dict[str, str]:
     """Parts of a run without a publication, and why; arguments as in :func:`cite`."""
-    return {p.what: p.uncited or "its package names no publication" for p in parts(method, config, given=given) if not p.cite}
+    return {
+        p.what: p.uncited or "its package names no publication"
+        for p in parts(method, config, given=given)
+        if not p.cite
+    }
 
 
-def parts(method: str | Method | Sequence[str | Method], config: Config | None, *, given: Collection[str] = ()) -> list[Part]:
+def parts(
+    method: str | Method | Sequence[str | Method], config: Config | None, *, given: Collection[str] = ()
+) -> list[Part]:
     """The parts of a run."""
     several = [method] if isinstance(method, str | Method) else list(method)
     found = [Part("FedAvg", (FEDAVG,))]
@@ -151,7 +164,10 @@ def _settings(config: Config, given: Collection[str]) -> Iterator[Part]:
 
 
 def _meant(config: Config, given: Collection[str]) -> tuple[str | None, str | None]:
-    """Names of the model and the partition law; "auto" is looked up by the data set, and where that does not tell, in the data."""
+    """Names of the model and the partition law.
+
+    "auto" is looked up by the data set, and where that does not tell, in the data.
+    """
     call = parse_call(config.data)
     model = None if "module" in given or (config.model == "auto" and "federation" in given) else config.model
     law = None if "federation" in given else config.partition
@@ -166,7 +182,9 @@ def _meant(config: Config, given: Collection[str]) -> tuple[str | None, str | No
     return (None if model is None else parse_call(model).name), (None if law is None else parse_call(law).name)
 
 
-NATURAL = dict.fromkeys(("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "tiny_imagenet", "pacs", "ag_news"), PARTITION) | {
+NATURAL = dict.fromkeys(
+    ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "tiny_imagenet", "pacs", "ag_news"), PARTITION
+) | {
     "shakespeare": "natural",
     "synthetic": "natural",
     "synthetic_iid": "natural",
@@ -177,5 +195,10 @@ NATURAL = dict.fromkeys(("digits", "mnist", "fashion_mnist", "cifar10", "cifar10
 def _look(config: Config, call: Call) -> tuple[bool, bool, str]:
     """Whether the data have clients of their own, whether they have classes, and the model that their shape chooses."""
     reader = bind(call, find_dataset(call.name).factory, what="data")
-    source = reader.read(Place(None if config.data_root is None else Path(config.data_root), None if config.clients == "auto" else config.clients))
+    source = reader.read(
+        Place(
+            None if config.data_root is None else Path(config.data_root),
+            None if config.clients == "auto" else config.clients,
+        )
+    )
     return source.natural, source.task.kind == "classification", config.model_for(source.task)

@@ -15,9 +15,10 @@ DATA = (
     work(
         "pedregosa2011scikit",
         "article",
-        "Pedregosa, Fabian and Varoquaux, Gaël and Gramfort, Alexandre and Michel, Vincent and Thirion, Bertrand and Grisel, Olivier "
-        "and Blondel, Mathieu and Prettenhofer, Peter and Weiss, Ron and Dubourg, Vincent and Vanderplas, Jake and Passos, Alexandre "
-        "and Cournapeau, David and Brucher, Matthieu and Perrot, Matthieu and Duchesnay, Édouard",
+        "Pedregosa, Fabian and Varoquaux, Gaël and Gramfort, Alexandre and Michel, Vincent and Thirion, Bertrand and"
+        " Grisel, Olivier and Blondel, Mathieu and Prettenhofer, Peter and Weiss, Ron and Dubourg, Vincent and"
+        " Vanderplas, Jake and Passos, Alexandre and Cournapeau, David and Brucher, Matthieu and Perrot, Matthieu and"
+        " Duchesnay, Édouard",
         "Scikit-learn: Machine Learning in {Python}",
         2011,
         journal="Journal of Machine Learning Research",
@@ -39,7 +40,14 @@ DATA = (
         2009,
         institution="University of Toronto",
     ),
-    work("le2015tiny", "misc", "Le, Ya and Yang, Xuan S.", "Tiny {ImageNet} Visual Recognition Challenge", 2015, howpublished="Stanford CS 231N"),
+    work(
+        "le2015tiny",
+        "misc",
+        "Le, Ya and Yang, Xuan S.",
+        "Tiny {ImageNet} Visual Recognition Challenge",
+        2015,
+        howpublished="Stanford CS 231N",
+    ),
     talk(
         "li2017deeper",
         "Li, Da and Yang, Yongxin and Song, Yi-Zhe and Hospedales, Timothy M.",
@@ -88,15 +96,16 @@ DATA = (
     ),
     preprint(
         "caldas2018leaf",
-        "Caldas, Sebastian and Duddu, Sai Meher Karthik and Wu, Peter and Li, Tian and Konečný, Jakub and McMahan, H. Brendan "
-        "and Smith, Virginia and Talwalkar, Ameet",
+        "Caldas, Sebastian and Duddu, Sai Meher Karthik and Wu, Peter and Li, Tian and Konečný, Jakub and McMahan, H."
+        " Brendan and Smith, Virginia and Talwalkar, Ameet",
         "{LEAF}: A Benchmark for Federated Settings",
         2018,
         "1812.01097",
     ),
     talk(
         "yurochkin2019bayesian",
-        "Yurochkin, Mikhail and Agarwal, Mayank and Ghosh, Soumya and Greenewald, Kristjan and Hoang, Nghia and Khazaeni, Yasaman",
+        "Yurochkin, Mikhail and Agarwal, Mayank and Ghosh, Soumya and Greenewald, Kristjan and Hoang, Nghia and"
+        " Khazaeni, Yasaman",
         "{Bayesian} Nonparametric Federated Learning of Neural Networks",
         2019,
         **icml(36, 97, "7252--7261"),
@@ -111,8 +120,9 @@ DATA = (
     ),
     preprint(
         "beutel2020flower",
-        "Beutel, Daniel J. and Topal, Taner and Mathur, Akhil and Qiu, Xinchi and Fernandez-Marques, Javier and Gao, Yan and Sani, Lorenzo "
-        "and Li, Kwing Hei and Parcollet, Titouan and {Porto Buarque de Gusmão}, Pedro and Lane, Nicholas D.",
+        "Beutel, Daniel J. and Topal, Taner and Mathur, Akhil and Qiu, Xinchi and Fernandez-Marques, Javier and Gao,"
+        " Yan and Sani, Lorenzo and Li, Kwing Hei and Parcollet, Titouan and {Porto Buarque de Gusmão}, Pedro and Lane,"
+        " Nicholas D.",
         "Flower: A Friendly Federated Learning Research Framework",
         2020,
         "2007.14390",

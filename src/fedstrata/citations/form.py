@@ -17,7 +17,12 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
 }
 """Fields that BibTeX wants, by type of entry."""
 
-_ACCENTS = {"\N{COMBINING ACUTE ACCENT}": "'", "\N{COMBINING TILDE}": "~", "\N{COMBINING DIAERESIS}": '"', "\N{COMBINING CARON}": "v"}
+_ACCENTS = {
+    "\N{COMBINING ACUTE ACCENT}": "'",
+    "\N{COMBINING TILDE}": "~",
+    "\N{COMBINING DIAERESIS}": '"',
+    "\N{COMBINING CARON}": "v",
+}
 _LETTERS = {"\N{LATIN CAPITAL LETTER L WITH STROKE}": r"{\L}"}
 _HEAD = re.compile(r"\s*@\s*(\w+)\s*\{\s*([^\s,{}\"#%~\\]+)\s*,")
 
@@ -50,7 +55,12 @@ class Entry:
         where = f.get("booktitle") or f.get("journal") or f.get("institution") or f.get("howpublished") or ""
         pages = [f"volume {f['volume']}"] if "volume" in f else []
         pages += [f"pages {_plain(f['pages'])}"] if "pages" in f else []
-        parts = [", ".join(_name(a) for a in f["author"].split(" and ")), f["year"], _plain(f["title"]), ", ".join([_plain(where), *pages])]
+        parts = [
+            ", ".join(_name(a) for a in f["author"].split(" and ")),
+            f["year"],
+            _plain(f["title"]),
+            ", ".join([_plain(where), *pages]),
+        ]
         return f"{'. '.join(part for part in parts if part)}."
 
 
@@ -83,7 +93,10 @@ def key_of(bibtex: str) -> str:
     """
     head = _HEAD.match(bibtex)
     if head is None or bibtex.count("{") != bibtex.count("}") or not bibtex.rstrip().endswith("}"):
-        raise ConfigError(f"{bibtex[:60]!r} is no BibTeX entry; it looks like @article{{key, author = {{...}}, title = {{...}}, year = {{2024}}}}.")
+        raise ConfigError(
+            f"{bibtex[:60]!r} is no BibTeX entry; it looks like @article{{key, author = {{...}}, title = {{...}}, year"
+            " = {2024}}."
+        )
     return head[2]
 
 
@@ -99,7 +112,16 @@ def talk(key: str, author: str, title: str, year: int, booktitle: str, **more: s
 
 def preprint(key: str, author: str, title: str, year: int, number: str) -> Entry:
     """A paper on arXiv, by its number."""
-    return work(key, "article", author, title, year, journal=f"arXiv preprint arXiv:{number}", eprint=number, archiveprefix="arXiv")
+    return work(
+        key,
+        "article",
+        author,
+        title,
+        year,
+        journal=f"arXiv preprint arXiv:{number}",
+        eprint=number,
+        archiveprefix="arXiv",
+    )
 
 
 ICLR = "International Conference on Learning Representations"

@@ -24,7 +24,8 @@ METHODS = (
     ),
     talk(
         "karimireddy2020scaffold",
-        "Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and Stich, Sebastian U. and Suresh, Ananda Theertha",
+        "Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank J. and Stich, Sebastian U."
+        " and Suresh, Ananda Theertha",
         "{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning",
         2020,
         **icml(37, 119, "5132--5143"),
@@ -38,8 +39,8 @@ METHODS = (
     ),
     talk(
         "reddi2021adaptive",
-        "Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and Konečný, Jakub and Kumar, Sanjiv "
-        "and McMahan, H. Brendan",
+        "Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and Konečný,"
+        " Jakub and Kumar, Sanjiv and McMahan, H. Brendan",
         "Adaptive Federated Optimization",
         2021,
         ICLR,
@@ -55,12 +56,20 @@ METHODS = (
     ),
     talk(
         "acar2021federated",
-        "Acar, Durmus Alp Emre and Zhao, Yue and Matas, Ramon and Mattina, Matthew and Whatmough, Paul and Saligrama, Venkatesh",
+        "Acar, Durmus Alp Emre and Zhao, Yue and Matas, Ramon and Mattina, Matthew and Whatmough, Paul and Saligrama,"
+        " Venkatesh",
         "Federated Learning Based on Dynamic Regularization",
         2021,
         ICLR,
     ),
-    talk("li2021model", "Li, Qinbin and He, Bingsheng and Song, Dawn", "Model-Contrastive Federated Learning", 2021, CVPR, pages="10713--10722"),
+    talk(
+        "li2021model",
+        "Li, Qinbin and He, Bingsheng and Song, Dawn",
+        "Model-Contrastive Federated Learning",
+        2021,
+        CVPR,
+        pages="10713--10722",
+    ),
     preprint(
         "arivazhagan2019federated",
         "Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav",
@@ -70,8 +79,8 @@ METHODS = (
     ),
     preprint(
         "liang2020think",
-        "Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and Auerbach, Randy P. and Brent, David "
-        "and Salakhutdinov, Ruslan and Morency, Louis-Philippe",
+        "Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and Auerbach, Randy P. and Brent, David"
+        " and Salakhutdinov, Ruslan and Morency, Louis-Philippe",
         "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
         2020,
         "2001.01523",
@@ -147,7 +156,8 @@ METHODS = (
     ),
     talk(
         "hu2024fedmut",
-        "Hu, Ming and Cao, Yue and Li, Anran and Li, Zhiming and Liu, Chengwei and Li, Tianlin and Chen, Mingsong and Liu, Yang",
+        "Hu, Ming and Cao, Yue and Li, Anran and Li, Zhiming and Liu, Chengwei and Li, Tianlin and Chen, Mingsong and"
+        " Liu, Yang",
         "{FedMut}: Generalized Federated Learning via Stochastic Mutation",
         2024,
         "Proceedings of the {AAAI} Conference on Artificial Intelligence",
@@ -156,7 +166,8 @@ METHODS = (
     ),
     talk(
         "hu2024fedcross",
-        "Hu, Ming and Zhou, Peiheng and Yue, Zhihao and Ling, Zhiwei and Huang, Yihao and Li, Anran and Liu, Yang and Lian, Xiang and Chen, Mingsong",
+        "Hu, Ming and Zhou, Peiheng and Yue, Zhihao and Ling, Zhiwei and Huang, Yihao and Li, Anran and Liu, Yang and"
+        " Lian, Xiang and Chen, Mingsong",
         "{FedCross}: Towards Accurate Federated Learning via Multi-Model Cross-Aggregation",
         2024,
         "{IEEE} International Conference on Data Engineering",

@@ -16,9 +16,10 @@ MODELS = (
     ),
     talk(
         "lu2025fedsmu",
-        "Lu, Xinyi and Zhang, Hao and Li, Chenglin and Lu, Weijia and Yang, Zhifei and Dai, Wenrui and Zhang, Xiaodong and Ma, Xiaofeng "
-        "and Zhang, Can and Zou, Junni and Xiong, Hongkai",
-        "{FedSMU}: Communication-Efficient and Generalization-Enhanced Federated Learning through Symbolic Model Updates",
+        "Lu, Xinyi and Zhang, Hao and Li, Chenglin and Lu, Weijia and Yang, Zhifei and Dai, Wenrui and Zhang, Xiaodong"
+        " and Ma, Xiaofeng and Zhang, Can and Zou, Junni and Xiong, Hongkai",
+        "{FedSMU}: Communication-Efficient and Generalization-Enhanced Federated Learning through Symbolic Model"
+        " Updates",
         2025,
         **icml(42, 267, "40903--40929"),
     ),
@@ -31,7 +32,8 @@ MODELS = (
     ),
     preprint(
         "nguyen2024towards",
-        "Nguyen, Minh Duong and Le, Khanh and Do, Khoi and Tran, Nguyen H. and Nguyen, Duc and Trinh, Chien and Yang, Zhaohui",
+        "Nguyen, Minh Duong and Le, Khanh and Do, Khoi and Tran, Nguyen H. and Nguyen, Duc and Trinh, Chien and Yang,"
+        " Zhaohui",
         "Towards Layer-Wise Personalized Federated Learning: Adaptive Layer Disentanglement via Conflicting Gradients",
         2024,
         "2410.02845",
@@ -70,8 +72,9 @@ MODELS = (
     ),
     talk(
         "dosovitskiy2021image",
-        "Dosovitskiy, Alexey and Beyer, Lucas and Kolesnikov, Alexander and Weissenborn, Dirk and Zhai, Xiaohua and Unterthiner, Thomas "
-        "and Dehghani, Mostafa and Minderer, Matthias and Heigold, Georg and Gelly, Sylvain and Uszkoreit, Jakob and Houlsby, Neil",
+        "Dosovitskiy, Alexey and Beyer, Lucas and Kolesnikov, Alexander and Weissenborn, Dirk and Zhai, Xiaohua and"
+        " Unterthiner, Thomas and Dehghani, Mostafa and Minderer, Matthias and Heigold, Georg and Gelly, Sylvain and"
+        " Uszkoreit, Jakob and Houlsby, Neil",
         "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale",
         2021,
         ICLR,
@@ -89,8 +92,8 @@ MODELS = (
     ),
     talk(
         "vaswani2017attention",
-        "Vaswani, Ashish and Shazeer, Noam and Parmar, Niki and Uszkoreit, Jakob and Jones, Llion and Gomez, Aidan N. and Kaiser, Łukasz "
-        "and Polosukhin, Illia",
+        "Vaswani, Ashish and Shazeer, Noam and Parmar, Niki and Uszkoreit, Jakob and Jones, Llion and Gomez, Aidan N."
+        " and Kaiser, Łukasz and Polosukhin, Illia",
         "Attention is All you Need",
         2017,
         NEURIPS,

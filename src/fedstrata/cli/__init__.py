@@ -10,7 +10,7 @@ from typing import Annotated
 import click
 import typer
 
-from fedstrata.cli import compare, doctor, extend, look, study, train, use  # noqa: F401  # each registers its commands
+from fedstrata.cli import compare, doctor, extend, look, study, train, use  # each registers its commands
 from fedstrata.cli.common import INTERRUPTED, MACHINE, app, fail, read_settings
 from fedstrata.common.errors import FedstrataError
 
@@ -18,14 +18,21 @@ __all__ = ["app", "main", "read_settings"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; a FedstrataError, like a command line that cannot be read, becomes one line on stderr and exit code 2."""
+    """Run the command.
+
+    A FedstrataError, like a command line that cannot be read, becomes one line on stderr and exit code 2.
+    """
     try:
         raise SystemExit(app(args=None if arguments is None else list(arguments), standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:  # its message is the help
         error.show()
         raise SystemExit(error.exit_code) from None
     except click.ClickException as error:
-        where = f" `{error.ctx.command_path} --help` shows what it takes." if isinstance(error, click.UsageError) and error.ctx is not None else ""
+        where = (
+            f" `{error.ctx.command_path} --help` shows what it takes."
+            if isinstance(error, click.UsageError) and error.ctx is not None
+            else ""
+        )
         said = error.format_message()
         fail(f"{said if said.endswith(('.', '?')) else f'{said}.'}{where}")
     except click.Abort:
@@ -40,12 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not _full(error):
             raise
         fail(
-            f"this machine's memory does not suffice ({str(error) or 'MemoryError'}). Make models, batches, cohorts or generators smaller, or take "
-            "fewer workers; what was checkpointed is kept.",
+            f"this machine's memory does not suffice ({str(error) or 'MemoryError'}). Make models, batches, cohorts or"
+            " generators smaller, or take fewer workers; what was checkpointed is kept.",
             MACHINE,
         )
     except KeyboardInterrupt:
-        print("fedstrata: stopped at once; what was checkpointed is kept, go on with `fedstrata resume RUN`", file=sys.stderr)
+        print(
+            "fedstrata: stopped at once; what was checkpointed is kept, go on with `fedstrata resume RUN`",
+            file=sys.stderr,
+        )
         raise SystemExit(INTERRUPTED) from None
 
 
@@ -54,7 +64,7 @@ def _full(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
 
 
-def _version(wanted: bool) -> None:  # noqa: FBT001  # typer's callback
+def _version(wanted: bool) -> None:  # typer's callback
     if wanted:
         print(f"fedstrata {metadata.version('fedstrata')}")
         raise typer.Exit
@@ -62,6 +72,8 @@ def _version(wanted: bool) -> None:  # noqa: FBT001  # typer's callback
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,  # noqa: FBT002
+    version: Annotated[  # noqa: FBT002
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Federated learning on clients that differ."""

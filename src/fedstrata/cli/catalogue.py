@@ -47,9 +47,13 @@ def _origin(plugin: plugins.Plugin) -> str:
 
 
 def _methods() -> Rows:
-    from fedstrata.methods import rows  # noqa: PLC0415  # a registry is loaded only when it is listed
+    from fedstrata.methods import rows  # a registry is loaded only when it is listed  # noqa: PLC0415
 
-    plain = {"method": "fedavg", "what it does": "the empty chain: local training, weighted mean", "source": "McMahan et al. 2017"}
+    plain = {
+        "method": "fedavg",
+        "what it does": "the empty chain: local training, weighted mean",
+        "source": "McMahan et al. 2017",
+    }
     ours = [plain, *({"method": r.name, "what it does": r.summary, "source": r.piece.source} for r in rows())]
     return ours + [{"method": p.name, "what it does": p.about, "source": _origin(p)} for p in _plugged("methods")]
 
@@ -57,37 +61,54 @@ def _methods() -> Rows:
 def _datasets() -> Rows:
     from fedstrata.data import datasets  # noqa: PLC0415
 
-    ours = [{"data": r.name, "what it is": r.about, "needs": "nothing" if r.offline else "data.root", "source": r.source} for r in datasets()]
-    return ours + [{"data": p.name, "what it is": p.about, "needs": "?", "source": _origin(p)} for p in _plugged("datasets")]
+    ours = [
+        {"data": r.name, "what it is": r.about, "needs": "nothing" if r.offline else "data.root", "source": r.source}
+        for r in datasets()
+    ]
+    return ours + [
+        {"data": p.name, "what it is": p.about, "needs": "?", "source": _origin(p)} for p in _plugged("datasets")
+    ]
 
 
 def _partitions() -> Rows:
     from fedstrata.data import partitions  # noqa: PLC0415
 
     ours = [{"partition": r.name, "how samples are dealt": r.about, "source": r.source} for r in partitions()]
-    return ours + [{"partition": p.name, "how samples are dealt": p.about, "source": _origin(p)} for p in _plugged("partitions")]
+    return ours + [
+        {"partition": p.name, "how samples are dealt": p.about, "source": _origin(p)} for p in _plugged("partitions")
+    ]
 
 
 def _models() -> Rows:
     from fedstrata.models.registry import rows  # noqa: PLC0415
 
     ours = [{"model": r.name, "what it is": r.summary, "norm": r.norm or "-", "source": r.source} for r in rows()]
-    return ours + [{"model": p.name, "what it is": p.about, "norm": "?", "source": _origin(p)} for p in _plugged("models")]
+    return ours + [
+        {"model": p.name, "what it is": p.about, "norm": "?", "source": _origin(p)} for p in _plugged("models")
+    ]
 
 
 def _measures() -> Rows:
     from fedstrata.diagnostics.registry import table  # noqa: PLC0415
 
-    scores = [{"measure": name, "where": "metrics of summary.json", "what it says": about} for name, about in MEASURES.items()]
+    scores = [
+        {"measure": name, "where": "metrics of summary.json", "what it says": about} for name, about in MEASURES.items()
+    ]
     looks = [{"measure": name, "where": f"measures={name}", "what it says": m.text} for name, m in table().items()]
-    plugged = [{"measure": p.name, "where": f"measures={p.name} ({p.origin})", "what it says": p.about} for p in _plugged("measures")]
+    plugged = [
+        {"measure": p.name, "where": f"measures={p.name} ({p.origin})", "what it says": p.about}
+        for p in _plugged("measures")
+    ]
     return [*scores, *looks, *plugged]
 
 
 def _studies() -> Rows:
     from fedstrata.studies.registry import settings, table  # noqa: PLC0415
 
-    return [{"study": name, "runs": _several(s.least, s.most), "settings": settings(s) or "-", "what it says": s.text} for name, s in table().items()]
+    return [
+        {"study": name, "runs": _several(s.least, s.most), "settings": settings(s) or "-", "what it says": s.text}
+        for name, s in table().items()
+    ]
 
 
 def _several(least: int, most: int | None) -> str:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from fedstrata.common.events import Observer
 
 MACHINE, USAGE, INTERRUPTED = 1, 2, 130
-"""Exit codes: a disk or folder that fails; something that the user can mend in the command; stopped by a signal, with a checkpoint kept."""
+"""Exit codes: a disk or folder that fails; something that the user can mend in the command.
+
+Stopped by a signal, with a checkpoint kept.
+"""
 
 WIDE = 160  # columns of a table that goes to a file
 
@@ -36,8 +39,14 @@ app = typer.Typer(
     suggest_commands=False,  # click suggests already
 )
 
-Settings = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG.toml] [key=value ...]", help="A file, then settings that hold over it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout; everything else goes to stderr.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG.toml] [key=value ...]", help="A file, then settings that hold over it."),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object as the last line of stdout; everything else goes to stderr."),
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of a progress bar.")]
 LOOSE = {"ignore_unknown_options": True}  # so that --rounds=5 gets our own answer, which names rounds=5
 
@@ -84,13 +93,19 @@ def read_for(method: str, texts: Sequence[str] | None) -> Config:
 
 
 def _refuse_incomplete(file: Path) -> None:
-    """The config.toml of a run that was given data or a model from Python does not say what was run; another run must not pass for it."""
-    from fedstrata.runs.result import manifest  # noqa: PLC0415  # torch would slow every --help down
+    """The config.toml of a run that was given data or a model from Python does not say what was run.
+
+    Another run must not pass for it.
+    """
+    from fedstrata.runs.result import manifest  # torch would slow every --help down  # noqa: PLC0415
 
     if file.name == "config.toml" and (custom := manifest(file.parent).get("custom")):
         given = " and ".join(custom)
         again = ", ".join(f"{name}=..." for name in custom)
-        raise ConfigError(f"{file} belongs to a run that was given its {given} from Python; run it from there: fedstrata.run(..., {again}).")
+        raise ConfigError(
+            f"{file} belongs to a run that was given its {given} from Python; run it from there: fedstrata.run(...,"
+            f" {again})."
+        )
 
 
 def run_config(folder: Path) -> Config:
@@ -116,7 +131,10 @@ def observed(*, as_json: bool, plain: bool) -> Iterator[tuple[Console, Observer,
     except Stopped as stop:
         stopped(stop.folder, as_json=as_json)
     except KeyboardInterrupt:  # click would end in silence
-        print("fedstrata: stopped at once; what was checkpointed is kept, go on with `fedstrata resume RUN`", file=sys.stderr)
+        print(
+            "fedstrata: stopped at once; what was checkpointed is kept, go on with `fedstrata resume RUN`",
+            file=sys.stderr,
+        )
         raise typer.Exit(INTERRUPTED) from None
 
 

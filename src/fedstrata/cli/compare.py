@@ -14,7 +14,17 @@ import click
 import typer
 from typer.core import TyperCommand
 
-from fedstrata.cli.common import INTERRUPTED, LOOSE, AsJson, Plain, Settings, app, console_for, read_settings, settings_help
+from fedstrata.cli.common import (
+    INTERRUPTED,
+    LOOSE,
+    AsJson,
+    Plain,
+    Settings,
+    app,
+    console_for,
+    read_settings,
+    settings_help,
+)
 from fedstrata.cli.interrupt import Interrupt
 from fedstrata.common.errors import ConfigError
 
@@ -25,7 +35,9 @@ if TYPE_CHECKING:
     from fedstrata.config.config import Config
 
 SEVERAL = ("--methods", "--seeds")
-"""Options that take all words up to the next option, save settings (key=value) and configuration files (.toml), which mean what they always mean."""
+"""Options that take all words up to the next option, save settings (key=value) and configuration files (.toml), which
+mean what they always mean.
+"""
 
 _SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*=.*", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
@@ -33,7 +45,9 @@ AUDITED = "0.25"
 
 
 class Several(TyperCommand):
-    """A command whose ``--methods a b c`` and ``--seeds 0 1 2`` take several values after one flag, and whose ``--screen`` may have none."""
+    """A command whose ``--methods a b c`` and ``--seeds 0 1 2`` take several values after one flag, and whose
+    ``--screen`` may have none.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite the words so that click understands them; the only place where they are looked at."""
@@ -42,10 +56,12 @@ class Several(TyperCommand):
 
 
 def spread(words: Sequence[str]) -> Iterator[str]:
-    """``--methods a b rounds=5`` as ``--methods a --methods b rounds=5``, and ``--screen`` as ``--screen 0.25`` unless a number follows.
+    """``--methods a b rounds=5`` as ``--methods a --methods b rounds=5``, and ``--screen`` as ``--screen 0.25`` unless
+    a number follows.
 
     >>> list(spread(["mine.toml", "--methods", "fedavg", "fedprox(mu=1)", "rounds=5", "--seeds", "0", "1", "--screen"]))
-    ['mine.toml', '--methods', 'fedavg', '--methods', 'fedprox(mu=1)', 'rounds=5', '--seeds', '0', '--seeds', '1', '--screen', '0.25']
+    ['mine.toml', '--methods', 'fedavg', '--methods', 'fedprox(mu=1)', 'rounds=5', '--seeds', '0', '--seeds', '1',
+    '--screen', '0.25']
     """
     option, taken, place = "", 0, 0
     while place < len(words):
@@ -79,10 +95,15 @@ def _refuse_empty(option: str, taken: int) -> None:
 
 Methods = Annotated[
     list[str] | None,
-    typer.Option(metavar='"METHOD" ...', help='Methods or chains, with settings of their own after a bar: "fedprox(mu=0.1) | local.lr=0.05".'),
+    typer.Option(
+        metavar='"METHOD" ...',
+        help='Methods or chains, with settings of their own after a bar: "fedprox(mu=0.1) | local.lr=0.05".',
+    ),
 ]
 Seeds = Annotated[list[str] | None, typer.Option(metavar="SEED ...", help="Seeds of the runs; default 0 1 2.")]
-SideBySide = Annotated[str | None, typer.Option(metavar="N", help="Runs at a time; default as many as cores and memory serve.")]
+SideBySide = Annotated[
+    str | None, typer.Option(metavar="N", help="Runs at a time; default as many as cores and memory serve.")
+]
 Amount = str | None
 
 
@@ -97,27 +118,41 @@ def compare(
     settings: Settings = None,
     methods: Methods = None,
     seeds: Seeds = None,
-    baseline: Annotated[str | None, typer.Option(metavar="METHOD", help="What differences are taken to; default fedavg, or the first.")] = None,
-    budget_bytes: Annotated[Amount, typer.Option(metavar="N", help="End every run with the round that reaches N bytes up and down.")] = None,
-    budget_flops: Annotated[Amount, typer.Option(metavar="N", help="... N floating-point operations of clients' training.")] = None,
-    budget_seconds: Annotated[Amount, typer.Option(metavar="N", help="... N seconds of training rounds (not repeatable).")] = None,
-    target_accuracy: Annotated[Amount, typer.Option(metavar="A", help="... accuracy A, on validation data where there are some.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="METHOD", help="What differences are taken to; default fedavg, or the first.")
+    ] = None,
+    budget_bytes: Annotated[
+        Amount, typer.Option(metavar="N", help="End every run with the round that reaches N bytes up and down.")
+    ] = None,
+    budget_flops: Annotated[
+        Amount, typer.Option(metavar="N", help="... N floating-point operations of clients' training.")
+    ] = None,
+    budget_seconds: Annotated[
+        Amount, typer.Option(metavar="N", help="... N seconds of training rounds (not repeatable).")
+    ] = None,
+    target_accuracy: Annotated[
+        Amount, typer.Option(metavar="A", help="... accuracy A, on validation data where there are some.")
+    ] = None,
     screen: Annotated[
         str | None,
-        typer.Option(metavar="[SHARE]", help="Drop the worse half at 1/4 and 1/2 of the rounds; SHARE of them is audited [0.25]."),
+        typer.Option(
+            metavar="[SHARE]", help="Drop the worse half at 1/4 and 1/2 of the rounds; SHARE of them is audited [0.25]."
+        ),
     ] = None,
     side_by_side: SideBySide = None,
-    as_json: AsJson = False,  # noqa: FBT002  # flags of a command line
+    as_json: AsJson = False,  # flags of a command line  # noqa: FBT002
     plain: Plain = False,  # noqa: FBT002
 ) -> None:
-    """Train several methods with several seeds on the same data, and write a report. Called again, also after a kill, it makes only what is missing.
+    """Train several methods with several seeds on the same data, and write a report. Called again, also after a kill,
+    it makes only what is missing.
 
-    After --methods and --seeds, all words up to the next option are methods and seeds, except key=value settings and the .toml file.
+    After --methods and --seeds, all words up to the next option are methods and seeds, except key=value settings and
+    the .toml file.
     """
     config = _config(settings)
     numbers = {"bytes": budget_bytes, "flops": budget_flops, "seconds": budget_seconds, "accuracy": target_accuracy}
     budget = _budget({kind: text for kind, text in numbers.items() if text is not None})
-    from fedstrata.compare.comparison import conduct  # noqa: PLC0415  # torch would slow every --help down
+    from fedstrata.compare.comparison import conduct  # torch would slow every --help down  # noqa: PLC0415
     from fedstrata.compare.request import contest  # noqa: PLC0415
 
     asked = contest(
@@ -157,7 +192,9 @@ def _config(settings: Sequence[str] | None) -> Config:
         name = text.partition("=")[0]
         if name in ("method", "seed") and "=" in text:
             raise ConfigError(f"{text} is a setting of one run; here it is said by --{name}s.")
-    return read_settings(sorted(settings or (), key=lambda text: not text.endswith(".toml")))  # the file may stand anywhere
+    return read_settings(
+        sorted(settings or (), key=lambda text: not text.endswith(".toml"))
+    )  # the file may stand anywhere
 
 
 def _command(ctx: typer.Context) -> str:
@@ -169,9 +206,16 @@ def _command(ctx: typer.Context) -> str:
 def _budget(given: dict[str, str]) -> Budget | None:
     from fedstrata.analysis.comparison import Budget, Unit  # noqa: PLC0415
 
-    names: dict[Unit, str] = {"bytes": "--budget-bytes", "flops": "--budget-flops", "seconds": "--budget-seconds", "accuracy": "--target-accuracy"}
+    names: dict[Unit, str] = {
+        "bytes": "--budget-bytes",
+        "flops": "--budget-flops",
+        "seconds": "--budget-seconds",
+        "accuracy": "--target-accuracy",
+    }
     if len(given) > 1:
-        raise ConfigError(f"{' and '.join(name for kind, name in names.items() if kind in given)} each end a run; give one of them.")
+        raise ConfigError(
+            f"{' and '.join(name for kind, name in names.items() if kind in given)} each end a run; give one of them."
+        )
     for kind, name in names.items():
         if kind not in given:
             continue
@@ -225,28 +269,46 @@ def _watched(*, as_json: bool) -> Iterator[tuple[Console, Interrupt]]:
         print(f"fedstrata: {stop}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     except KeyboardInterrupt:
-        print("fedstrata: stopped at once; what was checkpointed is kept, call the same command again to go on", file=sys.stderr)
+        print(
+            "fedstrata: stopped at once; what was checkpointed is kept, call the same command again to go on",
+            file=sys.stderr,
+        )
         raise typer.Exit(INTERRUPTED) from None
 
 
-@app.command(cls=Several, context_settings=LOOSE, epilog=settings_help(), short_help="Choose hyper-parameters on validation data, at equal cost.")
+@app.command(
+    cls=Several,
+    context_settings=LOOSE,
+    epilog=settings_help(),
+    short_help="Choose hyper-parameters on validation data, at equal cost.",
+)
 def sweep(
     ctx: typer.Context,
     settings: Settings = None,
     methods: Methods = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=A,B,...", help="Values to try, of a setting (local.lr) or an argument (fedprox.mu); may be repeated."),
+        typer.Option(
+            metavar="KEY=A,B,...",
+            help="Values to try, of a setting (local.lr) or an argument (fedprox.mu); may be repeated.",
+        ),
     ] = None,
-    trials: Annotated[str, typer.Option(metavar="N", help="Combinations of every method; auto: as many as the smallest grid has.")] = "auto",
-    seeds: Annotated[list[str] | None, typer.Option(metavar="SEED ...", help="Seeds of every trial; default 0.")] = None,
+    trials: Annotated[
+        str, typer.Option(metavar="N", help="Combinations of every method; auto: as many as the smallest grid has.")
+    ] = "auto",
+    seeds: Annotated[
+        list[str] | None, typer.Option(metavar="SEED ...", help="Seeds of every trial; default 0.")
+    ] = None,
     side_by_side: SideBySide = None,
-    as_json: AsJson = False,  # noqa: FBT002  # flags of a command line
+    as_json: AsJson = False,  # flags of a command line  # noqa: FBT002
     plain: Plain = False,  # noqa: FBT002
 ) -> None:
-    """Try settings of several methods, the same number for each, and choose by clients' validation data; the test is never looked at."""
+    """Try settings of several methods, the same number for each, and choose by clients' validation data.
+
+    The test is never looked at.
+    """
     config = _config(settings)
-    from fedstrata.compare.sweep import FILE, Trials  # noqa: PLC0415  # torch would slow every --help down
+    from fedstrata.compare.sweep import FILE, Trials  # torch would slow every --help down  # noqa: PLC0415
 
     asked = Trials.of(
         methods or (),

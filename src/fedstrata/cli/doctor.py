@@ -9,15 +9,25 @@ import typer
 
 from fedstrata.cli.common import LOOSE, AsJson, Settings, app, console_for, read_settings, settings_help
 
-Quick = Annotated[bool, typer.Option("--quick", help="Leave out what reads every sample (duplicates) or the clock (timings).")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Leave out what reads every sample (duplicates) or the clock (timings).")
+]
 
 
-@app.command(context_settings=LOOSE, epilog=settings_help(), short_help="What my federation looks like, what is wrong with it, and what to compare.")
-def doctor(settings: Settings = None, quick: Quick = False, as_json: AsJson = False) -> None:  # noqa: FBT002  # flags of a command line
-    """Skew in numbers and words, problems of the data, costs, and methods that deserve a run, with reasons. Advice before measurement."""
+@app.command(
+    context_settings=LOOSE,
+    epilog=settings_help(),
+    short_help="What my federation looks like, what is wrong with it, and what to compare.",
+)
+# flags of a command line
+def doctor(settings: Settings = None, quick: Quick = False, as_json: AsJson = False) -> None:  # noqa: FBT002
+    """Skew in numbers and words, problems of the data, costs, and methods that deserve a run, with reasons.
+
+    Advice before measurement.
+    """
     config = read_settings(settings)
     from fedstrata.common.allocator import keep_freed_blocks  # noqa: PLC0415
-    from fedstrata.doctor import examine  # noqa: PLC0415  # torch would slow every --help down
+    from fedstrata.doctor import examine  # torch would slow every --help down  # noqa: PLC0415
     from fedstrata.doctor.show import show  # noqa: PLC0415
 
     keep_freed_blocks()

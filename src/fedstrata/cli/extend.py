@@ -14,11 +14,15 @@ from fedstrata.cli.common import LOOSE, AsJson, Settings, app, read_for, setting
 
 @app.command(context_settings=LOOSE, epilog=settings_help(), short_help="BibTeX of the parts that a run uses.")
 def cite(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help='A method or chain, such as "fedprox(mu=0.1) + fedavgm".')],
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help='A method or chain, such as "fedprox(mu=0.1) + fedavgm".')
+    ],
     settings: Settings = None,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """BibTeX of the parts that a run uses: FedAvg, the method's pieces, the model, the data, the partition law, and fedstrata."""
+    """BibTeX of the parts that a run uses: FedAvg, the method's pieces, the model, the data, the partition law, and
+    fedstrata.
+    """
     config = read_for(method, settings)
     from fedstrata.citations.cite import cite as find  # noqa: PLC0415
     from fedstrata.citations.cite import unpublished  # noqa: PLC0415
@@ -39,7 +43,9 @@ def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the class: letters and digits, such as FedMine.")],
     folder: Annotated[Path, typer.Option(help="Where the package's folder goes.")] = Path(),
 ) -> None:
-    """Write a package of your own, with a method (data set, measure) that already runs, its tests, and the entry point that names it."""
+    """Write a package of your own, with a method (data set, measure) that already runs, its tests, and the entry point
+    that names it.
+    """
     from fedstrata.templates.generate import new as write  # noqa: PLC0415
 
     target = write(kind, name, folder)

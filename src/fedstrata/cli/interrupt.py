@@ -35,4 +35,8 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        print("\nfedstrata: finishing this round and keeping a checkpoint; once more stops at once", file=sys.stderr, flush=True)
+        print(
+            "\nfedstrata: finishing this round and keeping a checkpoint; once more stops at once",
+            file=sys.stderr,
+            flush=True,
+        )

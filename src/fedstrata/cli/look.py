@@ -47,11 +47,17 @@ def facts_of(parts: Parts) -> dict[str, str]:
     federation, setup = parts.federation, parts.setup
     facts = {
         "method": str(parts.method),
-        "data": f"{federation.name}: {len(federation.train):,} training samples of shape {federation.task.shape}, {federation.task.classes} outputs",
+        "data": (
+            f"{federation.name}: {len(federation.train):,} training samples of shape {federation.task.shape},"
+            f" {federation.task.classes} outputs"
+        ),
         "partition": federation.partition.law,
         "clients": f"{federation.clients:,}, {setup.cohort} a round, {len(federation.heldout):,} kept out of training",
         "test": ", ".join(tests_of(federation)),
-        "model": f"{parts.config.model_for(federation.task)}, {parts.parameters:,} parameters in {len(setup.layout.groups)} layer groups",
+        "model": (
+            f"{parts.config.model_for(federation.task)}, {parts.parameters:,} parameters in {len(setup.layout.groups)}"
+            " layer groups"
+        ),
         "rounds": str(setup.rounds),
     }
     notes = (*federation.notes, *parts.method.notes(setup))
@@ -60,14 +66,18 @@ def facts_of(parts: Parts) -> dict[str, str]:
 
 @app.command("list", short_help="Methods, data sets, models, ...: a line each.")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|measures|studies|trackers|executors")],
+    what: Annotated[
+        str, typer.Argument(metavar="methods|datasets|models|partitions|measures|studies|trackers|executors")
+    ],
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """What is there, a line each."""
     from fedstrata.cli.catalogue import CATALOGUES, rows  # noqa: PLC0415
 
     if what not in CATALOGUES:
-        raise ConfigError(f"there is no list of {what!r}; it is one of {', '.join(CATALOGUES)}.{suggestion(what, CATALOGUES)}")
+        raise ConfigError(
+            f"there is no list of {what!r}; it is one of {', '.join(CATALOGUES)}.{suggestion(what, CATALOGUES)}"
+        )
     show_rows(rows(what), as_json=as_json)
 
 
@@ -83,7 +93,9 @@ def show_rows(rows: Sequence[Mapping[str, str]], *, as_json: bool) -> None:
 
 @app.command(context_settings=LOOSE, epilog=settings_help(), short_help="What a method costs, by layer group.")
 def describe(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help='A method or chain, such as "fedprox(mu=0.1) + fedavgm".')],
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help='A method or chain, such as "fedprox(mu=0.1) + fedavgm".')
+    ],
     settings: Settings = None,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
@@ -101,8 +113,12 @@ def describe(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN [RUN ...]", help="Run folders, or folders of comparisons.")],
-    out: Annotated[Path | None, typer.Option(help="Where files go; default: the run folder of one run, ./report for several.")] = None,
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN [RUN ...]", help="Run folders, or folders of comparisons.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Where files go; default: the run folder of one run, ./report for several.")
+    ] = None,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """Tables, pictures and an HTML page on finished, or unfinished, runs, or on comparisons.
@@ -115,7 +131,10 @@ def report(
         _report_comparisons(folders, out, as_json=as_json)
         return
     if any(compared):
-        raise ConfigError(f"{str(folders[compared.index(True)])!r} is a comparison, and other folders are runs; report them one after the other.")
+        raise ConfigError(
+            f"{str(folders[compared.index(True)])!r} is a comparison, and other folders are runs; report them one after"
+            " the other."
+        )
     from fedstrata.report.runs import report as write_report  # noqa: PLC0415
     from fedstrata.runs.result import Result  # noqa: PLC0415
 
@@ -132,13 +151,20 @@ def _refuse(folders: Sequence[Path], out: Path | None) -> None:
         raise ConfigError(f"--out is {str(out)!r}, which is a file; name a folder for the report.")
     places = [folder.resolve() for folder in folders]
     if twice := next((folder for folder, place in zip(folders, places, strict=True) if places.count(place) > 1), None):
-        raise ConfigError(f"{str(twice)!r} is given more than once; a run that is counted twice is no second run. Give each folder once.")
+        raise ConfigError(
+            f"{str(twice)!r} is given more than once; a run that is counted twice is no second run. Give each folder"
+            " once."
+        )
 
 
 def _report_comparisons(folders: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
-    """The reports of ``fedstrata compare`` anew, from what its folders hold, and what only several of them together show."""
+    """The reports of ``fedstrata compare`` anew, from what its folders hold, and what only several of them together
+    show.
+    """
     if out is not None:
-        raise ConfigError(f"--out is for runs; the report of a comparison goes into its own folder {str(folders[0])!r}. Leave it out.")
+        raise ConfigError(
+            f"--out is for runs; the report of a comparison goes into its own folder {str(folders[0])!r}. Leave it out."
+        )
     from dataclasses import asdict  # noqa: PLC0415
 
     from fedstrata.analysis.caveats import across  # noqa: PLC0415
@@ -151,13 +177,22 @@ def _report_comparisons(folders: Sequence[Path], out: Path | None, *, as_json: b
     for flag in together:
         console.print(f"note: {flag.text}", soft_wrap=True)
     if as_json:
-        each = [{"folder": str(c.folder), "answer": f.answer, "flags": [asdict(flag) for flag in f.flags]} for c, f in told]
-        print(json.dumps(each[0] if len(each) == 1 else {"comparisons": each, "flags": [asdict(flag) for flag in together]}, allow_nan=False))
+        each = [
+            {"folder": str(c.folder), "answer": f.answer, "flags": [asdict(flag) for flag in f.flags]} for c, f in told
+        ]
+        print(
+            json.dumps(
+                each[0] if len(each) == 1 else {"comparisons": each, "flags": [asdict(flag) for flag in together]},
+                allow_nan=False,
+            )
+        )
 
 
 @app.command(short_help="Time the executors against a PyTorch loop.")
 def bench(
-    jobs: Annotated[str, typer.Option(help="Jobs: letters out of S (many small clients), M (classic CNN), L (ResNet-18).")] = "SML",
+    jobs: Annotated[
+        str, typer.Option(help="Jobs: letters out of S (many small clients), M (classic CNN), L (ResNet-18).")
+    ] = "SML",
     pairs: Annotated[int, typer.Option(min=5, help="Interleaved pairs of measurements; the median counts.")] = 7,
     workers: Annotated[int, typer.Option(min=1, help="Workers of threads and processes.")] = 2,
     as_json: AsJson = False,  # noqa: FBT002

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 @app.command(context_settings=LOOSE, epilog=settings_help())
-def run(settings: Settings = None, as_json: AsJson = False, plain: Plain = False) -> None:  # noqa: FBT002  # flags of a command line
+# flags of a command line
+def run(settings: Settings = None, as_json: AsJson = False, plain: Plain = False) -> None:  # noqa: FBT002
     """Train a federation. Without arguments: FedAvg on digits, within a minute."""
     config = read_settings(settings)
-    from fedstrata.runs.run import run as train  # noqa: PLC0415  # torch would slow every --help down
+    from fedstrata.runs.run import run as train  # torch would slow every --help down  # noqa: PLC0415
 
     with observed(as_json=as_json, plain=plain) as (console, observer, interrupt):
         result = train(config, observers=(observer,), stop=interrupt)
@@ -31,7 +32,9 @@ def run(settings: Settings = None, as_json: AsJson = False, plain: Plain = False
 @app.command(short_help="Go on with a run that was stopped.")
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    previous: Annotated[bool, typer.Option("--previous", help="Go on from the checkpoint before the last one.")] = False,  # noqa: FBT002
+    previous: Annotated[  # noqa: FBT002
+        bool, typer.Option("--previous", help="Go on from the checkpoint before the last one.")
+    ] = False,
     executor: Annotated[str | None, typer.Option(help="Another executor than the run's own.")] = None,
     workers: Annotated[int | None, typer.Option(help="Another number of workers.")] = None,
     as_json: AsJson = False,  # noqa: FBT002
@@ -44,7 +47,9 @@ def resume(
     if executor is not None:
         KEYS["executor"].read(executor)
     with observed(as_json=as_json, plain=plain) as (console, observer, interrupt):
-        result = go_on(folder, previous=previous, executor=executor, workers=workers, observers=(observer,), stop=interrupt)
+        result = go_on(
+            folder, previous=previous, executor=executor, workers=workers, observers=(observer,), stop=interrupt
+        )
     finish(result, config, console, as_json=as_json)
 
 

@@ -14,31 +14,49 @@ from fedstrata.common.errors import ConfigError
 from fedstrata.config.fields import suggestion
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run; it is only read.")]
-Client = Annotated[str | None, typer.Option(help="A client's number or name: the model that it uses itself. Default: the shared model.")]
+Client = Annotated[
+    str | None,
+    typer.Option(help="A client's number or name: the model that it uses itself. Default: the shared model."),
+]
 Root = Annotated[Path | None, typer.Option(help="Folder of the run's data, where they are not where the run had them.")]
 
 
 @app.command(short_help="What a run's model says of further data.")
 def predict(
     folder: Run,
-    data: Annotated[str, typer.Argument(metavar="DATA", help="Table, picture, folder of pictures, .npy or .npz, .txt; or a data set: digits.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA", help="Table, picture, folder of pictures, .npy or .npz, .txt; or a data set: digits."
+        ),
+    ],
     client: Client = None,
     out: Annotated[Path | None, typer.Option(help="CSV file for the lines; default: stdout.")] = None,
-    split: Annotated[str | None, typer.Option(help="Of a data set: test or train. With --client and the run's own data: that client's.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Of a data set: test or train. With --client and the run's own data: that client's."),
+    ] = None,
     unknown: Annotated[str, typer.Option(help="A word that no training row has: refuse, or zeros.")] = "refuse",
     root: Root = None,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """Predict: a line a sample with its class and probabilities, or its number; a score too, where the data carry labels.
+    """Predict: a line a sample with its class and probabilities, or its number; a score too, where the data carry
+    labels.
 
-    Samples are prepared as those that the model was trained on. Pixels of arrays are uint8; floats are read as the model reads them.
+    Samples are prepared as those that the model was trained on. Pixels of arrays are uint8; floats are read as the
+    model reads them.
     """
     _one_of("split", split, ("test", "train"))
     _one_of("unknown", unknown, ("refuse", "zeros"))
-    from fedstrata.inference import predict as tell  # noqa: PLC0415  # torch would slow every --help down
+    from fedstrata.inference import predict as tell  # torch would slow every --help down  # noqa: PLC0415
 
     found = tell(
-        folder, data, client, split=cast('Literal["test", "train"] | None', split), unknown=cast('Literal["refuse", "zeros"]', unknown), root=root
+        folder,
+        data,
+        client,
+        split=cast('Literal["test", "train"] | None', split),
+        unknown=cast('Literal["refuse", "zeros"]', unknown),
+        root=root,
     )
     if out is not None:
         found.write(out)
@@ -54,7 +72,9 @@ def predict(
     else:
         console_for().print(f"{len(found)} predictions: {out}", soft_wrap=True)
     if found.score is not None:
-        said = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.score.items() if value is not None)
+        said = ", ".join(
+            f"{name.replace('_', ' ')} {value:.4f}" for name, value in found.score.items() if value is not None
+        )
         (console if out is None else console_for()).print(f"score on {len(found)} samples: {said}", soft_wrap=True)
 
 
@@ -63,24 +83,36 @@ def export(
     folder: Run,
     client: Client = None,
     out: Annotated[Path | None, typer.Option(help="A new folder; default: export/RUN.")] = None,
-    kind: Annotated[str, typer.Option("--format", help="safetensors (weights alone), torch-export, onnx (extra: onnx), or all.")] = "torch-export",
+    kind: Annotated[
+        str, typer.Option("--format", help="safetensors (weights alone), torch-export, onnx (extra: onnx), or all.")
+    ] = "torch-export",
     root: Root = None,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """Export: model.safetensors, signature.json, MODEL_CARD.md, and a program that needs nothing of ours (model.pt2, model.onnx)."""
+    """Export: model.safetensors, signature.json, MODEL_CARD.md, and a program that needs nothing of ours (model.pt2,
+    model.onnx).
+    """
     _one_of("format", kind, ("safetensors", "torch-export", "onnx", "all"))
-    from fedstrata.inference import export as write  # noqa: PLC0415  # torch would slow every --help down
+    from fedstrata.inference import export as write  # torch would slow every --help down  # noqa: PLC0415
 
     found = write(folder, out, client, cast('Literal["safetensors", "torch-export", "onnx", "all"]', kind), root=root)
     console = console_for(stderr=as_json)
     for note in found.notes:
         console.print(f"note: {note}", soft_wrap=True)
     if as_json:
-        plain = {"folder": str(found.folder), "client": found.client, "files": dict(found.files), "difference": dict(found.difference)}
+        plain = {
+            "folder": str(found.folder),
+            "client": found.client,
+            "files": dict(found.files),
+            "difference": dict(found.difference),
+        }
         print(json.dumps(plain | {"notes": list(found.notes)}, allow_nan=False))
         return
     console.print(f"{found.folder}: {', '.join(found.files)}", soft_wrap=True)
-    console.print(f"outputs differ from the run's evaluation by at most {max(found.difference.values()):.1e} of the largest one", soft_wrap=True)
+    console.print(
+        f"outputs differ from the run's evaluation by at most {max(found.difference.values()):.1e} of the largest one",
+        soft_wrap=True,
+    )
 
 
 def _one_of(option: str, given: str | None, known: Sequence[str]) -> None:

@@ -27,7 +27,9 @@ class Kept:
         self.cut, self.autocast = cut, autocast
         self.known = torch.zeros(samples, dtype=torch.bool)
         self.left = samples
-        self.store: list[tuple[Tensor, list[int]]] = []  # [samples, ...] in the order of the value's memory, and the way back
+        self.store: list[
+            tuple[Tensor, list[int]]
+        ] = []  # [samples, ...] in the order of the value's memory, and the way back
         self.x: Tensor | None = None
         self.positions = torch.empty(0, dtype=torch.int64)
         self.count, self.used = 0, False
@@ -73,7 +75,9 @@ class Kept:
 
 
 def _room(value: Tensor, samples: int) -> tuple[Tensor, list[int]]:
-    """Memory for all samples in the order that the value has in memory, so that what is read lies as what was computed."""
+    """Memory for all samples in the order that the value has in memory, so that what is read lies as what was
+    computed.
+    """
     strides = value.stride()
     order = sorted(range(value.dim()), key=lambda d: (-strides[d], d))
     if order[0] != 0 or not value.permute(order).is_contiguous():

@@ -39,7 +39,11 @@ class Order:
         total = steps if steps is not None else each * (epochs or 0)
         size = min(self.batch, self.samples)
         for step in range(total):
-            drawn = rng.choice(self.samples, size, replace=False) if self.draw == "fresh" else rng.integers(self.samples, size=size)
+            drawn = (
+                rng.choice(self.samples, size, replace=False)
+                if self.draw == "fresh"
+                else rng.integers(self.samples, size=size)
+            )
             yield step, torch.from_numpy(drawn)
 
     def _cut(self, order: Tensor) -> list[Tensor]:

@@ -1,7 +1,9 @@
-"""A network cut in front of the layers that are trained: what lies before the cut is computed once a sample, what lies behind it in each step.
+"""A network cut in front of the layers that are trained: what lies before the cut is computed once a sample, what lies
+behind it in each step.
 
-The cut is a set of values: every value that does not depend on a trained parameter and that a dependent one uses. One through a residual block
-is two tensors. The network is read by symbolic tracing; where that fails, or where keeping would not be exact, the reason is given in words.
+The cut is a set of values: every value that does not depend on a trained parameter and that a dependent one uses. One
+through a residual block is two tensors. The network is read by symbolic tracing; where that fails, or where keeping
+would not be exact, the reason is given in words.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class Cut:
         return self.suffix(*((x,) if self.raw else ()), *values)
 
 
-# ---- tracing --------------------------------------------------------------------------------------------------------------------------------
+# ---- tracing
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 class _Tracer(fx.Tracer):
@@ -73,7 +76,9 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, Dropout) or super().is_leaf_module(m, module_qualified_name)
 
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         inside = self.module_stack.copy()
         try:
             return super().call_module(m, forward, args, kwargs)
@@ -85,7 +90,10 @@ class _Tracer(fx.Tracer):
 
 
 class _Shell(nn.Module):
-    """Calls the body with samples alone, so that its further arguments have their defaults; constants found in tracing are hung up here."""
+    """Calls the body with samples alone, so that its further arguments have their defaults.
+
+    Constants found in tracing are hung up here.
+    """
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -97,7 +105,8 @@ class _Shell(nn.Module):
 
 
 def trace(bound: Bound, x: Tensor, context: Context) -> Traced | str:
-    """The body as a graph, or why not. Not to be called beside threads that run networks: tracing replaces ``nn.Module.__call__`` for its time.
+    """The body as a graph, or why not. Not to be called beside threads that run networks: tracing replaces
+    ``nn.Module.__call__`` for its time.
 
     Args:
         bound: the network.
@@ -110,12 +119,16 @@ def trace(bound: Bound, x: Tensor, context: Context) -> Traced | str:
     try:
         whole = _Tracer().trace(shell)
         graph, _ = _copied([n for n in whole.nodes if n in _ancestors([_output(whole)])], [])
-        constants = {str(n.target): getattr(shell, str(n.target)) for n in graph.nodes if n.op == "get_attr" and ROOT not in str(n.target)}
+        constants = {
+            str(n.target): getattr(shell, str(n.target))
+            for n in graph.nodes
+            if n.op == "get_attr" and ROOT not in str(n.target)
+        }
         bound.body.eval()  # sizes do not hang on it, and neither masks are drawn nor statistics moved
         look = _Look(_module(bound, graph, constants), graph)
         with torch.no_grad(), context():
             look.run(x)
-    except Exception as error:  # noqa: BLE001  # whatever a model's own code raises
+    except Exception as error:  # whatever a model's own code raises  # noqa: BLE001
         return f"the model cannot be traced ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
     finally:
         bound.mode(training=True)
@@ -150,11 +163,15 @@ class _Look(fx.Interpreter):
         return value
 
 
-# ---- cutting --------------------------------------------------------------------------------------------------------------------------------
+# ---- cutting
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 def cut(traced: Traced, bound: Bound, names: Names) -> Cut | str | None:
-    """The body in two parts for the training of ``names``; why that would not be exact; or None where no layer lies in front of them."""
+    """The body in two parts for the training of ``names``; why that would not be exact.
+
+    Or None where no layer lies in front of them.
+    """
     order = list(traced.graph.nodes)
     trained = {id(bound.parts[n]) for n in names if n in bound.parts}
     moving: set[fx.Node] = set()
@@ -256,11 +273,13 @@ def _parameters(bound: Bound, node: fx.Node) -> list[nn.Parameter]:
     return [found] if isinstance(found, nn.Parameter) else []
 
 
-# ---- trying -------------------------------------------------------------------------------------------------------------------------------
+# ---- trying
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def doubt(made: Cut, bound: Bound, names: Names, start: Params, x: Tensor, context: Context) -> str | None:
-    """Why the two parts are not the network itself, tried on a few samples: same features, same gradients, no sample that sees another.
+    """Why the two parts are not the network itself, tried on a few samples: same features, same gradients, no sample
+    that sees another.
 
     Args:
         made: the parts.
@@ -278,7 +297,7 @@ def doubt(made: Cut, bound: Bound, names: Names, start: Params, x: Tensor, conte
             with torch.no_grad():
                 values, few = made.prefix(x), made.prefix(x[: len(x) // 2])
             parts = _outcome(bound, leaves, lambda: made.features(x, values))
-        except Exception as error:  # noqa: BLE001  # tracing may have missed anything of a model's own code
+        except Exception as error:  # tracing may have missed anything of a model's own code  # noqa: BLE001
             return f"the traced model does not run ({type(error).__name__})"
         if not all(_near(a, b[: len(a)]) for a, b in zip(few, values, strict=True)):
             return "samples see each other in front of what is trained"
@@ -315,7 +334,9 @@ def _borrowed(bound: Bound, start: Params) -> Any:
     draws = [drop.draw for drop in bound.dropouts]
     try:
         with torch.no_grad():
-            bound.flat.copy_(start.flat + 0.01 * torch.randn(start.flat.shape, generator=torch.Generator().manual_seed(2)))
+            bound.flat.copy_(
+                start.flat + 0.01 * torch.randn(start.flat.shape, generator=torch.Generator().manual_seed(2))
+            )
         yield
     finally:
         with torch.no_grad():

@@ -1,4 +1,7 @@
-"""What one batch does: to a client's parameters, or to a value that is carried along. The loop over batches stands in ``round.py``."""
+"""What one batch does: to a client's parameters, or to a value that is carried along.
+
+The loop over batches stands in ``round.py``.
+"""
 
 from __future__ import annotations
 

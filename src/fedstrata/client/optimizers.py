@@ -41,7 +41,10 @@ class Optimizer:
         if self.name not in NAMES:
             raise ConfigError(f"local.optimizer is {self.name!r}; it is one of {', '.join(NAMES)}.")
         if self.momentum and self.name != "sgd":
-            raise ConfigError(f"local.momentum is {self.momentum}, but {self.name} has its own moments; set local.momentum=0 or local.optimizer=sgd.")
+            raise ConfigError(
+                f"local.momentum is {self.momentum}, but {self.name} has its own moments; set local.momentum=0 or"
+                " local.optimizer=sgd."
+            )
 
     @torch.no_grad()
     def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor], lr: float) -> None:
@@ -56,7 +59,9 @@ class Optimizer:
             return
         move = self._sgd if self.name == "sgd" else self._adam
         for value, gradient, slots in zip(values, gradients, self.state, strict=True):
-            kept = [s[: value.shape[0]] for s in slots] if value.dim() > 1 else slots  # a stack shrinks as its clients finish
+            kept = (
+                [s[: value.shape[0]] for s in slots] if value.dim() > 1 else slots
+            )  # a stack shrinks as its clients finish
             move(value, gradient, kept, lr)
 
     def slots(self) -> int:

@@ -22,7 +22,9 @@ class Alive(TorchDispatchMode):
     """
 
     def __init__(self, known: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types, and what pyproject says of torch is not seen through super
+        # type: ignore[no-untyped-call]  # torch gives it no types, and what pyproject says of torch is not seen through
+        # super
+        super().__init__()
         self.now = self.peak = 0
         self.seen = WeakIdKeyDictionary()
         self.before = [t.untyped_storage() for t in known]

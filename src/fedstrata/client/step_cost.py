@@ -1,4 +1,6 @@
-"""What one local step costs, measured on one batch: FLOPs and memory by what is trained, forward FLOPs by layer group."""
+"""What one local step costs, measured on one batch: FLOPs and memory by what is trained, forward FLOPs by layer
+group.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,21 @@ def cost(kit: Kit, batch: Batch, names: Names) -> Load:
         less = _alive(kit, Batch(batch.x[:half], batch.y[:half]), names)[1] if half else 0
     kit.memo.clear()
     bound.train_only(setup.layout.parameters)
-    # what the backward pass makes for weights does not grow with the batch, so the line through two sizes is followed; never below the forward pass
+    # what the backward pass makes for weights does not grow with the batch, so the line through two sizes is followed;
+    # never below the forward pass
     more = setup.batch - len(batch.y)
     peak = max(peak + (peak - less) * more // (len(batch.y) - half), ahead * setup.batch // len(batch.y))
     numbers = 4 * sum(stop - start for start, stop in bound.spec.runs(names))
     optimizer = Optimizer(setup.optimizer, setup.momentum)
-    return Load(flops, 4 * bound.spec.total + numbers * (1 + optimizer.slots()) + max(peak, numbers * optimizer.working()))
+    return Load(
+        flops, 4 * bound.spec.total + numbers * (1 + optimizer.slots()) + max(peak, numbers * optimizer.working())
+    )
 
 
 def _alive(kit: Kit, batch: Batch, names: Names) -> tuple[int, int]:
-    """Bytes alive together, batch included: at the peak of the forward pass, and of both passes less the gradients of what is trained."""
+    """Bytes alive together, batch included: at the peak of the forward pass, and of both passes less the gradients of
+    what is trained.
+    """
     bound = kit.bound
     kit.memo.clear()
     with Alive([bound.flat, bound.buffers.flat]) as alive:
@@ -50,7 +57,10 @@ def _alive(kit: Kit, batch: Batch, names: Names) -> tuple[int, int]:
 
 
 def forward(kit: Kit, batch: Batch) -> Mapping[str, int]:
-    """FLOPs a sample of the forward pass, by layer group, shallow to deep; a product without parameters counts for the layer that it lies in."""
+    """FLOPs a sample of the forward pass, by layer group, shallow to deep.
+
+    A product without parameters counts for the layer that it lies in.
+    """
     bound, groups = kit.bound, kit.setup.layout.groups
     found = dict.fromkeys(groups, 0)
     bound.mode(training=True)
@@ -60,9 +70,15 @@ def forward(kit: Kit, batch: Batch) -> Mapping[str, int]:
         def watch(module: nn.Module, group: str) -> None:
             started: list[int] = []
             module.register_forward_pre_hook(lambda *_: started.append(counter.get_total_flops()))
-            module.register_forward_hook(lambda *_: found.update({group: found[group] + counter.get_total_flops() - started.pop()}))
+            module.register_forward_hook(
+                lambda *_: found.update({group: found[group] + counter.get_total_flops() - started.pop()})
+            )
 
-        before = [(m, dict(m._forward_pre_hooks), dict(m._forward_hooks)) for root in (bound.body, bound.head) for m in root.modules()]
+        before = [
+            (m, dict(m._forward_pre_hooks), dict(m._forward_hooks))
+            for root in (bound.body, bound.head)
+            for m in root.modules()
+        ]
         try:
             for module, group in layers(kit):
                 watch(module, group)

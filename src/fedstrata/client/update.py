@@ -1,4 +1,7 @@
-"""One client's local update: the only local loop. Pure: what a client needs goes in as :class:`Work`, a :class:`Reply` comes out."""
+"""One client's local update: the only local loop.
+
+Pure: what a client needs goes in as :class:`Work`, a :class:`Reply` comes out.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,8 @@ class Failure:
     message: str
 
 
-# ---- one client ---------------------------------------------------------------------------------------------------------------------------
+# ---- one client
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 class Stepper(Protocol):
@@ -138,16 +142,27 @@ class Session:
 
     def at(self, name: str, **changes: Any) -> View:
         """The view of one piece."""
-        return replace(self.view, own=self.rows[name], extras=dict(self.work.extras.get(name, {})), piece=name, **changes)
+        return replace(
+            self.view, own=self.rows[name], extras=dict(self.work.extras.get(name, {})), piece=name, **changes
+        )
 
     # -- batches
 
     def _order(self, purpose: str, share: float = 1.0) -> Order:
         s, w = self.kit.setup, self.work
         n = max(1, int(share * len(self.index)))
-        return Order(s.seed, (purpose, w.round, w.client, w.occurrence), n, s.batch, self.kit.local.draw, self.kit.batch_dependent)
+        return Order(
+            s.seed,
+            (purpose, w.round, w.client, w.occurrence),
+            n,
+            s.batch,
+            self.kit.local.draw,
+            self.kit.batch_dependent,
+        )
 
-    def positions(self, purpose: str, *, epochs: int | None = None, steps: int | None = None, share: float = 1.0) -> Iterator[tuple[int, Tensor]]:
+    def positions(
+        self, purpose: str, *, epochs: int | None = None, steps: int | None = None, share: float = 1.0
+    ) -> Iterator[tuple[int, Tensor]]:
         """(epoch, positions) of the batches for this purpose; a probe sees the first only."""
         found = self._order(purpose, share).batches(epochs=epochs, steps=steps)
         for item in found:
@@ -166,12 +181,22 @@ class Session:
                 self._taken = data.train.take(self.index), data.train.y[self.index]
             x, y = self._taken[0].index_select(0, positions), self._taken[1].index_select(0, positions)
         if data.augment is not None:
-            key = random_streams.key(self.kit.setup.seed, "augment", purpose, self.work.round, self.work.client, self.work.occurrence, epoch)
-            x = data.augment(x, torch.from_numpy(random_streams.uniforms(key, self.index[positions].numpy(), data.augment.draws)))
+            key = random_streams.key(
+                self.kit.setup.seed, "augment", purpose, self.work.round, self.work.client, self.work.occurrence, epoch
+            )
+            x = data.augment(
+                x, torch.from_numpy(random_streams.uniforms(key, self.index[positions].numpy(), data.augment.draws))
+            )
         return Batch(x, y)
 
     def batches(
-        self, purpose: str, *, epochs: int | None = None, steps: int | None = None, share: float = 1.0, kept: Kept | None = None
+        self,
+        purpose: str,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        share: float = 1.0,
+        kept: Kept | None = None,
     ) -> Iterator[Batch]:
         """Batches for one stretch of steps; an epoch or step count that is not given is the run's."""
         if epochs is None and steps is None:
@@ -193,8 +218,14 @@ class Session:
 
     def draw(self, name: str, shape: Sequence[int], kind: str, now: tuple[str | int, ...] = ()) -> Tensor:
         """Noise of a local step, (purpose, number), or of the whole round."""
-        generator = random_streams.torch_stream(self.kit.setup.seed, "noise", name, self.work.round, self.work.client, self.work.occurrence, *now)
-        return torch.rand(tuple(shape), generator=generator) if kind == "uniform" else torch.randn(tuple(shape), generator=generator)
+        generator = random_streams.torch_stream(
+            self.kit.setup.seed, "noise", name, self.work.round, self.work.client, self.work.occurrence, *now
+        )
+        return (
+            torch.rand(tuple(shape), generator=generator)
+            if kind == "uniform"
+            else torch.randn(tuple(shape), generator=generator)
+        )
 
     def _slope(self, p: Params, batch: Batch) -> Params:
         return self.kit.slope(self.kit.plain_loss, p, batch)[0]
@@ -218,15 +249,23 @@ class Session:
         bound = kit.bound
         bound.load(start)
         bound.mode(training=True)
-        bound.draw_from(random_streams.torch_stream(kit.setup.seed, "dropout", purpose, self.work.round, self.work.client, self.work.occurrence))
+        bound.draw_from(
+            random_streams.torch_stream(
+                kit.setup.seed, "dropout", purpose, self.work.round, self.work.client, self.work.occurrence
+            )
+        )
         layout = kit.setup.layout
         names = (layout.parameters if train is None else train & layout.parameters) - layout.settings
         kept = self.keep(purpose, names, epochs, steps)
-        stepper = Eager(kit, loss or kit.plain_loss, gradient or (lambda g: g), names, self.work.lr if lr is None else lr)
+        stepper = Eager(
+            kit, loss or kit.plain_loss, gradient or (lambda g: g), names, self.work.lr if lr is None else lr
+        )
         self._go(stepper, purpose, self.batches(purpose, epochs=epochs, steps=steps, kept=kept), kept)
         return Params(bound.flat.detach().clone(), bound.spec, buffers=bound.buffers.clone())
 
-    def scan(self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, *, epochs: int = 1, share: float = 1.0) -> Any:
+    def scan(
+        self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, *, epochs: int = 1, share: float = 1.0
+    ) -> Any:
         """Fold over batches; see :class:`fedstrata.core.piece.Tools`."""
         fold = Fold(function, carry)
         if len(self.index):
@@ -259,7 +298,11 @@ class Session:
         counted = {purpose: stepper.samples}
         if kept is not None:
             short = purpose.partition(":")[0]
-            self.note(f"{short}: kept" if kept.used else f"{short}: not kept, the method looks at other points or at parts of batches")
+            self.note(
+                f"{short}: kept"
+                if kept.used
+                else f"{short}: not kept, the method looks at other points or at parts of batches"
+            )
             counted = {f"{purpose}:kept": stepper.samples, f"prefix {purpose}": kept.count} if kept.used else counted
         for key, samples in counted.items():
             self.passes[key] = self.passes.get(key, 0) + samples
@@ -298,7 +341,12 @@ class Session:
             loss, wrap, custom = kit.middleware({n: self.at(n, phase=phase) for n in kit.method.named})
             kept = self.keep(phase.name, names, phase.epochs, phase.steps)
             stepper = Eager(kit, loss, wrap, names, self.work.lr * phase.lr, custom, carry)
-            self._go(stepper, phase_key(phase, names), self.batches(phase.name, epochs=phase.epochs, steps=phase.steps, kept=kept), kept)
+            self._go(
+                stepper,
+                phase_key(phase, names),
+                self.batches(phase.name, epochs=phase.epochs, steps=phase.steps, kept=kept),
+                kept,
+            )
             carry = stepper.carry
             total, count = total + stepper.total, count + stepper.count
         self.view.carry = carry
@@ -311,10 +359,15 @@ class Session:
         return names & self.kit.setup.layout.parameters
 
     def end(self) -> Params:
-        """Where training ended. The vector is the bound one itself, good until the next turn, unless a piece may keep it."""
+        """Where training ended.
+
+        The vector is the bound one itself, good until the next turn, unless a piece may keep it.
+        """
         bound = self.kit.bound
         flat = bound.flat.detach()
-        return Params(flat.clone() if self.kit.method.has("upload") else flat, bound.spec, buffers=bound.buffers.clone())
+        return Params(
+            flat.clone() if self.kit.method.has("upload") else flat, bound.spec, buffers=bound.buffers.clone()
+        )
 
     def reply(self, end: Params, loss: float, steps: int) -> Reply:
         """Upload: from the end point (with its statistics) to what is sent and stored."""
@@ -329,9 +382,13 @@ class Session:
                 mail[name] = letters
         assert end.buffers is not None
         statistics = end.buffers.pick(plan.up & frozenset(end.buffers))
-        kept = {n: end[n].detach().clone() for n in end if n in plan.keep} | {n: t.clone() for n, t in end.buffers.views.items() if n in plan.keep}
+        kept = {n: end[n].detach().clone() for n in end if n in plan.keep} | {
+            n: t.clone() for n, t in end.buffers.views.items() if n in plan.keep
+        }
         row = pack({n: s for n, s in self.rows.items() if s}, kept)
-        return Reply(work.place, work.client, delta, statistics, mail, len(self.index), steps, loss, self.passes, row, self.front)
+        return Reply(
+            work.place, work.client, delta, statistics, mail, len(self.index), steps, loss, self.passes, row, self.front
+        )
 
     def personal(self) -> Params:
         """The model that this client uses itself."""
@@ -357,7 +414,12 @@ def why_not(kit: Kit, work: Work) -> Failure | None:
     if n == 0:
         return Failure(work.place, work.client, "empty", f"client {work.client} has no training sample")
     if n == 1 and kit.batch_dependent:
-        return Failure(work.place, work.client, "single", f"client {work.client} has one training sample, which a batch norm cannot train on")
+        return Failure(
+            work.place,
+            work.client,
+            "single",
+            f"client {work.client} has one training sample, which a batch norm cannot train on",
+        )
     return None
 
 
@@ -372,6 +434,9 @@ def train_client(kit: Kit, work: Work) -> Reply | Failure:
         return session.reply(session.end(), loss, steps)
     except FedstrataError:
         raise  # the run itself cannot be meant
-    except Exception as error:  # noqa: BLE001  # whatever a client's model, data or piece raise, alike under every executor
-        said = f"{type(error).__name__}: {error}"[:500].encode(errors="replace").decode()  # halves of surrogates fit into no file
+    # whatever a client's model, data or piece raise, alike under every executor
+    except Exception as error:  # noqa: BLE001
+        said = (
+            f"{type(error).__name__}: {error}"[:500].encode(errors="replace").decode()
+        )  # halves of surrogates fit into no file
         return Failure(work.place, work.client, "raised", said)

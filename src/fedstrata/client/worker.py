@@ -84,7 +84,8 @@ class Kit:
         return precision(self.local)
 
     def keep(self, names: Names, samples: int, *, again: bool) -> Kept | str | None:
-        """What is kept in front of these parameters while they alone are trained; why nothing is; or None where nothing lies in front.
+        """What is kept in front of these parameters while they alone are trained; why nothing is; or None where nothing
+        lies in front.
 
         Args:
             names: of the trained parameters.
@@ -105,7 +106,10 @@ class Kit:
         return Kept(found, samples, autocast=self.local.precision != "float32")
 
     def cut(self, names: Names) -> Cut | str | None:
-        """The model's body in two parts for the training of these parameters; why not; or None where nothing lies in front."""
+        """The model's body in two parts for the training of these parameters; why not.
+
+        Or None where nothing lies in front.
+        """
         if names not in self.cuts:
             self.cuts[names] = self._cut(names)
         return self.cuts[names]
@@ -126,7 +130,9 @@ class Kit:
         self.memo.clear()
         return gradient_at(loss, p, batch)
 
-    def middleware(self, views: Mapping[str, View]) -> tuple[Loss, Callable[[Gradient], Gradient], Callable[..., Any] | None]:
+    def middleware(
+        self, views: Mapping[str, View]
+    ) -> tuple[Loss, Callable[[Gradient], Gradient], Callable[..., Any] | None]:
         """The chain's loss, its gradient middleware and its own optimiser step (None is the run's), for one phase.
 
         Args:
@@ -163,7 +169,9 @@ def precision(local: Local) -> AbstractContextManager[None]:
 
 
 class FlopCounter(FlopCounterMode):
-    """torch's counter without its hooks on modules, which cannot stand a module that is called on a parameter (a parametrised layer)."""
+    """torch's counter without its hooks on modules, which cannot stand a module that is called on a parameter (a
+    parametrised layer).
+    """
 
     def __init__(self) -> None:
         super().__init__(display=False)
@@ -181,7 +189,9 @@ class _NoModules:
 
 
 class Memo:
-    """Features of the batch in hand, so that a loss term on them costs no second forward pass (nor a second dropout mask)."""
+    """Features of the batch in hand, so that a loss term on them costs no second forward pass (nor a second dropout
+    mask).
+    """
 
     def __init__(self, features: Function) -> None:
         self.features = features
@@ -201,7 +211,9 @@ class Memo:
         self.known.clear()
 
 
-def bind_net(module: nn.Module, head: str, loss: Callable[[Tensor, Tensor], Tensor], method: Method) -> tuple[Bound, Net, Memo]:
+def bind_net(
+    module: nn.Module, head: str, loss: Callable[[Tensor, Tensor], Tensor], method: Method
+) -> tuple[Bound, Net, Memo]:
     """A bound copy of a module and its functions under a method."""
     bound = Bound(module, head)
     net = method.model(bound.net(loss))

@@ -11,8 +11,9 @@ _MMAP_MAX, _TRIM_THRESHOLD, _TOP_PAD, _ARENA_MAX = -4, -1, -2, -8  # glibc's nam
 def keep_freed_blocks() -> bool:
     """Let glibc keep freed memory in this process instead of returning it to the system at every step.
 
-    Without it, each step faults the same pages in anew: 16,000 of them for a ResNet-18 step of 20 images. Resident memory then stays near its peak.
-    The command does this; a Python process of yours is left alone, except for worker processes that we fork.
+    Without it, each step faults the same pages in anew: 16,000 of them for a ResNet-18 step of 20 images. Resident
+    memory then stays near its peak. The command does this; a Python process of yours is left alone, except for worker
+    processes that we fork.
 
     Returns:
         whether this C library has such settings (glibc on Linux).

@@ -1,4 +1,7 @@
-"""Call syntax for settings: ``dirichlet(alpha=0.1)``, ``fedprox(mu=0.1) + fedavgm``. A few kinds of syntax nodes are read; nothing is evaluated."""
+"""Call syntax for settings: ``dirichlet(alpha=0.1)``, ``fedprox(mu=0.1) + fedavgm``.
+
+A few kinds of syntax nodes are read; nothing is evaluated.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ def shown(name: str, settings: Mapping[str, Value]) -> str:
     >>> shown("table", {"path": "mine.csv", "label": "ill", "drop": ("a b", "c")})
     "table(mine.csv, label=ill, drop=['a b', c])"
     """
-    said = [_plain(value) if place == 0 else f"{key}={_plain(value)}" for place, (key, value) in enumerate(settings.items())]
+    said = [
+        _plain(value) if place == 0 else f"{key}={_plain(value)}" for place, (key, value) in enumerate(settings.items())
+    ]
     return f"{name}({', '.join(said)})"
 
 
@@ -64,7 +69,8 @@ def parse_calls(text: str) -> tuple[Call, ...]:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(
-            f"cannot read {text!r}: write name(key=value), for example dirichlet(alpha=0.3); joined by + where several are meant."
+            f"cannot read {text!r}: write name(key=value), for example dirichlet(alpha=0.3); joined by + where several"
+            " are meant."
         ) from error
     return tuple(_call(part, text) for part in _summands(node))
 
@@ -119,7 +125,8 @@ def _value(node: ast.expr, text: str) -> Value:
     if isinstance(node, ast.List | ast.Tuple):
         return tuple(_value(item, text) for item in node.elts)
     raise ConfigError(
-        f"cannot read the value {ast.unparse(node)!r} in {text!r}: numbers, names, quoted text, true, false, null and [lists] are values."
+        f"cannot read the value {ast.unparse(node)!r} in {text!r}: numbers, names, quoted text, true, false, null and"
+        " [lists] are values."
     )
 
 
@@ -131,21 +138,29 @@ def bind(call: Call, factory: Callable[..., T], *, what: str) -> T:
         factory: a class or function with annotated parameters.
         what: the kind of thing, for messages: "method", "partition".
     Raises:
-        ConfigError: an unknown key (with the nearest valid one), a missing one, or a value of the wrong type. Ranges are the factory's own business.
+        ConfigError: an unknown key (with the nearest valid one), a missing one, or a value of the wrong type. Ranges
+            are the factory's own business.
     """
     return factory(**arguments(call, factory, what=what))
 
 
 def arguments(call: Call, factory: Callable[..., object], *, what: str) -> dict[str, Any]:
     """The checked keyword arguments that ``call`` means for ``factory``; see :func:`bind`."""
-    parameters = {n: p for n, p in inspect.signature(factory).parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+    parameters = {
+        n: p for n, p in inspect.signature(factory).parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD
+    }
     positional = [name for name, p in parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
     if len(call.positional) > len(positional):
-        raise ConfigError(f"{what} {call.name} takes {_options(parameters)}; {len(call.positional)} unnamed values were given.")
+        raise ConfigError(
+            f"{what} {call.name} takes {_options(parameters)}; {len(call.positional)} unnamed values were given."
+        )
     given = dict(zip(positional, call.positional, strict=False))
     for name, value in call.named.items():
         if name not in parameters:
-            raise ConfigError(f"{what} {call.name} has no setting {name!r}.{nearest(name, parameters)} It takes {_options(parameters)}.")
+            raise ConfigError(
+                f"{what} {call.name} has no setting {name!r}.{nearest(name, parameters)} It takes"
+                f" {_options(parameters)}."
+            )
         if name in given:
             raise ConfigError(f"{what} {call.name}: {name} is given twice.")
         given[name] = value

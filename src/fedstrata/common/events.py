@@ -54,9 +54,11 @@ class Chosen:
 class RoundDone:
     """A round is committed. ``row`` is what rounds.jsonl holds.
 
-    Keys: round, cohort (ids), replies (accepted), refused ([client, code, message]), loss, bytes_up, bytes_down, framing_up, framing_down, flops,
-    seconds (training), front (how often values in front of trained layers were kept, or why not; null where there is nothing to say), eval_seconds,
-    weights_used, and after an evaluation: accuracy, validation, personal, personal_std, metrics, ...; null where not evaluated.
+    Keys: round, cohort (ids), replies (accepted), refused ([client, code, message]), loss, bytes_up, bytes_down,
+        framing_up, framing_down, flops,
+    seconds (training), front (how often values in front of trained layers were kept, or why not; null where there is
+    nothing to say), eval_seconds, weights_used, and after an evaluation: accuracy, validation, personal, personal_std,
+    metrics, ...; null where not evaluated.
     """
 
     row: Mapping[str, Any]

@@ -5,7 +5,8 @@ A package names what it offers in its ``pyproject.toml``:
     [project.entry-points."fedstrata.methods"]
     mymethod = "mypackage.mymethod:ROW"
 
-Naming is the opt-in: installed packages are listed from their metadata, and one is imported only when a configuration asks for its name.
+Naming is the opt-in: installed packages are listed from their metadata, and one is imported only when a configuration
+asks for its name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ KINDS: Mapping[Kind, str] = {
     "measures": "measures",
     "trackers": "track",
 }
-"""What can be plugged in, and the setting that asks for it. The group of entry points is ``fedstrata.`` and the kind."""
+"""What can be plugged in, and the setting that asks for it.
+
+The group of entry points is ``fedstrata.`` and the kind.
+"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,9 @@ def installed(kind: Kind) -> Mapping[str, Plugin]:
     for name, plugins in found.items():
         if len(plugins) > 1:
             origins = " and ".join(p.origin for p in plugins)
-            raise ConfigError(f"{origins} both offer {KINDS[kind]} {name!r}, so the name has no one meaning; uninstall one of them.")
+            raise ConfigError(
+                f"{origins} both offer {KINDS[kind]} {name!r}, so the name has no one meaning; uninstall one of them."
+            )
     return {name: plugins[0] for name, plugins in found.items()}
 
 
@@ -93,7 +99,9 @@ def _scan() -> dict[Kind, dict[str, list[Plugin]]]:
 def _plugin(kind: Kind, entry: metadata.EntryPoint) -> Plugin:
     dist = entry.dist
     about = str(dist.metadata["Summary"]) if dist is not None and "Summary" in dist.metadata else ""
-    return Plugin(kind, entry.name, "?" if dist is None else dist.name, "?" if dist is None else dist.version, about, entry)
+    return Plugin(
+        kind, entry.name, "?" if dist is None else dist.name, "?" if dist is None else dist.version, about, entry
+    )
 
 
 def refresh() -> None:
@@ -111,21 +119,28 @@ def load(kind: Kind, name: str, ours: Iterable[str]) -> tuple[Plugin, Any] | Non
     Returns:
         the plug-in and its object; None where the name is ours, or nobody's.
     Raises:
-        ConfigError: a package offers a name that is ours, two packages offer it, or its import fails; the message names the package.
+        ConfigError: a package offers a name that is ours, two packages offer it, or its import fails; the message names
+            the package.
     """
     plugin = installed(kind).get(name)
     if plugin is None:
         return None
     if name in ours:
-        refuse(plugin, f"fedstrata has a {KINDS[kind]} {name!r} itself. Rename the entry point there, or uninstall {plugin.package}.")
+        refuse(
+            plugin,
+            f"fedstrata has a {KINDS[kind]} {name!r} itself. Rename the entry point there, or uninstall"
+            f" {plugin.package}.",
+        )
     if (kind, name) not in _loaded:
         try:
             _loaded[kind, name] = plugin, plugin.entry.load()
         except FedstrataError:
             raise
-        except Exception as error:  # noqa: BLE001  # whatever a foreign module does when it is imported
+        except Exception as error:  # whatever a foreign module does when it is imported  # noqa: BLE001
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            refuse(plugin, f"importing {plugin.entry.value} fails with {reason}. Mend or update {plugin.package}.", error)
+            refuse(
+                plugin, f"importing {plugin.entry.value} fails with {reason}. Mend or update {plugin.package}.", error
+            )
     return _loaded[kind, name]
 
 
@@ -136,7 +151,9 @@ def refuse(plugin: Plugin, reason: str, cause: BaseException | None = None) -> N
 
 def wanted(plugin: Plugin, offered: object, what: str) -> NoReturn:
     """Refuse an object of a wrong type."""
-    kind = f"the class {offered.__name__}" if isinstance(offered, type) else f"an object of type {type(offered).__name__}"
+    kind = (
+        f"the class {offered.__name__}" if isinstance(offered, type) else f"an object of type {type(offered).__name__}"
+    )
     refuse(plugin, f"{plugin.entry.value} is {kind}; it must be {what}.")
 
 

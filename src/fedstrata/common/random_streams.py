@@ -1,7 +1,7 @@
 """Randomness that is derived, never stored.
 
-Every stream is keyed by (seed, purpose, keys such as round, place, client), so that any worker may serve any client, in any order, and a
-resumed run draws what the uninterrupted one would have drawn.
+Every stream is keyed by (seed, purpose, keys such as round, place, client), so that any worker may serve any client, in
+any order, and a resumed run draws what the uninterrupted one would have drawn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Several methods on the same federation: the grid of runs, their cache, the processes that make them, screening and sweeps."""
+"""Several methods on the same federation: the grid of runs, their cache, the processes that make them, screening and
+sweeps.
+"""
 
 from fedstrata.compare.comparison import compare
 from fedstrata.compare.comparison_file import read

@@ -42,16 +42,21 @@ def compare(
 ) -> Comparison:
     """Train every method with every seed on the same federation, and write a report.
 
-    Runs are cached below ``out`` by configuration, data and code: calling again, also after a kill, makes only what is missing. Runs that need
-    what no other process has (a federation, module or pieces from Python) and runs with observers are made in this process, one after another.
+    Runs are cached below ``out`` by configuration, data and code: calling again, also after a kill, makes only what is
+    missing. Runs that need what no other process has (a federation, module or pieces from Python) and runs with
+    observers are made in this process, one after another.
 
     Args:
-        methods: texts, ``"fedprox(mu=0.1) | local.lr=0.05"`` with settings of its own after a bar, or pieces of your own.
+        methods: texts, ``"fedprox(mu=0.1) | local.lr=0.05"`` with settings of its own after a bar, or pieces of your
+            own.
         seeds: of the runs; differences are taken seed by seed. With fewer than three nothing can be concluded.
-        baseline: label or method that differences are taken to; default fedavg where it takes part, otherwise the first.
+        baseline: label or method that differences are taken to; default fedavg where it takes part, otherwise the
+            first.
         budget: where every run ends, if before its last round.
-        target: accuracy that ends a run, and that the report tells the way to; the same as ``Budget("accuracy", target)``.
-        screen: successive halving first; a number is the share of the dropped that is trained to the end all the same (True: a quarter).
+        target: accuracy that ends a run, and that the report tells the way to; the same as ``Budget("accuracy",
+            target)``.
+        screen: successive halving first; a number is the share of the dropped that is trained to the end all the same
+            (True: a quarter).
         side_by_side: runs at a time; default as many as cores and memory serve.
         federation: your own data instead of the configured ones.
         module: your own model instead of the configured one.
@@ -81,7 +86,12 @@ def compare(
 
 
 def conduct(
-    asked: Contest, console: Console, *, plain: bool = False, stop: Callable[[], bool] = lambda: False, observers: Observers = ()
+    asked: Contest,
+    console: Console,
+    *,
+    plain: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    observers: Observers = (),
 ) -> tuple[Comparison, Findings]:
     """Make all runs of a contest, keep the comparison, and write the report.
 
@@ -96,7 +106,9 @@ def conduct(
         making.make(list(making.grid.jobs.values()) if screened is None else [])
         making.grid.write("finished", screened)
         if not making.grid.done:
-            raise MethodError(f"all {len(making.grid.failures)} runs failed; the first: {next(iter(making.grid.failures.values()))}")
+            raise MethodError(
+                f"all {len(making.grid.failures)} runs failed; the first: {next(iter(making.grid.failures.values()))}"
+            )
     _tidy(asked.folder)
     comparison = comparison_file.read(asked.folder)
     return comparison, report(comparison, console)
@@ -111,7 +123,7 @@ def report(comparison: Comparison, console: Console, target: float | None = None
         target: accuracy that the report tells the way to; default that of the budget.
     """
     from fedstrata.analysis.findings import findings  # noqa: PLC0415
-    from fedstrata.report.export import write_tables  # noqa: PLC0415  # pictures and tables load matplotlib and pandas
+    from fedstrata.report.export import write_tables  # pictures and tables load matplotlib and pandas  # noqa: PLC0415
     from fedstrata.report.page import write_page, write_pictures  # noqa: PLC0415
     from fedstrata.report.terminal import comparison_table  # noqa: PLC0415
 

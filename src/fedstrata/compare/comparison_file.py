@@ -54,11 +54,16 @@ def write(
         "fedstrata": __version__,
         "digest": asked.digest(),
         "state": state,
-        "entries": [{"label": r.entry.label, "method": r.entry.method, "settings": dict(r.entry.settings)} for r in asked.rivals],
+        "entries": [
+            {"label": r.entry.label, "method": r.entry.method, "settings": dict(r.entry.settings)} for r in asked.rivals
+        ],
         "baseline": asked.baseline,
         "seeds": list(asked.seeds),
         "budget": None if asked.budget is None else asdict(asked.budget),
-        "runs": [{"label": r.label, "seed": r.seed, "folder": os.path.relpath(r.folder, folder), "key": r.key} for r in runs.values()],
+        "runs": [
+            {"label": r.label, "seed": r.seed, "folder": os.path.relpath(r.folder, folder), "key": r.key}
+            for r in runs.values()
+        ],
         "failures": [{"label": label, "seed": seed, "why": why} for (label, seed), why in (failures or {}).items()],
         "screening": None if screening is None else asdict(screening),
         "side_by_side": side_by_side,
@@ -73,7 +78,10 @@ def write(
 
 
 def refuse_another(asked: Contest) -> Path | None:
-    """Refuse a name under which another comparison is kept; a record that nobody can read is renamed, and its new place is the answer."""
+    """Refuse a name under which another comparison is kept.
+
+    A record that nobody can read is renamed, and its new place is the answer.
+    """
     there = asked.folder / FILE
     if not there.exists():
         return None
@@ -85,8 +93,8 @@ def refuse_another(asked: Contest) -> Path | None:
         return _set_aside(there)
     if record["digest"] != asked.digest():
         raise StateError(
-            f"{asked.folder} holds another comparison (other methods, seeds or settings); choose another name, or remove it. "
-            "Finished runs are in the cache and are not trained again."
+            f"{asked.folder} holds another comparison (other methods, seeds or settings); choose another name, or"
+            " remove it. Finished runs are in the cache and are not trained again."
         )
     return None
 
@@ -106,7 +114,10 @@ def read(folder: str | Path) -> Comparison:
     """
     folder = Path(folder)
     if not (folder / FILE).is_file():
-        raise StateError(f"there is no comparison in {str(folder)!r}: it has no {FILE}. `fedstrata compare` prints the folder at its end.")
+        raise StateError(
+            f"there is no comparison in {str(folder)!r}: it has no {FILE}. `fedstrata compare` prints the folder at its"
+            " end."
+        )
     record = _record(folder / FILE)
     try:
         _sound(record)
@@ -115,7 +126,9 @@ def read(folder: str | Path) -> Comparison:
         if isinstance(error, StateError):
             raise
         why = error if isinstance(error, UnsoundError) else repr(error)
-        raise StateError(f"{folder / FILE} is damaged ({why}); call the same `fedstrata compare` again: its runs are kept.") from error
+        raise StateError(
+            f"{folder / FILE} is damaged ({why}); call the same `fedstrata compare` again: its runs are kept."
+        ) from error
 
 
 class UnsoundError(ValueError):
@@ -144,11 +157,17 @@ def _record(path: Path) -> dict[str, Any]:
     try:
         record = _read(path)
     except WireError as error:
-        raise StateError(f"{path} is damaged: {error} Call the same `fedstrata compare` again: its runs are kept.") from error
+        raise StateError(
+            f"{path} is damaged: {error} Call the same `fedstrata compare` again: its runs are kept."
+        ) from error
     if not isinstance(record, dict):
-        raise StateError(f"{path} is damaged: it holds no JSON object. Call the same `fedstrata compare` again: its runs are kept.")
+        raise StateError(
+            f"{path} is damaged: it holds no JSON object. Call the same `fedstrata compare` again: its runs are kept."
+        )
     if record.get("format") != FORMAT:
-        raise StateError(f"{path} has format {record.get('format')!r}, and this version of fedstrata reads {FORMAT}; make it anew.")
+        raise StateError(
+            f"{path} has format {record.get('format')!r}, and this version of fedstrata reads {FORMAT}; make it anew."
+        )
     return record
 
 
@@ -162,7 +181,10 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
     if record["state"] == "finished":
         known = {(f["label"], f["seed"]) for f in record["failures"]} | results.keys()
         dropped = () if screening is None else screening["dropped"]
-        _refuse_gone(folder, [run for run in record["runs"] if (run["label"], run["seed"]) not in known and run["label"] not in dropped])
+        _refuse_gone(
+            folder,
+            [run for run in record["runs"] if (run["label"], run["seed"]) not in known and run["label"] not in dropped],
+        )
     return Comparison(
         entries=tuple(Entry(e["label"], e["method"], dict(e["settings"])) for e in record["entries"]),
         baseline=record["baseline"],
@@ -183,8 +205,9 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
 def _refuse_gone(folder: Path, gone: list[Any]) -> None:
     if gone:
         raise StateError(
-            f"{len(gone)} finished runs of {folder} are gone (the first lay in {os.path.normpath(folder / gone[0]['folder'])}); "
-            "put the cache back beside the comparison, or call the same `fedstrata compare` again."
+            f"{len(gone)} finished runs of {folder} are gone (the first lay in"
+            f" {os.path.normpath(folder / gone[0]['folder'])}); put the cache back beside the comparison, or call the"
+            " same `fedstrata compare` again."
         )
 
 
@@ -210,7 +233,11 @@ def machine() -> dict[str, str]:
 
 def _processor() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        found = re.search(
+            r"^model name\s*:\s*(.+)$",
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"),
+            re.MULTILINE,
+        )
     except OSError:
         found = None
     return found[1].strip() if found else platform.processor() or platform.machine()

@@ -16,9 +16,15 @@ from fedstrata.core.chain import Method, chain, name_of
 from fedstrata.core.piece import Piece
 from fedstrata.methods import method as parse_method
 
-OWN = tuple(key for key in KEYS if (key.startswith(("local.", "finetune.")) and key != "local.threads") or key in ("schedule", "weighting", "bn"))
-"""Settings that competitors may have of their own: how a client trains and how clients are averaged. All others say what everybody trains on,
-from which weights, who takes part and how it is measured; they are the same for all, or no difference would speak of the method."""
+OWN = tuple(
+    key
+    for key in KEYS
+    if (key.startswith(("local.", "finetune.")) and key != "local.threads") or key in ("schedule", "weighting", "bn")
+)
+"""Settings that competitors may have of their own: how a client trains and how clients are averaged. All others say
+what everybody trains on,
+from which weights, who takes part and how it is measured; they are the same for all, or no difference would speak of
+the method."""
 
 LABEL = 40  # characters of a label
 _SETTING = re.compile(r"(?:^|(?<=\s))[A-Za-z_][A-Za-z0-9_.]*=")
@@ -47,18 +53,26 @@ def rivals(methods: Sequence[str | Piece | Method], base: Config) -> tuple[Rival
     """Competitors in the order given.
 
     Args:
-        methods: pieces, or texts ``"fedprox(mu=0.1) + fedavgm | local.lr=0.05 local.epochs=2"``: after the bar stand settings of its own (OWN).
+        methods: pieces, or texts ``"fedprox(mu=0.1) + fedavgm | local.lr=0.05 local.epochs=2"``: after the bar stand
+            settings of its own (OWN).
         base: the configuration of all.
     Raises:
-        ConfigError: none at all, an unknown method or key, a setting that must be the same for all, or the same competitor twice.
+        ConfigError: none at all, an unknown method or key, a setting that must be the same for all, or the same
+            competitor twice.
     """
     if isinstance(methods, str | Piece | Method):
         methods = [methods]
     if not methods:
-        raise ConfigError('there is no method to compare; give some: --methods "fedavg" "fedprox(mu=0.01)". `fedstrata list methods` shows all.')
+        raise ConfigError(
+            'there is no method to compare; give some: --methods "fedavg" "fedprox(mu=0.01)". `fedstrata list methods`'
+            " shows all."
+        )
     read = [_read(method) for method in methods]
     labels = _labels([(text, method, own) for text, method, own, _ in read])
-    found = tuple(Rival(Entry(label, text, own), method, given) for label, (text, method, own, given) in zip(labels, read, strict=True))
+    found = tuple(
+        Rival(Entry(label, text, own), method, given)
+        for label, (text, method, own, given) in zip(labels, read, strict=True)
+    )
     _refuse_twins(found, base)
     return found
 
@@ -72,9 +86,13 @@ def _read(given: str | Piece | Method) -> tuple[str, Method, dict[str, Any], boo
     text, bar, rest = given.partition("|")
     text = " ".join(text.split())
     if not text:
-        raise ConfigError(f"{given!r} names no method; write one, such as fedavg{' | ' + rest.strip() if rest.strip() else ''}.")
+        raise ConfigError(
+            f"{given!r} names no method; write one, such as fedavg{' | ' + rest.strip() if rest.strip() else ''}."
+        )
     if bar and not rest.strip():
-        raise ConfigError(f"{given!r} has a bar, but no settings after it; write fedavg | local.lr=0.05, or leave the bar out.")
+        raise ConfigError(
+            f"{given!r} has a bar, but no settings after it; write fedavg | local.lr=0.05, or leave the bar out."
+        )
     try:
         return text, parse_method(text), own_settings(rest), False
     except FedstrataError as error:
@@ -91,18 +109,23 @@ def own_settings(text: str) -> dict[str, Any]:
     for key in own:
         if key not in OWN:
             raise ConfigError(
-                f"{key} must be the same for all methods of a comparison, or their runs are no pairs; set it beside --methods. "
-                f"A method may have of its own: {', '.join(OWN)}."
+                f"{key} must be the same for all methods of a comparison, or their runs are no pairs; set it beside"
+                f" --methods. A method may have of its own: {', '.join(OWN)}."
             )
     return own
 
 
 def split_settings(text: str) -> list[str]:
-    """``"local.lr=0.05 schedule=warmup(rounds=5) + cosine"`` as its settings; a value ends where the next ``name=`` begins outside brackets."""
+    """``"local.lr=0.05 schedule=warmup(rounds=5) + cosine"`` as its settings.
+
+    A value ends where the next ``name=`` begins outside brackets.
+    """
     starts = [m.start() for m in _SETTING.finditer(text) if _depth(text[: m.start()]) == 0]
     if text.strip() and (not starts or text[: starts[0]].strip()):
         word = text.split(maxsplit=1)[0]
-        raise ConfigError(f"{word!r} is not key=value; settings after the bar are written like local.lr=0.05 local.epochs=2.")
+        raise ConfigError(
+            f"{word!r} is not key=value; settings after the bar are written like local.lr=0.05 local.epochs=2."
+        )
     return [text[a:b].strip() for a, b in pairwise([*starts, len(text)])]
 
 
@@ -111,9 +134,15 @@ def _depth(text: str) -> int:
 
 
 def _labels(read: Sequence[tuple[str, Method, Mapping[str, Any]]]) -> list[str]:
-    """Short texts that differ: the whole text where it is short, otherwise the names of the pieces; numbered where they would be equal."""
+    """Short texts that differ: the whole text where it is short, otherwise the names of the pieces.
+
+    Numbered where they would be equal.
+    """
     texts = [text + (" | " + " ".join(f"{k}={v}" for k, v in own.items()) if own else "") for text, _, own in read]
-    short = [t if len(t) <= LABEL else _cut(_names(method) + (" | …" if own else "")) for t, (_, method, own) in zip(texts, read, strict=True)]
+    short = [
+        t if len(t) <= LABEL else _cut(_names(method) + (" | …" if own else ""))
+        for t, (_, method, own) in zip(texts, read, strict=True)
+    ]
     labels: list[str] = []
     for text in short:
         number, label = 1, text
@@ -138,7 +167,10 @@ def _refuse_twins(found: Sequence[Rival], base: Config) -> None:
     for rival in found:
         meant = rival.config(base, 0).replace(method="fedavg").digest() + str(rival.method)
         if meant in seen:
-            raise ConfigError(f"{rival.entry.method!r} and {seen[meant]!r} are the same competitor; give it once, or one of them other settings.")
+            raise ConfigError(
+                f"{rival.entry.method!r} and {seen[meant]!r} are the same competitor; give it once, or one of them"
+                " other settings."
+            )
         seen[meant] = rival.entry.method
 
 
@@ -155,12 +187,16 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ConfigError(f"seed {seed!r} is not a whole number of at least 0; write --seeds 0 1 2.")
         if seeds.count(seed) > 1:
-            raise ConfigError(f"seed {seed} is given {seeds.count(seed)} times; a run that is counted twice is no second run. Give each seed once.")
+            raise ConfigError(
+                f"seed {seed} is given {seeds.count(seed)} times; a run that is counted twice is no second run. Give"
+                " each seed once."
+            )
     return seeds
 
 
 def baseline_of(found: Sequence[Rival], wanted: str | None) -> str:
-    """The label that differences are taken to: as given (label or method), otherwise fedavg where it takes part, otherwise the first.
+    """The label that differences are taken to: as given (label or method), otherwise fedavg where it takes part,
+    otherwise the first.
 
     Raises:
         ConfigError: it is not among the competitors.
@@ -172,7 +208,9 @@ def baseline_of(found: Sequence[Rival], wanted: str | None) -> str:
     hits = [r.entry.label for r in found if wanted in (r.entry.label, r.entry.method)]
     if len(hits) != 1:
         why = "is not among the methods" if not hits else "means several of the methods"
-        raise ConfigError(f"baseline {wanted!r} {why}: {', '.join(labels)}.{suggestion(wanted, labels) if not hits else ''}")
+        raise ConfigError(
+            f"baseline {wanted!r} {why}: {', '.join(labels)}.{suggestion(wanted, labels) if not hits else ''}"
+        )
     return hits[0]
 
 

@@ -29,7 +29,7 @@ from fedstrata.trackers import NONE
 LOG = "children.log"
 
 
-class Halted(Exception):  # noqa: N818  # not an error: somebody asked for it
+class Halted(Exception):  # not an error: somebody asked for it
     """The comparison was asked to stop; every run is kept up to its last round.
 
     Attributes:
@@ -64,7 +64,15 @@ class Grid:
 
     def write(self, state: str, screening: Screening | None = None) -> None:
         """Keep it in comparison.json."""
-        comparison_file.write(self.asked, self.jobs, self.facts, state, failures=self.failures, side_by_side=self.together, screening=screening)
+        comparison_file.write(
+            self.asked,
+            self.jobs,
+            self.facts,
+            state,
+            failures=self.failures,
+            side_by_side=self.together,
+            screening=screening,
+        )
 
     @property
     def together(self) -> int:
@@ -76,7 +84,8 @@ class Grid:
         return [job for job in self.jobs.values() if job.label in labels]
 
 
-# ---- before -----------------------------------------------------------------------------------------------------------------------------------
+# ---- before
+# -----------------------------------------------------------------------------------------------------------------------------------
 
 
 def prepare(asked: Contest, *, here: bool = False) -> Grid:
@@ -89,7 +98,9 @@ def prepare(asked: Contest, *, here: bool = False) -> Grid:
     federation = asked.own.federation or shelf.federation(asked.config.replace(seed=asked.seeds[0]))
     _refuse_accuracy(asked, federation)
     parts = {rival.entry.label: asked.parts(rival, federation) for rival in asked.rivals}
-    outsides = {rival.entry.label: outside(asked, parts[rival.entry.label], given=rival.given) for rival in asked.rivals}
+    outsides = {
+        rival.entry.label: outside(asked, parts[rival.entry.label], given=rival.given) for rival in asked.rivals
+    }
     facts = facts_of(federation)
     for seed in asked.seeds:
         federation = asked.own.federation or shelf.federation(asked.config.replace(seed=seed))
@@ -107,8 +118,8 @@ def _refuse_accuracy(asked: Contest, federation: Federation) -> None:
     """
     if asked.config.stop.accuracy is not None and federation.task.kind != "classification":
         raise ConfigError(
-            f"an accuracy of {asked.config.stop.accuracy} is to end runs, and {asked.config.data} is a {federation.task.kind}, which has none; "
-            "leave --target-accuracy (stop.accuracy) out, or give a budget."
+            f"an accuracy of {asked.config.stop.accuracy} is to end runs, and {asked.config.data} is a"
+            f" {federation.task.kind}, which has none; leave --target-accuracy (stop.accuracy) out, or give a budget."
         )
 
 
@@ -132,7 +143,8 @@ def _free(place: Path, method: str, seed: int) -> Path:
     return place / f"{stem}-{number}"
 
 
-# ---- making runs --------------------------------------------------------------------------------------------------------------------------------
+# ---- making runs
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 class Works:
@@ -163,18 +175,28 @@ class Works:
 
 @contextmanager
 def works(
-    asked: Contest, console: Console, *, plain: bool = False, stop: Callable[[], bool] = lambda: False, observers: Observers = ()
+    asked: Contest,
+    console: Console,
+    *,
+    plain: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    observers: Observers = (),
 ) -> Iterator[Works]:
     """Everything that makes runs, for as long as they are made.
 
     Raises:
-        FedstrataError: what cannot be meant, or a folder that another comparison uses or is kept in; nothing was trained.
+        FedstrataError: what cannot be meant, or a folder that another comparison uses or is kept in; nothing was
+            trained.
     """
     aside = comparison_file.refuse_another(asked)
     grid = prepare(asked, here=bool(observers))
     make_folder(asked.folder)
     with lock(asked.folder):
-        grid.done = {job.id for job in grid.jobs.values() if job.key is not None and run_cache.look(job.folder, job.key).state == "finished"}
+        grid.done = {
+            job.id
+            for job in grid.jobs.values()
+            if job.key is not None and run_cache.look(job.folder, job.key).state == "finished"
+        }
         grid.write("running")
         with board(console, list(grid.jobs), asked.config.rounds, plain=plain) as shown:
             _opening(grid, shown)

@@ -61,10 +61,14 @@ class Shelf:
 
 
 def unchanged(what: str, asked: str, found: str) -> None:
-    """Refuse runs on other data, or by other code, than the comparison was asked with: they would be no pairs with the others.
+    """Refuse runs on other data, or by other code, than the comparison was asked with: they would be no pairs with the
+    others.
 
     Raises:
         StateError: it is another.
     """
     if asked != found:
-        raise StateError(f"the {what} changed while the comparison ran, so this run would not be comparable with the others; call it again.")
+        raise StateError(
+            f"the {what} changed while the comparison ran, so this run would not be comparable with the others; call it"
+            " again."
+        )

@@ -1,4 +1,6 @@
-"""Runs in this process, one after the other: for data, models and pieces that were made in Python, and for observers of every event."""
+"""Runs in this process, one after the other: for data, models and pieces that were made in Python, and for observers of
+every event.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ from fedstrata.runs.run import Stopped, resume, run
 
 
 def outside(asked: Contest, parts: Parts, *, given: bool) -> str | None:
-    """What identifies the part of a run that is not ours: source and settings of the pieces; None where nothing does, as for a module."""
+    """What identifies the part of a run that is not ours: source and settings of the pieces.
+
+    None where nothing does, as for a module.
+    """
     if asked.own.module is not None:
         return None
     source = run_cache.guests(parts.config, parts.method, parts.measures.values())
@@ -54,7 +59,15 @@ class Here:
         log: file for where a piece failed.
     """
 
-    def __init__(self, asked: Contest, tell: Tell, stop: Callable[[], bool], observers: Observers, tick: Callable[[], None], log: Path) -> None:
+    def __init__(
+        self,
+        asked: Contest,
+        tell: Tell,
+        stop: Callable[[], bool],
+        observers: Observers,
+        tick: Callable[[], None],
+        log: Path,
+    ) -> None:
         self.asked, self.tell, self.stop, self.observers, self.tick, self.log = asked, tell, stop, observers, tick, log
         self.theirs: Exception | None = None  # of an observer: it ends the comparison
         self.shelf = Shelf()
@@ -85,7 +98,9 @@ class Here:
                 raise
             with self.log.open("a", encoding="utf-8") as log:
                 traceback.print_exc(file=log)
-            return Outcome("failed", reason(error))  # a piece of the user's own may raise anything; the other runs go on
+            return Outcome(
+                "failed", reason(error)
+            )  # a piece of the user's own may raise anything; the other runs go on
         return Outcome("finished")
 
     def _make(self, job: Job) -> None:
@@ -107,7 +122,10 @@ class Here:
         rival = next(r for r in self.asked.rivals if r.entry.label == job.label)
         own = self.asked.own
         given: dict[str, Any] = {"module": own.module, "method": rival.method if rival.given else None}
-        more: dict[str, Any] = {"observers": tuple(map(self._told, (*self.observers, self._watch(job)))), "stop": self._pause(job)}
+        more: dict[str, Any] = {
+            "observers": tuple(map(self._told, (*self.observers, self._watch(job)))),
+            "stop": self._pause(job),
+        }
         self.done = 0
         if begun:
             try:

@@ -19,7 +19,8 @@ class Job:
         label, seed: whose.
         config: every key, flat.
         folder, key: its place, and what it is found by in the cache; None for a run that is not cached.
-        data, code: fingerprint of the federation and version of the code that the comparison was asked with; its runs have the same.
+        data, code: fingerprint of the federation and version of the code that the comparison was asked with; its runs
+            have the same.
         until: rounds after which it pauses, None for the whole run.
     """
 
@@ -53,4 +54,6 @@ def reason(error: Exception) -> str:
 
 
 Tell: TypeAlias = Callable[[Job, Mapping[str, Any]], None]
-"""Told what happens in a run: {"event": "started" | "round" | "waiting" | "aside" | "again" | "finished" | "paused" | "stopped" | "failed", ...}."""
+"""Told what happens in a run: {"event": "started" | "round" | "waiting" | "aside" | "again" | "finished" | "paused" |
+"stopped" | "failed", ...}.
+"""

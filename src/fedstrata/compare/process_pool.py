@@ -1,4 +1,7 @@
-"""Runs side by side in processes of their own. One that dies is tried once more, from its checkpoint; the others go on."""
+"""Runs side by side in processes of their own. One that dies is tried once more, from its checkpoint.
+
+The others go on.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Worker:
 
     def __init__(self, log: Path) -> None:
         with log.open("ab") as errors:
-            self.process = subprocess.Popen(  # noqa: S603  # our own interpreter
+            self.process = subprocess.Popen(  # our own interpreter
                 [sys.executable, "-m", "fedstrata.compare.process_worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -40,11 +43,19 @@ class Worker:
     def give(self, job: Job, executor: str, workers: int, together: int) -> None:
         """Send a job; a child that is gone is noticed by the end of its output."""
         self.job = job
-        order = {"job": f"{job.seed} {job.label}", "config": dict(job.config), "folder": str(job.folder), "key": job.key, "until": job.until}
+        order = {
+            "job": f"{job.seed} {job.label}",
+            "config": dict(job.config),
+            "folder": str(job.folder),
+            "key": job.key,
+            "until": job.until,
+        }
         order |= {"data": job.data, "code": job.code}
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps(order | {"executor": executor, "workers": workers, "together": together}).encode() + b"\n")
+            self.process.stdin.write(
+                json.dumps(order | {"executor": executor, "workers": workers, "together": together}).encode() + b"\n"
+            )
             self.process.stdin.flush()
         except OSError:
             return
@@ -86,7 +97,9 @@ class Pool:
         tick: called often, for whoever draws.
     """
 
-    def __init__(self, room: Room, log: Path, tell: Tell, stop: Callable[[], bool], tick: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, room: Room, log: Path, tell: Tell, stop: Callable[[], bool], tick: Callable[[], None] = lambda: None
+    ) -> None:
         self.room, self.log, self.tell, self.stop, self.tick = room, log, tell, stop, tick
         self.workers: list[Worker] = []
         self.started = 0
@@ -165,8 +178,12 @@ class Pool:
             return Outcome(message["event"], message.get("why", ""))
         return None
 
-    def _died(self, worker: Worker, job: Job, waiting: deque[Job], tries: dict[Id, int], ended: dict[Id, Outcome]) -> None:
-        why = _reason(worker.end(GRACE))  # its output ends a moment before it does: a kill now would be told as the reason
+    def _died(
+        self, worker: Worker, job: Job, waiting: deque[Job], tries: dict[Id, int], ended: dict[Id, Outcome]
+    ) -> None:
+        why = _reason(
+            worker.end(GRACE)
+        )  # its output ends a moment before it does: a kill now would be told as the reason
         tries[job.id] = tries.get(job.id, 0) + 1
         if self.stop():
             ended[job.id] = Outcome("stopped")

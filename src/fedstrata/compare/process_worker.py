@@ -1,7 +1,8 @@
-"""A process that makes runs for a comparison: jobs come as JSON lines on stdin, what happens goes as JSON lines to stdout.
+"""A process that makes runs for a comparison: jobs come as JSON lines on stdin, what happens goes as JSON lines to
+stdout.
 
-It serves one job after the other, so that PyTorch and the data are loaded once for many runs. SIGTERM ends the run at hand after its round,
-with a checkpoint; so does the death of the process that started it.
+It serves one job after the other, so that PyTorch and the data are loaded once for many runs. SIGTERM ends the run at
+hand after its round, with a checkpoint; so does the death of the process that started it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Stop:
     def __init__(self, parent: int) -> None:
         self.asked, self.parent = False, parent
         signal.signal(signal.SIGTERM, self._on)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent says when to stop
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # Ctrl-C reaches all processes of a terminal; the parent says when to stop
 
     def _on(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
@@ -62,7 +65,9 @@ class Child:
     def tell(self, event: str, **more: Any) -> None:
         """One line to the parent; a parent that is gone is no reason to fail, as the run still has to be kept."""
         try:
-            print(json.dumps({"job": self.job["job"], "event": event, **more}, allow_nan=False), file=self.out, flush=True)
+            print(
+                json.dumps({"job": self.job["job"], "event": event, **more}, allow_nan=False), file=self.out, flush=True
+            )
         except OSError:
             self.stop.asked = True
 
@@ -80,7 +85,7 @@ class Child:
             self.tell("stopped" if self.stop() else "paused")
         except FedstrataError as error:
             self.tell("failed", why=str(error))
-        except Exception as error:  # noqa: BLE001  # a piece of the user's own may raise anything; the other runs go on
+        except Exception as error:  # a piece of the user's own may raise anything; the other runs go on  # noqa: BLE001
             traceback.print_exc()
             self.tell("failed", why=reason(error))
 
@@ -139,13 +144,18 @@ class Child:
             self.tell("started", first=event.first, rounds=event.rounds, executor=event.executor, workers=event.workers)
         elif isinstance(event, RoundDone):
             self.done = int(event.row["round"]) + 1
-            shown = {key: event.row.get(key) for key in ("accuracy", "personal", "validation", "seconds", "eval_seconds")}
+            shown = {
+                key: event.row.get(key) for key in ("accuracy", "personal", "validation", "seconds", "eval_seconds")
+            }
             self.tell("round", done=self.done, pid=os.getpid(), peak=peak(), **shown)
 
 
 @contextmanager
 def _place(folder: Path, tell: Callable[..., None], stop: Stop) -> Iterator[bool]:
-    """Hold the place of a run, after waiting for other processes to leave it; False where it was asked to stop before."""
+    """Hold the place of a run, after waiting for other processes to leave it.
+
+    False where it was asked to stop before.
+    """
     told = False
     with ExitStack() as stack:
         while not stop():
@@ -165,7 +175,9 @@ def _place(folder: Path, tell: Callable[..., None], stop: Stop) -> Iterator[bool
 
 def peak() -> int:
     """Largest resident memory so far (bytes), of this process and the largest of its ended workers."""
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    kilobytes = (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    )
     return int(kilobytes) * (1 if sys.platform == "darwin" else 1024)
 
 

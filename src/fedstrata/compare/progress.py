@@ -82,7 +82,10 @@ class Board:
             cell.state = "waiting for another process"
             self.say(f"{name}: waiting, as {message['why']}")
         elif event == "aside":
-            self.say(f"{name}: the cached run was damaged ({message['why']}); it lies in {message['place']}, and the run starts anew")
+            self.say(
+                f"{name}: the cached run was damaged ({message['why']}); it lies in {message['place']}, and the run"
+                " starts anew"
+            )
         elif event == "again":
             cell.state = "waiting"
             self.say(f"{name}: {message['why']}")
@@ -93,7 +96,11 @@ class Board:
         cell.done = message["done"]
         cell.spent += (message["seconds"] or 0.0) + (message["eval_seconds"] or 0.0)
         cell.measured += 1
-        scores = [f"{key} {number(message[key])}" for key in ("accuracy", "personal", "validation") if message.get(key) is not None]
+        scores = [
+            f"{key} {number(message[key])}"
+            for key in ("accuracy", "personal", "validation")
+            if message.get(key) is not None
+        ]
         cell.score = "  ".join(scores) or cell.score
 
     def _ended(self, cell: Cell, name: str, message: Mapping[str, Any]) -> None:
@@ -114,7 +121,11 @@ class Board:
                 self.table.update(self.view(), refresh=True)
                 self.drawn = now
         elif now - self.said > HEARTBEAT:
-            running = [f"{label} s{seed} {c.done}/{c.rounds}" for (label, seed), c in self.cells.items() if c.state == "running"]
+            running = [
+                f"{label} s{seed} {c.done}/{c.rounds}"
+                for (label, seed), c in self.cells.items()
+                if c.state == "running"
+            ]
             if running:
                 self.say(f"still at: {', '.join(running)}{self._left()}")
             self.said = now

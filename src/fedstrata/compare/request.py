@@ -127,7 +127,9 @@ def contest(
     base = Contest(found, seeds, baseline_of(found, baseline), config, budget, "", audited, side_by_side, own or Own())
     run_cache.check_out(Path(config.out))
     check_track(config.track)
-    if side_by_side is not None and (isinstance(side_by_side, bool) or not isinstance(side_by_side, int) or not 1 <= side_by_side <= 1024):
+    if side_by_side is not None and (
+        isinstance(side_by_side, bool) or not isinstance(side_by_side, int) or not 1 <= side_by_side <= 1024
+    ):
         raise ConfigError(f"side-by-side is {side_by_side}; it is a number of runs from 1 to 1024, or is left out.")
     return replace(base, command=command if command is not None else command_of(base))
 
@@ -149,7 +151,10 @@ def budgeted(config: Config, budget: Budget | None) -> tuple[Config, Budget | No
         return config.replace(**{f"stop.{budget.kind}": amount}), replace(budget, amount=amount)
     if len(there) > 1:
         said = " and ".join(f"stop.{kind}={value}" for kind, value in there.items())
-        raise ConfigError(f"{said} are two ends of a run; a comparison has one, or nobody could tell which one a method met. Leave out the others.")
+        raise ConfigError(
+            f"{said} are two ends of a run; a comparison has one, or nobody could tell which one a method met. Leave"
+            " out the others."
+        )
     return config, next((Budget(kind, value) for kind, value in there.items()), None)
 
 
@@ -164,7 +169,10 @@ def share(screen: float) -> float | None:
     if screen is True:
         return 0.25
     if not isinstance(screen, int | float) or not 0 < screen <= 1:
-        raise ConfigError(f"screen is {screen}; it is the share of the dropped methods that is trained to the end anyhow, above 0 and at most 1.")
+        raise ConfigError(
+            f"screen is {screen}; it is the share of the dropped methods that is trained to the end anyhow, above 0 and"
+            " at most 1."
+        )
     return float(screen)
 
 
@@ -177,12 +185,17 @@ def check_target(target: float | None) -> Budget | None:
     if target is None:
         return None
     if isinstance(target, bool) or not isinstance(target, int | float) or not 0 < target <= 1:
-        raise ConfigError(f"target accuracy is {target}; it is a share of right answers, above 0 and at most 1, for example 0.8.")
+        raise ConfigError(
+            f"target accuracy is {target}; it is a share of right answers, above 0 and at most 1, for example 0.8."
+        )
     return Budget("accuracy", float(target))
 
 
 def command_of(asked: Contest, verb: str = "compare") -> str:
-    """The command that asks for this comparison; "" where pieces, data or model came from Python, which no command can say."""
+    """The command that asks for this comparison.
+
+    "" where pieces, data or model came from Python, which no command can say.
+    """
     if any(r.given for r in asked.rivals) or asked.own != Own():
         return ""
     said = differences(asked.config)
@@ -208,10 +221,14 @@ def _word(value: Any) -> str:
 
 
 def only_here(asked: Contest, parts: Mapping[str, Parts]) -> bool:
-    """Whether some run needs what only this process has: objects, or names that were registered here and are no plug-ins."""
+    """Whether some run needs what only this process has: objects, or names that were registered here and are no
+    plug-ins.
+    """
     if asked.own != Own() or any(r.given for r in asked.rivals):
         return True
-    return any(not ours(thing) and name not in installed(kind) for kind, name, thing in _used(asked.config, parts.values()))
+    return any(
+        not ours(thing) and name not in installed(kind) for kind, name, thing in _used(asked.config, parts.values())
+    )
 
 
 def ours(thing: object) -> bool:

@@ -11,7 +11,9 @@ import psutil
 from fedstrata.common.units import size
 from fedstrata.config.config import Config
 
-GROWTH = 2  # until a run has told its peak, it is taken to need this much of what the parent, with the same data, has now
+GROWTH = (
+    2  # until a run has told its peak, it is taken to need this much of what the parent, with the same data, has now
+)
 RESERVE = 1.1  # what must be free for another run, in units of what it needs
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -20,8 +22,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 class Room:
     """Cores and memory, and what runs have needed so far.
 
-    Whole runs side by side serve the cores better than clients side by side, as nothing waits at the end of a round; workers are only given
-    out where there are fewer runs than cores. An executor or a number of workers that is configured is kept.
+    Whole runs side by side serve the cores better than clients side by side, as nothing waits at the end of a round;
+    workers are only given out where there are fewer runs than cores. An executor or a number of workers that is
+    configured is kept.
 
     Attributes:
         config: of all runs.
@@ -33,7 +36,11 @@ class Room:
 
     config: Config
     wanted: int | None = None
-    cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    cores: int = field(
+        default_factory=lambda: (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        )
+    )
     needed: int = 0
     limit: int | None = None
     note: str = ""
@@ -56,12 +63,17 @@ class Room:
         return executor, 1 if executor == "loop" else workers
 
     def together(self, left: int) -> int:
-        """How many runs share the machine while ``left`` are not finished; memory counts as far as it is known by then."""
+        """How many runs share the machine while ``left`` are not finished.
+
+        Memory counts as far as it is known by then.
+        """
         return min(self.slots, left, self.limit or left)
 
     @property
     def _timed(self) -> bool:
-        """Whether seconds decide the result: then all runs must have the same share of the machine, whatever is left."""
+        """Whether seconds decide the result: then all runs must have the same share of the machine, whatever is
+        left.
+        """
         return self.config.stop.seconds is not None
 
     def fits(self, peaks: list[int]) -> bool:

@@ -33,25 +33,58 @@ SEALED = ("config.toml", MANIFEST, "rounds.jsonl", "summary.json", "model.safete
 
 DECIDES = frozenset(
     (
-        *("backends", "client", "common", "config", "core", "data", "diagnostics", "engine", "methods", "models", "runs"),
+        *(
+            "backends",
+            "client",
+            "common",
+            "config",
+            "core",
+            "data",
+            "diagnostics",
+            "engine",
+            "methods",
+            "models",
+            "runs",
+        ),
         *("storage", "wire"),
     )
 )
-"""Folders of the package whose source may change what a run comes to: a change in one of them makes every cached run an old one."""
+"""Folders of the package whose source may change what a run comes to: a change in one of them makes every cached run an
+old one.
+"""
 
 APART = frozenset(
     (
-        *("__init__", "__main__", "_version", "analysis", "api", "bench", "citations", "cli", "compare", "doctor", "inference"),
+        *(
+            "__init__",
+            "__main__",
+            "_version",
+            "analysis",
+            "api",
+            "bench",
+            "citations",
+            "cli",
+            "compare",
+            "doctor",
+            "inference",
+        ),
         *("report", "studies", "templates", "testing", "trackers"),
     )
 )
-"""Folders that start runs, look at them or write about them. Every folder stands in one of the two sets; a test holds that."""
+"""Folders that start runs, look at them or write about them. Every folder stands in one of the two sets.
+
+A test holds that.
+"""
 
 
 @lru_cache(maxsize=4)
 def code_version(package: Path = PACKAGE) -> str:
-    """SHA-256 (hex) over the source files that decide results, and the versions of the libraries that do the arithmetic."""
-    files = [file for file in sorted(package.rglob("*.py")) if file.relative_to(package).with_suffix("").parts[0] in DECIDES]
+    """SHA-256 (hex) over the source files that decide results, and the versions of the libraries that do the
+    arithmetic.
+    """
+    files = [
+        file for file in sorted(package.rglob("*.py")) if file.relative_to(package).with_suffix("").parts[0] in DECIDES
+    ]
     libraries = f"torch {torch.__version__} numpy {np.__version__} python {sys.version_info[0]}.{sys.version_info[1]}"
     return _sources(files, package, libraries)
 
@@ -66,7 +99,8 @@ def _sources(files: Iterable[Path], root: Path, start: str) -> str:
 def guests(config: Config, method: Method, measures: Iterable[object] = ()) -> str | None:
     """SHA-256 over the source of what a run uses from other packages: pieces, model, measures; "" where all is ours.
 
-    A package counts as a whole, a single module by its file. None where there is no source to be found, as in an interactive session.
+    A package counts as a whole, a single module by its file. None where there is no source to be found, as in an
+    interactive session.
     """
     used = {type(piece).__module__ for piece in method.pieces} | {type(measure).__module__ for measure in measures}
     if config.model != "auto":
@@ -106,7 +140,8 @@ def stem(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:60].strip("-")
 
 
-# ---- what lies there ------------------------------------------------------------------------------------------------------------------------
+# ---- what lies there
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -150,12 +185,18 @@ def _no_file(path: Path) -> bool:
 
 
 def seal(folder: Path, key: str, together: int = 1) -> None:
-    """Say that the run is finished, what its files must be from now on, and how many runs shared the machine with it, itself among them."""
+    """Say that the run is finished, what its files must be from now on, and how many runs shared the machine with it,
+    itself among them.
+    """
     files = {}
     for name in SEALED:
         content = bytes(read_file(folder / name))
         files[name] = [hashlib.sha256(content).hexdigest(), len(content)]
-    write_file(folder / SEAL, [(json.dumps({"key": key, "together": together, "files": files}, indent=1) + "\n").encode()], "seal")
+    write_file(
+        folder / SEAL,
+        [(json.dumps({"key": key, "together": together, "files": files}, indent=1) + "\n").encode()],
+        "seal",
+    )
     sync_folder(folder)
 
 

@@ -1,4 +1,6 @@
-"""Successive halving: all methods for a while, the better half for longer, and an audit of how often that drops the wrong ones."""
+"""Successive halving: all methods for a while, the better half for longer, and an audit of how often that drops the
+wrong ones.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,21 @@ def rungs(asked: Contest) -> tuple[int, ...]:
     """
     config = asked.config
     if not config.validation and asked.own.federation is None:
-        raise ConfigError("screening drops methods by clients' validation data, and validation is 0; set validation=0.2 or leave --screen out.")
+        raise ConfigError(
+            "screening drops methods by clients' validation data, and validation is 0; set validation=0.2 or leave"
+            " --screen out."
+        )
     found = tuple(sorted({config.rounds // part for part in SHARES} - {0}))
     if config.rounds < max(SHARES):
-        raise ConfigError(f"screening looks at a quarter and a half of {config.rounds} rounds; use rounds=4 or more, or leave --screen out.")
+        raise ConfigError(
+            f"screening looks at a quarter and a half of {config.rounds} rounds; use rounds=4 or more, or leave"
+            " --screen out."
+        )
     if config.eval.every > found[0]:
-        raise ConfigError(f"screening looks at round {found[0]}, and eval.every is {config.eval.every}; use eval.every={found[0]} or less.")
+        raise ConfigError(
+            f"screening looks at round {found[0]}, and eval.every is {config.eval.every}; use eval.every={found[0]} or"
+            " less."
+        )
     return found
 
 
@@ -63,7 +74,9 @@ def screened(works: Works) -> Screening:
         alive = kept[rung]
     works.make(grid.of([*alive, *audited]))
     final = {label: score for label in (*alive, *audited) if (score := best_score(grid, label)) is not None}
-    wrongly = [label for label in audited if label in final and _wrongly(label, kept[dropped[label]], final, asked.baseline)]
+    wrongly = [
+        label for label in audited if label in final and _wrongly(label, kept[dropped[label]], final, asked.baseline)
+    ]
     return judged(tuple(kept), dropped, [label for label in audited if label in final], wrongly)
 
 
@@ -90,37 +103,51 @@ def audit(gone: Sequence[str], share: float, seed: int, rung: int) -> list[str]:
 
 
 def score_at(grid: Grid, label: str, rung: int) -> float:
-    """Mean over seeds of the last validation score up to a round; a run whose budget ended it before counts with its last one."""
+    """Mean over seeds of the last validation score up to a round.
+
+    A run whose budget ended it before counts with its last one.
+    """
     scores = [(validation_scores(Result.read(job.folder).rounds[:rung]) or [-math.inf])[-1] for job in grid.of([label])]
     return sum(scores) / len(scores)
 
 
 def validation_scores(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Scores on clients' validation data in the rounds that were evaluated, larger is better; a score that was not finite is left out."""
+    """Scores on clients' validation data in the rounds that were evaluated, larger is better.
+
+    A score that was not finite is left out.
+    """
     return [row["validation"] for row in rows if row.get("validation") is not None]
 
 
 def best_score(grid: Grid, label: str) -> float | None:
     """Mean over seeds of the best validation score of the whole run; None where a run is missing.
 
-    It is the score that chooses a run's round, so choices are judged by what they were made by, and the test is not looked at.
+    It is the score that chooses a run's round, so choices are judged by what they were made by, and the test is not
+    looked at.
     """
     ids = [job.id for job in grid.of([label])]
     if any(id_ not in grid.done for id_ in ids):
         return None
-    return sum(max(validation_scores(Result.read(grid.jobs[id_].folder).rounds), default=-math.inf) for id_ in ids) / len(ids)
+    return sum(
+        max(validation_scores(Result.read(grid.jobs[id_].folder).rounds), default=-math.inf) for id_ in ids
+    ) / len(ids)
 
 
 def _wrongly(label: str, kept: Sequence[str], final: Mapping[str, float], baseline: str) -> bool:
-    """Whether a dropped one ends above the lowest of those that were kept instead, as far as these were trained to the end.
+    """Whether a dropped one ends above the lowest of those that were kept instead, as far as these were trained to the
+    end.
 
     The baseline is kept whatever it scores, so it is no measure here unless it stands alone.
     """
-    known = [final[other] for other in kept if other in final and other != baseline] or [final[other] for other in kept if other in final]
+    known = [final[other] for other in kept if other in final and other != baseline] or [
+        final[other] for other in kept if other in final
+    ]
     return bool(known) and final[label] > min(known)
 
 
-def judged(at: tuple[int, ...], dropped: Mapping[str, int], audited: Sequence[str], wrongly: Sequence[str]) -> Screening:
+def judged(
+    at: tuple[int, ...], dropped: Mapping[str, int], audited: Sequence[str], wrongly: Sequence[str]
+) -> Screening:
     """The share of wrongly dropped methods with its 95 % interval (Clopper and Pearson 1934, the exact one)."""
     if not audited:
         return Screening(at, dict(dropped))

@@ -36,7 +36,9 @@ SEEDS = 3  # of the comparison that is proposed
 
 @dataclass(frozen=True)
 class Vary:
-    """One thing to try: a setting (``local.lr``) of all methods, or an argument (``fedprox.mu``) of those that have the piece."""
+    """One thing to try: a setting (``local.lr``) of all methods, or an argument (``fedprox.mu``) of those that have the
+    piece.
+    """
 
     key: str
     values: tuple[str, ...]
@@ -58,7 +60,8 @@ class Trial:
     Attributes:
         method: with its settings, as written after ``--methods``.
         values: by varied key.
-        score: mean over seeds of the best validation score over the evaluated rounds, larger is better; None where it failed.
+        score: mean over seeds of the best validation score over the evaluated rounds, larger is better; None where it
+            failed.
         why: it failed.
     """
 
@@ -126,8 +129,8 @@ def sweep(
     Args:
         methods: texts, as for :func:`fedstrata.compare.compare`.
         vary: ``"local.lr=0.01,0.03,0.1"`` for all methods, ``"fedprox.mu=0.001,0.01"`` for those with that piece.
-        trials: combinations of every method, drawn from its own grid without replacement, with the same values of what is varied for all methods;
-            auto is the size of the smallest grid.
+        trials: combinations of every method, drawn from its own grid without replacement, with the same values of what
+            is varied for all methods; auto is the size of the smallest grid.
         seeds: of every trial; the comparison that is proposed has others.
         side_by_side: as for :func:`fedstrata.compare.compare`.
         console: likewise.
@@ -165,19 +168,22 @@ class Trials:
         command: str | None = None,
         given: Sequence[str] = (),
     ) -> Trials:
-        """Read what was asked for and draw the trials; ``given`` are the words that made the configuration, () where Python did.
+        """Read what was asked for and draw the trials; ``given`` are the words that made the configuration, () where
+        Python did.
 
         Raises:
             ConfigError: what cannot be meant, in one sentence.
         """
         if not config.validation:
             raise ConfigError(
-                "a sweep chooses by clients' validation data, and validation is 0; set validation=0.2, so that the test is not used to choose."
+                "a sweep chooses by clients' validation data, and validation is 0; set validation=0.2, so that the test"
+                " is not used to choose."
             )
         for method in methods:
             if not isinstance(method, str):
                 raise ConfigError(
-                    f"a sweep writes settings into the text of a method, and {method!r} is an object; give its name, or compare pieces."
+                    f"a sweep writes settings into the text of a method, and {method!r} is an object; give its name, or"
+                    " compare pieces."
                 )
         found, varied = rivals(methods, config), _varied(vary)
         _check_meant(varied, found)
@@ -189,7 +195,14 @@ class Trials:
         asked = contest(texts, config, seeds=seeds, side_by_side=side_by_side, command=command)
         return cls(found, varied, drawn, sizes, replace(asked, verb="sweep"), tuple(given))
 
-    def conduct(self, console: Console, *, plain: bool = False, stop: Callable[[], bool] = lambda: False, observers: Observers = ()) -> Sweep:
+    def conduct(
+        self,
+        console: Console,
+        *,
+        plain: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+        observers: Observers = (),
+    ) -> Sweep:
         """Make all runs, choose, and write sweep.json and sweep.csv.
 
         Raises:
@@ -200,14 +213,23 @@ class Trials:
             making.make(list(making.grid.jobs.values()))
             making.grid.write("finished")
             if not making.grid.done:
-                raise MethodError(f"all {len(making.grid.failures)} runs failed; the first: {next(iter(making.grid.failures.values()))}")
+                raise MethodError(
+                    f"all {len(making.grid.failures)} runs failed; the first:"
+                    f" {next(iter(making.grid.failures.values()))}"
+                )
             swept = self._judged(making)
         write(swept, self.varied)
         console.print(table(swept, self.varied))
         for one in swept.methods:
             if one.tied:
-                console.print(f"{one.method}: tied with {one.tied} other{'s' if one.tied > 1 else ''}; the first is taken", soft_wrap=True)
-        console.print(f"chosen on validation data, {swept.trials} trials a method, seeds {' '.join(map(str, swept.seeds))}; compare them with:")
+                console.print(
+                    f"{one.method}: tied with {one.tied} other{'s' if one.tied > 1 else ''}; the first is taken",
+                    soft_wrap=True,
+                )
+        console.print(
+            f"chosen on validation data, {swept.trials} trials a method, seeds {' '.join(map(str, swept.seeds))};"
+            " compare them with:"
+        )
         console.print(swept.command, soft_wrap=True)
         return swept
 
@@ -221,9 +243,19 @@ class Trials:
             for values in self.drawn[label]:
                 own = next(labels)
                 score = best_score(grid, own)
-                why = next((text for (failed, _), text in grid.failures.items() if failed == own), "" if score is not None else "a run is missing")
+                why = next(
+                    (text for (failed, _), text in grid.failures.items() if failed == own),
+                    "" if score is not None else "a run is missing",
+                )
                 score = score if score is not None and math.isfinite(score) else None
-                trials.append(Trial(text_with(rival, values), dict(values), score, why or ("" if score is not None else "no finite score")))
+                trials.append(
+                    Trial(
+                        text_with(rival, values),
+                        dict(values),
+                        score,
+                        why or ("" if score is not None else "no finite score"),
+                    )
+                )
             found.append(Swept(rival.entry.method, self.sizes[label], tuple(trials)))
         count = len(self.drawn[self.methods[0].entry.label])
         return Sweep(tuple(found), count, self.contest.seeds, self.command_of(found), self.contest.folder)
@@ -237,7 +269,8 @@ class Trials:
         return shlex.join(["fedstrata", "compare", *said, "--methods", *methods, "--seeds", *fresh])
 
 
-# ---- what is varied -----------------------------------------------------------------------------------------------------------------------------
+# ---- what is varied
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def _varied(texts: Sequence[str]) -> tuple[Vary, ...]:
@@ -246,7 +279,10 @@ def _varied(texts: Sequence[str]) -> tuple[Vary, ...]:
         key, equals, rest = text.partition("=")
         key, values = key.strip(), tuple(value.strip() for value in _split(rest))
         if not equals or not key or not all(values):
-            raise ConfigError(f"{text!r} is not key=value,value,...; write --vary local.lr=0.01,0.03,0.1 or --vary fedprox.mu=0.01,0.1.")
+            raise ConfigError(
+                f"{text!r} is not key=value,value,...; write --vary local.lr=0.01,0.03,0.1 or --vary"
+                " fedprox.mu=0.01,0.1."
+            )
         if len(set(values)) < len(values):
             raise ConfigError(f"{text!r} has a value twice; a trial that is made twice is no second trial.")
         if key in [v.key for v in found]:
@@ -274,30 +310,39 @@ def _check_meant(varied: Sequence[Vary], found: Sequence[Rival]) -> None:
         if vary.setting:
             if vary.key not in OWN:
                 raise ConfigError(
-                    f"{vary.key} must be the same for all methods, or their runs are no pairs; it cannot be varied. These can: {', '.join(OWN)}."
+                    f"{vary.key} must be the same for all methods, or their runs are no pairs; it cannot be varied."
+                    f" These can: {', '.join(OWN)}."
                 )
             for value in vary.values:
                 KEYS[vary.key].read(value)
             if taken := [r.entry.label for r in found if vary.key in r.entry.settings]:
-                raise ConfigError(f"{vary.key} is varied, and {taken[0]!r} has one of its own; leave it out of one of the two.")
+                raise ConfigError(
+                    f"{vary.key} is varied, and {taken[0]!r} has one of its own; leave it out of one of the two."
+                )
         elif not any(vary.meant_for(rival) for rival in found):
             names = [f"{name_of(p)}.{f.name}" for r in found for p in r.method.pieces for f in fields(p)]
-            raise ConfigError(f"{vary.key} is neither a setting nor an argument of one of the methods.{suggestion(vary.key, [*OWN, *names])}")
+            raise ConfigError(
+                f"{vary.key} is neither a setting nor an argument of one of the"
+                f" methods.{suggestion(vary.key, [*OWN, *names])}"
+            )
 
 
 def _count(trials: int | Literal["auto"], sizes: Mapping[str, int]) -> int:
     """Trials of every method: equal, or the method with more of them would be favoured."""
     smallest = min(sizes, key=lambda label: sizes[label])
     if sizes[smallest] == 1 and len(sizes) > 1:
-        raise ConfigError(f"nothing is varied of {smallest!r}, and every method gets the same number of trials; vary local.lr too, or leave it out.")
+        raise ConfigError(
+            f"nothing is varied of {smallest!r}, and every method gets the same number of trials; vary local.lr too, or"
+            " leave it out."
+        )
     if trials == "auto":
         return sizes[smallest]
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise ConfigError(f"trials is {trials!r}; it is a number of at least 1, or auto.")
     if trials > sizes[smallest]:
         raise ConfigError(
-            f"trials is {trials}, but {smallest!r} has {sizes[smallest]} combinations, and every method gets the same number; "
-            f"use --trials {sizes[smallest]}, or vary more of it."
+            f"trials is {trials}, but {smallest!r} has {sizes[smallest]} combinations, and every method gets the same"
+            f" number; use --trials {sizes[smallest]}, or vary more of it."
         )
     return trials
 
@@ -305,10 +350,12 @@ def _count(trials: int | Literal["auto"], sizes: Mapping[str, int]) -> int:
 def draw(grid: Sequence[Vary], count: int, label: str) -> tuple[Mapping[str, str], ...]:
     """``count`` combinations without replacement, the same in every call.
 
-    The values of settings are those of every method, so that none is tried with a rate that others are not; each value, and each combination of the
-    method's own arguments, comes as often as any other, as far as ``count`` allows.
+    The values of settings are those of every method, so that none is tried with a rate that others are not; each value,
+    and each combination of the method's own arguments, comes as often as any other, as far as ``count`` allows.
     """
-    common, own = (_shuffled([v for v in grid if v.setting is shared], who) for shared, who in ((True, ""), (False, label)))
+    common, own = (
+        _shuffled([v for v in grid if v.setting is shared], who) for shared, who in ((True, ""), (False, label))
+    )
     period = math.lcm(len(common), len(own))  # after which the pairs would come again: from then on one is shifted
     pairs = [(common[i % len(common)], own[(i + i // period) % len(own)]) for i in range(count)]
     return tuple(
@@ -321,13 +368,18 @@ def _shuffled(grid: Sequence[Vary], who: str) -> list[tuple[int, dict[str, str]]
     """All combinations, each with its place in the grid, in an order of chance."""
     places = list(itertools.product(*(v.values for v in grid)))
     keys = [v.key for v in grid]
-    return [(place, dict(zip(keys, places[place], strict=True))) for place in stream(0, "sweep", who).permutation(len(places)).tolist()]
+    return [
+        (place, dict(zip(keys, places[place], strict=True)))
+        for place in stream(0, "sweep", who).permutation(len(places)).tolist()
+    ]
 
 
 def text_with(rival: Rival, values: Mapping[str, str]) -> str:
     """The method with these values written into it."""
     calls = [_call_with(call, rival, values) for call in parse_calls(rival.entry.method)]
-    own = {k: "none" if v is None else str(v) for k, v in rival.entry.settings.items()} | {k: v for k, v in values.items() if k in KEYS}
+    own = {k: "none" if v is None else str(v) for k, v in rival.entry.settings.items()} | {
+        k: v for k, v in values.items() if k in KEYS
+    }
     return " + ".join(calls) + (" | " + " ".join(f"{key}={value}" for key, value in own.items()) if own else "")
 
 
@@ -338,11 +390,16 @@ def _call_with(call: Call, rival: Rival, values: Mapping[str, str]) -> str:
     names = [f.name for f in fields(piece)]
     given = {**dict(zip(names, call.positional, strict=False)), **call.named}
     shown = {name: str(Call("x", (value,), {}))[2:-1] for name, value in given.items()}
-    shown |= {key.partition(".")[2]: value for key, value in values.items() if key not in KEYS and key.partition(".")[0] == call.name}
+    shown |= {
+        key.partition(".")[2]: value
+        for key, value in values.items()
+        if key not in KEYS and key.partition(".")[0] == call.name
+    }
     return f"{call.name}({', '.join(f'{k}={v}' for k, v in shown.items())})" if shown else call.name
 
 
-# ---- what it came to ------------------------------------------------------------------------------------------------------------------------------
+# ---- what it came to
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def write(swept: Sweep, varied: Sequence[Vary]) -> None:
@@ -352,7 +409,10 @@ def write(swept: Sweep, varied: Sequence[Vary]) -> None:
         "seeds": list(swept.seeds),
         "varied": {v.key: list(v.values) for v in varied},
         "command": swept.command,
-        "methods": [asdict(one) | {"chosen": None if one.chosen is None else one.chosen.method, "tied": one.tied} for one in swept.methods],
+        "methods": [
+            asdict(one) | {"chosen": None if one.chosen is None else one.chosen.method, "tied": one.tied}
+            for one in swept.methods
+        ],
     }
     write_file(swept.folder / FILE, [as_json(record)], "sweep")
     text = io.StringIO()
@@ -362,13 +422,18 @@ def write(swept: Sweep, varied: Sequence[Vary]) -> None:
     for one in swept.methods:
         for trial in one.trials:
             score = "" if trial.score is None else trial.score
-            out.writerow([one.method, *(trial.values.get(key, "") for key in keys), score, int(trial is one.chosen), trial.why])
+            out.writerow(
+                [one.method, *(trial.values.get(key, "") for key in keys), score, int(trial is one.chosen), trial.why]
+            )
     write_file(swept.folder / ROWS, [text.getvalue().encode()], "sweep")
 
 
 def table(swept: Sweep, varied: Sequence[Vary]) -> Table:
     """A row a trial, the chosen one marked."""
-    shown = Table(title=f"{swept.trials} trials a method, seeds {' '.join(map(str, swept.seeds))}; scores on validation data", title_justify="left")
+    shown = Table(
+        title=f"{swept.trials} trials a method, seeds {' '.join(map(str, swept.seeds))}; scores on validation data",
+        title_justify="left",
+    )
     for name in ("method", *(v.key for v in varied), "validation", ""):
         shown.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
     for one in swept.methods:

@@ -19,7 +19,19 @@ from fedstrata.common.errors import ConfigError
 from fedstrata.config import toml_files
 from fedstrata.config.fields import NOTHING, Key, flatten, near, suggestion, table
 from fedstrata.config.lr_schedules import schedule
-from fedstrata.config.sections import Auto, Checkpoint, Count, Eval, Finetune, Gate, Local, Parallel, Section, Stop, Unseen
+from fedstrata.config.sections import (
+    Auto,
+    Checkpoint,
+    Count,
+    Eval,
+    Finetune,
+    Gate,
+    Local,
+    Parallel,
+    Section,
+    Stop,
+    Unseen,
+)
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
@@ -28,9 +40,13 @@ if TYPE_CHECKING:
 EXCLUSIVE = (("local.epochs", "local.steps"), ("finetune.epochs", "finetune.steps"))
 TESTS = ("server", "client", "both", "own")
 PARTITION = "dirichlet(alpha=0.3)"  # what "auto" means for classes without clients of their own
-PLACEMENT = frozenset({"data.root", "executor", "workers", "rows", "checkpoint.every", "out", "name", "track"})  # where and how, not what
+PLACEMENT = frozenset(
+    {"data.root", "executor", "workers", "rows", "checkpoint.every", "out", "name", "track"}
+)  # where and how, not what
 
-LATER: Mapping[str, Any] = {"local.keep": 256}  # settings that came later, and what folders from before mean by saying nothing
+LATER: Mapping[str, Any] = {
+    "local.keep": 256
+}  # settings that came later, and what folders from before mean by saying nothing
 
 MODELS: Mapping[str, str] = {
     "digits": "mlp",
@@ -45,14 +61,17 @@ MODELS: Mapping[str, str] = {
     "synthetic": "logistic",
     "synthetic_iid": "logistic",
 }
-"""What ``model = "auto"`` means, by data set; other data: transformer for tokens, cnn for images of 28 pixels or more, otherwise mlp."""
+"""What ``model = "auto"`` means, by data set.
+
+Other data: transformer for tokens, cnn for images of 28 pixels or more, otherwise mlp.
+"""
 
 
 class Config(Section):
     """Everything a run is told; see ``fedstrata run --help``.
 
-    Keyword arguments may be nested (``local={"lr": 0.05}``), dotted (``**{"local.lr": 0.05}``) or, as Python names have no dots, written with an
-    underscore for the dot (``local_lr=0.05``, ``data_root="data"``).
+    Keyword arguments may be nested (``local={"lr": 0.05}``), dotted (``**{"local.lr": 0.05}``) or, as Python names have
+    no dots, written with an underscore for the dot (``local_lr=0.05``, ``data_root="data"``).
 
     Raises:
         ConfigError: an unknown key, a wrong type, a value out of range, or settings that exclude each other.
@@ -60,37 +79,65 @@ class Config(Section):
 
     method: str = Field(default="fedavg", description="method, or a chain of them: fedprox(mu=0.01) + fedavgm")
     data: str = Field(default="digits", description="data set: fedstrata list datasets")
-    data_root: str | None = Field(default=None, alias="data.root", description="folder that holds the data; none is $FEDSTRATA_DATA")
+    data_root: str | None = Field(
+        default=None, alias="data.root", description="folder that holds the data; none is $FEDSTRATA_DATA"
+    )
     augment: str = Field(default="none", description="changes to training images, seeded: crop(pad=4) + flip")
     partition: str = Field(
-        default="auto", description="how samples are dealt to clients; auto: natural where the data have clients, otherwise dirichlet(alpha=0.3)"
+        default="auto",
+        description=(
+            "how samples are dealt to clients; auto: natural where the data have clients, otherwise"
+            " dirichlet(alpha=0.3)"
+        ),
     )
     test: str = Field(
         default="server",
-        description="who tests: server (its test set), client (a split of that set for each), both; own(share=0.2): samples that each keeps",
+        description=(
+            "who tests: server (its test set), client (a split of that set for each), both; own(share=0.2): samples"
+            " that each keeps"
+        ),
     )
-    validation: float = Field(default=0.0, ge=0, lt=1, description="share of each client's samples kept to choose the round by")
+    validation: float = Field(
+        default=0.0, ge=0, lt=1, description="share of each client's samples kept to choose the round by"
+    )
     heldout: float = Field(default=0.0, ge=0, lt=1, description="share of the clients kept out of training")
-    clients: Count | Auto = Field(default="auto", description="clients registered; auto: as many as the data have, otherwise 20")
-    cohort: Count | Auto = Field(default="auto", description="clients that train in a round; auto: 10, or all where there are fewer")
+    clients: Count | Auto = Field(
+        default="auto", description="clients registered; auto: as many as the data have, otherwise 20"
+    )
+    cohort: Count | Auto = Field(
+        default="auto", description="clients that train in a round; auto: 10, or all where there are fewer"
+    )
     rounds: Count = Field(default=100, description="rounds")
     model: str = Field(default="auto", description="model: fedstrata list models; auto: chosen by the data set")
-    norm: Literal["auto", "batch", "group", "none"] = Field(default="auto", description="norm layers; auto: as the model was published")
+    norm: Literal["auto", "batch", "group", "none"] = Field(
+        default="auto", description="norm layers; auto: as the model was published"
+    )
     bn: Literal["share", "local", "server", "trained", "batch"] = Field(
-        default="share", description="batch-norm statistics: averaged, each client's own, the server's, the trained groups', or of the batch"
+        default="share",
+        description=(
+            "batch-norm statistics: averaged, each client's own, the server's, the trained groups', or of the batch"
+        ),
     )
     weighting: Literal["samples", "uniform"] = Field(default="samples", description="how clients count in averages")
     local: Local = Local()
-    schedule: str = Field(default="constant", description="factor on local.lr by round: cosine, step(rounds=[160, 240]), warmup(rounds=5) + cosine")
+    schedule: str = Field(
+        default="constant",
+        description="factor on local.lr by round: cosine, step(rounds=[160, 240]), warmup(rounds=5) + cosine",
+    )
     finetune: Finetune = Finetune()
     unseen: Unseen = Unseen()
     eval: Eval = Eval()
     measures: str = Field(
-        default="auto", description="looks at training, kept with evaluated rounds: fedstrata list measures; auto: those that the method brings; none"
+        default="auto",
+        description=(
+            "looks at training, kept with evaluated rounds: fedstrata list measures; auto: those that the method"
+            " brings; none"
+        ),
     )
     stop: Stop = Stop()
     quorum: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0, description="good replies that a round needs: a count (5), or with a point a share of the cohort (0.5)"
+        default=0,
+        description="good replies that a round needs: a count (5), or with a point a share of the cohort (0.5)",
     )
     gate: Gate = Gate()
     seed: int = Field(default=0, ge=0, description="of all random numbers")
@@ -98,9 +145,14 @@ class Config(Section):
         default="auto", description="who trains clients; auto: the fastest of those that agree bit for bit"
     )
     workers: Parallel | Auto = Field(default="auto", description="clients trained at a time; auto: one a core")
-    rows: Literal["memory", "mapped"] = Field(default="memory", description="where state of clients is kept: memory, or a file mapped into memory")
+    rows: Literal["memory", "mapped"] = Field(
+        default="memory", description="where state of clients is kept: memory, or a file mapped into memory"
+    )
     checkpoint: Checkpoint = Checkpoint()
-    track: str = Field(default="none", description="where curves go while training: tensorboard + mlflow; fedstrata list trackers shows all")
+    track: str = Field(
+        default="none",
+        description="where curves go while training: tensorboard + mlflow; fedstrata list trackers shows all",
+    )
     out: str = Field(default="runs", description="folder for run folders")
     name: str = Field(default="auto", description="name of the run folder; auto: made from the configuration")
 
@@ -141,21 +193,29 @@ class Config(Section):
     @classmethod
     def _plain_name(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
-            raise ConfigError(f"name is {name[:60]!r}; it is a folder name of letters, digits, dots, hyphens and underscores, at most 128.")
+            raise ConfigError(
+                f"name is {name[:60]!r}; it is a folder name of letters, digits, dots, hyphens and underscores, at most"
+                " 128."
+            )
         return name
 
     @model_validator(mode="after")
     def _meant(self) -> Self:
         schedule(self.schedule, self.rounds)
         if isinstance(self.cohort, int) and isinstance(self.clients, int) and self.cohort > self.clients:
-            raise ConfigError(f"cohort is {self.cohort}, but there are {self.clients} clients; a round cannot train more clients than there are.")
+            raise ConfigError(
+                f"cohort is {self.cohort}, but there are {self.clients} clients; a round cannot train more clients than"
+                " there are."
+            )
         if isinstance(self.workers, int) and self.workers > 1 and self.executor == "loop":
             raise ConfigError(
-                f"workers is {self.workers}, but executor=loop trains one client at a time; use executor=threads or processes, or leave workers out."
+                f"workers is {self.workers}, but executor=loop trains one client at a time; use executor=threads or"
+                " processes, or leave workers out."
             )
         return self
 
-    # ---- reading ------------------------------------------------------------------------------------------------------------------------
+    # ---- reading
+    # ------------------------------------------------------------------------------------------------------------------------
 
     @classmethod
     def read(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -167,7 +227,10 @@ class Config(Section):
         Raises:
             ConfigError: with the key, the value, where it was said, and what would be right.
         """
-        layers = [(name, _known(settings, name)) for name, settings in (toml_files.read(Path(path)) if path is not None else [])]
+        layers = [
+            (name, _known(settings, name))
+            for name, settings in (toml_files.read(Path(path)) if path is not None else [])
+        ]
         layers.append(("command line", _known(command_line(overrides), "command line")))
         merged: dict[str, Any] = {}
         sources: dict[str, str] = {}
@@ -180,7 +243,8 @@ class Config(Section):
         """A copy with other values, checked anew; names as in the constructor."""
         return Config(**_over(self.flat(), _known(_dotted(changes), ""), ""))
 
-    # ---- writing ------------------------------------------------------------------------------------------------------------------------
+    # ---- writing
+    # ------------------------------------------------------------------------------------------------------------------------
 
     def flat(self) -> dict[str, Any]:
         """Every key with its value, by public name, in the documented order."""
@@ -188,7 +252,9 @@ class Config(Section):
 
     def to_toml(self) -> str:
         """The whole configuration; reading it gives an equal one. "none" stands for no value."""
-        return toml_files.write(((name,) if len(KEYS[name].path) == 1 else KEYS[name].path, value) for name, value in self.flat().items())
+        return toml_files.write(
+            ((name,) if len(KEYS[name].path) == 1 else KEYS[name].path, value) for name, value in self.flat().items()
+        )
 
     def digest(self) -> str:
         """SHA-256 (hex) over what decides the result; where and by whom it is computed (PLACEMENT) does not count."""
@@ -200,7 +266,8 @@ class Config(Section):
         ours, theirs = self.flat(), other.flat()
         return tuple(Difference(name, ours[name], theirs[name]) for name in KEYS if ours[name] != theirs[name])
 
-    # ---- what "auto" means --------------------------------------------------------------------------------------------------------------
+    # ---- what "auto" means
+    # --------------------------------------------------------------------------------------------------------------
 
     def federation(self) -> Federation:
         """Read the data and deal them to clients.
@@ -209,7 +276,7 @@ class Config(Section):
             ConfigError: an unknown data set, partition or setting.
             DataError: data that are missing, damaged, or cannot be dealt so.
         """
-        from fedstrata.data.loading import DataSpec, assemble  # noqa: PLC0415  # torch would slow every --help down
+        from fedstrata.data.loading import DataSpec, assemble  # torch would slow every --help down  # noqa: PLC0415
         from fedstrata.data.location import Place  # noqa: PLC0415
         from fedstrata.data.registry import find_dataset  # noqa: PLC0415
 
@@ -240,7 +307,9 @@ class Config(Section):
         if self.cohort == "auto":
             return min(10, clients)
         if self.cohort > clients:
-            raise ConfigError(f"cohort is {self.cohort}, but {clients} clients may train; use cohort={clients} or less.")
+            raise ConfigError(
+                f"cohort is {self.cohort}, but {clients} clients may train; use cohort={clients} or less."
+            )
         return self.cohort
 
     def needed(self, cohort: int) -> int:
@@ -248,7 +317,8 @@ class Config(Section):
         wanted = math.ceil(self.quorum * cohort) if isinstance(self.quorum, float) else self.quorum
         if wanted > cohort:
             raise ConfigError(
-                f"quorum is {self.quorum} replies, but a round has {cohort} clients; use quorum={cohort} or less, or a share such as 0.5."
+                f"quorum is {self.quorum} replies, but a round has {cohort} clients; use quorum={cohort} or less, or a"
+                " share such as 0.5."
             )
         return max(1, wanted)
 
@@ -256,7 +326,9 @@ class Config(Section):
         """Clients trained at a time: as set, or one a usable core."""
         if self.workers != "auto":
             return self.workers
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # Linux alone tells usable ones
+        return (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        )  # Linux alone tells usable ones
 
     def model_for(self, task: Task) -> str:
         """The model in call syntax: as set, or chosen by data set (MODELS), or by what a sample looks like."""
@@ -300,11 +372,15 @@ def command_line(texts: Iterable[str]) -> dict[str, Any]:
         if not equals or name.startswith("-"):
             word = name.lstrip("-")
             hit = near(word, KEYS, 1)
-            raise ConfigError(f"{text!r} is not key=value; settings are written like {hit[0] if hit else 'rounds'}={value or '...'}.")
+            raise ConfigError(
+                f"{text!r} is not key=value; settings are written like {hit[0] if hit else 'rounds'}={value or '...'}."
+            )
         if name not in KEYS:
             raise ConfigError(_unknown(name, "command line"))
         if name in given:
-            raise ConfigError(f"{name} is given twice on the command line ({given[name]!r} and {value!r}); give it once.")
+            raise ConfigError(
+                f"{name} is given twice on the command line ({given[name]!r} and {value!r}); give it once."
+            )
         given[name] = KEYS[name].read(value)
     return given
 

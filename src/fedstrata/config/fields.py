@@ -1,4 +1,7 @@
-"""Settings by their public, dotted names: what each accepts, how text is read, and which name was probably meant. Made from a pydantic model."""
+"""Settings by their public, dotted names: what each accepts, how text is read, and which name was probably meant.
+
+Made from a pydantic model.
+"""
 
 from __future__ import annotations
 
@@ -122,13 +125,16 @@ def suggestion(word: str, options: Iterable[str]) -> str:
 
 
 def near(word: str, options: Iterable[str], n: int = 3) -> list[str]:
-    """The ``n`` options that were most probably meant; case, hyphens and the level of a dotted name do not count against a word.
+    """The ``n`` options that were most probably meant; case, hyphens and the level of a dotted name do not count
+    against a word.
 
     >>> near("weight-decay", ["local.weight_decay", "weighting"], n=1)
     ['local.weight_decay']
     """
     plain = _plain(word)
-    scored = sorted(((_alike(plain, _plain(option)), option) for option in options), key=lambda pair: (-pair[0], pair[1]))
+    scored = sorted(
+        ((_alike(plain, _plain(option)), option) for option in options), key=lambda pair: (-pair[0], pair[1])
+    )
     return [option for score, option in scored[:n] if score >= 0.5]
 
 
@@ -139,7 +145,9 @@ def _plain(word: str) -> str:
 def _alike(word: str, option: str) -> float:
     whole = difflib.SequenceMatcher(None, word, option).ratio()
     last = difflib.SequenceMatcher(None, re.split(r"\.", word)[-1], re.split(r"\.", option)[-1]).ratio()
-    joined = difflib.SequenceMatcher(None, word.replace("_", "").replace(".", ""), option.replace("_", "").replace(".", "")).ratio()
+    joined = difflib.SequenceMatcher(
+        None, word.replace("_", "").replace(".", ""), option.replace("_", "").replace(".", "")
+    ).ratio()
     return max(whole, joined, 0.98 * last)  # the same name on another level is nearly as good as the same name
 
 
@@ -176,12 +184,19 @@ def _parts(annotation: Any, rules: Iterable[Any]) -> Iterable[tuple[Any, list[An
         for part in typing.get_args(annotation):
             yield from _parts(part, rules)
     else:
-        assert origin is typing.Literal or isinstance(annotation, type), f"settings are plain types and words, not {annotation}"
+        assert origin is typing.Literal or isinstance(annotation, type), (
+            f"settings are plain types and words, not {annotation}"
+        )
         yield annotation, list(rules)
 
 
 def _range(kind: type, rules: Iterable[Any]) -> Range:
-    limits = {limit: getattr(rule, limit) for rule in rules for limit in ("gt", "ge", "lt", "le") if getattr(rule, limit, None) is not None}
+    limits = {
+        limit: getattr(rule, limit)
+        for rule in rules
+        for limit in ("gt", "ge", "lt", "le")
+        if getattr(rule, limit, None) is not None
+    }
     closed = frozenset(side for side, limit in (("low", "gt"), ("high", "lt")) if limit in limits)
     return Range(kind, limits.get("gt", limits.get("ge")), limits.get("lt", limits.get("le")), closed)
 

@@ -37,12 +37,16 @@ def linear(final: float = 0.0) -> Shape:
 
 
 def step(rounds: tuple[int, ...], factor: float = 0.1) -> Shape:
-    """Times ``factor`` from each of the given zero-based rounds on: rounds=[160, 240] changes rounds 160 to 239 once and those from 240 on twice.
+    """Times ``factor`` from each of the given zero-based rounds on: rounds=[160, 240] changes rounds 160 to 239 once
+    and those from 240 on twice.
 
     Source: FedFN, whose server steps in this way.
     """
     if not rounds or list(rounds) != sorted(set(rounds)) or rounds[0] < 1:
-        raise ConfigError(f"schedule step.rounds is {list(rounds)}; it is a list of rounds, ascending, the first at least 1, such as [160, 240].")
+        raise ConfigError(
+            f"schedule step.rounds is {list(rounds)}; it is a list of rounds, ascending, the first at least 1, such as"
+            " [160, 240]."
+        )
     if not 0 < factor < math.inf:
         raise ConfigError(f"schedule step.factor is {factor}; it is a positive number, such as 0.1.")
     return lambda now, _rounds: math.prod(factor for start in rounds if now >= start)
@@ -56,7 +60,10 @@ def exponential(rate: float) -> Shape:
 
 
 def warmup(rounds: int) -> Shape:
-    """A rise over the first ``rounds`` rounds: (round + 1) / rounds, then 1. Joined with another: "warmup(rounds=5) + cosine"."""
+    """A rise over the first ``rounds`` rounds: (round + 1) / rounds, then 1.
+
+    Joined with another: "warmup(rounds=5) + cosine".
+    """
     if rounds < 1:
         raise ConfigError(f"schedule warmup.rounds is {rounds}; it is a number of rounds, at least 1.")
     return lambda now, _rounds: min(1.0, (now + 1) / rounds)
@@ -92,6 +99,8 @@ def schedule(text: str, rounds: int) -> Schedule:
     shapes: list[Shape] = []
     for call in parse_calls(text):
         if call.name not in SHAPES:
-            raise ConfigError(f"no schedule is called {call.name!r}.{nearest(call.name, SHAPES)} Schedules: {', '.join(SHAPES)}.")
+            raise ConfigError(
+                f"no schedule is called {call.name!r}.{nearest(call.name, SHAPES)} Schedules: {', '.join(SHAPES)}."
+            )
         shapes.append(bind(call, SHAPES[call.name], what="schedule"))
     return lambda now: math.prod(shape(now, rounds) for shape in shapes)

@@ -38,15 +38,25 @@ class Local(Section):
     )
     batch: Count = Field(default=16, description="samples in a mini-batch")
     lr: Positive = Field(default=0.1, description="learning rate")
-    optimizer: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="local optimiser; its state is made anew each round")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        default="sgd", description="local optimiser; its state is made anew each round"
+    )
     momentum: float = Field(default=0.0, ge=0, lt=1, description="of sgd")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 term (sgd, adam) or decoupled (adamw)")
     clip: Positive | None = Field(default=None, description="largest norm of a gradient")
-    precision: Literal["float32", "bfloat16"] = Field(default="float32", description="of forward and backward passes; parameters stay float32")
-    keep: Annotated[int, Field(ge=0)] = Field(
-        default=256, description="MB of one client's values in front of the layers it trains that are kept over its local steps; 0 keeps none"
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="of forward and backward passes; parameters stay float32"
     )
-    threads: Parallel = Field(default=1, description="intra-op threads of one client; changes float sums, so it belongs to the run")
+    keep: Annotated[int, Field(ge=0)] = Field(
+        default=256,
+        description=(
+            "MB of one client's values in front of the layers it trains that are kept over its local steps; 0 keeps"
+            " none"
+        ),
+    )
+    threads: Parallel = Field(
+        default=1, description="intra-op threads of one client; changes float sums, so it belongs to the run"
+    )
 
     _steps = model_validator(mode="before")(_one_length)
 
@@ -55,16 +65,21 @@ class Local(Section):
         _one_of(self.epochs, self.steps, "local", needed=True)
         if self.momentum and self.optimizer != "sgd":
             raise ConfigError(
-                f"local.momentum is {self.momentum}, but {self.optimizer} has moments of its own; leave it out, or set local.optimizer=sgd."
+                f"local.momentum is {self.momentum}, but {self.optimizer} has moments of its own; leave it out, or set"
+                " local.optimizer=sgd."
             )
         return self
 
 
 class Finetune(Section):
-    """Fine-tuning of the final model by each client, for the personal accuracy; off unless epochs or steps are given."""
+    """Fine-tuning of the final model by each client, for the personal accuracy.
+
+    Off unless epochs or steps are given.
+    """
 
     epochs: Count | None = Field(
-        default=None, description="passes of each client over its own samples before its personal accuracy is measured; none is off"
+        default=None,
+        description="passes of each client over its own samples before its personal accuracy is measured; none is off",
     )
     steps: Count | None = Field(default=None, description="mini-batches, instead of finetune.epochs")
     lr: Positive | None = Field(default=None, description="learning rate; none is local.lr")
@@ -74,7 +89,10 @@ class Finetune(Section):
     def _meant(self) -> Self:
         _one_of(self.epochs, self.steps, "finetune", needed=False)
         if not self.on and (self.lr is not None or self.groups != "all"):
-            raise ConfigError("finetune.lr and finetune.groups have no effect without finetune.epochs or finetune.steps; give one of these too.")
+            raise ConfigError(
+                "finetune.lr and finetune.groups have no effect without finetune.epochs or finetune.steps; give one of"
+                " these too."
+            )
         return self
 
     @property
@@ -85,15 +103,23 @@ class Finetune(Section):
 
 def _one_of(epochs: int | None, steps: int | None, section: str, *, needed: bool) -> None:
     if epochs is not None and steps is not None:
-        raise ConfigError(f"{section}.epochs is {epochs} and {section}.steps is {steps}; they exclude each other: give one of the two.")
+        raise ConfigError(
+            f"{section}.epochs is {epochs} and {section}.steps is {steps}; they exclude each other: give one of the"
+            " two."
+        )
     if needed and epochs is None and steps is None:
-        raise ConfigError(f"{section}.epochs and {section}.steps are both none; give one of the two, for example {section}.epochs=1.")
+        raise ConfigError(
+            f"{section}.epochs and {section}.steps are both none; give one of the two, for example {section}.epochs=1."
+        )
 
 
 class Unseen(Section):
     """What clients held out of training do before they are scored a second time."""
 
-    steps: Count = Field(default=10, description="mini-batches that a held-out client takes from the model it receives, before its second score")
+    steps: Count = Field(
+        default=10,
+        description="mini-batches that a held-out client takes from the model it receives, before its second score",
+    )
     lr: Positive | None = Field(default=None, description="their learning rate; none is local.lr")
     groups: str = Field(default="all", description="layers that they move: a selector such as role:head")
 
@@ -101,11 +127,18 @@ class Unseen(Section):
 class Stop(Section):
     """Ends before the last round: with the first round that reaches an amount."""
 
-    bytes: Count | None = Field(default=None, description="payload up and down that ends the run, with the round that reaches it; none is off")
+    bytes: Count | None = Field(
+        default=None, description="payload up and down that ends the run, with the round that reaches it; none is off"
+    )
     flops: Positive | None = Field(default=None, description="FLOPs of clients' training that end the run; none is off")
-    seconds: Positive | None = Field(default=None, description="seconds of training rounds that end the run (not repeatable); none is off")
+    seconds: Positive | None = Field(
+        default=None, description="seconds of training rounds that end the run (not repeatable); none is off"
+    )
     accuracy: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="accuracy that ends the run: on validation data where there are some, otherwise on test data; none is off"
+        default=None,
+        description=(
+            "accuracy that ends the run: on validation data where there are some, otherwise on test data; none is off"
+        ),
     )
 
 
@@ -124,4 +157,6 @@ class Checkpoint(Section):
 class Gate(Section):
     """Checks on replies."""
 
-    norm: Positive | None = Field(default=None, description="largest norm of an update that is accepted; none accepts every finite one")
+    norm: Positive | None = Field(
+        default=None, description="largest norm of an update that is accepted; none accepts every finite one"
+    )

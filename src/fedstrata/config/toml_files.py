@@ -42,7 +42,10 @@ def read(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _base(path: Path, base: object) -> Path:
     if not isinstance(base, str) or not _NAME.fullmatch(base):
-        raise ConfigError(f'{path.name}: base is {base!r}; it is the name of a file in the same folder, for example base = "{path.stem}_base".')
+        raise ConfigError(
+            f"{path.name}: base is {base!r}; it is the name of a file in the same folder, for example base ="
+            f' "{path.stem}_base".'
+        )
     return path.with_name(base.removesuffix(".toml") + ".toml")
 
 
@@ -51,7 +54,10 @@ def _load(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         there = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        raise ConfigError(f"there is no configuration file {str(path)!r}.{suggestion(path.name, there)} Settings are written key=value.") from error
+        raise ConfigError(
+            f"there is no configuration file {str(path)!r}.{suggestion(path.name, there)} Settings are written"
+            " key=value."
+        ) from error
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {str(path)!r}: {error.strerror}.") from error
     except UnicodeDecodeError as error:

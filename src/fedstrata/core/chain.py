@@ -102,20 +102,28 @@ def _check_chain(pieces: tuple[Piece, ...]) -> None:
     names = [name_of(p) for p in pieces]
     for name in names:
         if names.count(name) > 1:
-            raise MethodError(f"{name} stands {names.count(name)} times in the chain; write it once, with the settings you mean.")
+            raise MethodError(
+                f"{name} stands {names.count(name)} times in the chain; write it once, with the settings you mean."
+            )
     for verb, meaning in SINGLE.items():
         owners = [name_of(p) for p in pieces if p.overrides(verb)]
         if len(owners) > 1:
-            raise MethodError(f"{' and '.join(owners)} both decide {meaning} ({verb}); only one piece of a chain can. Leave one of them out.")
+            raise MethodError(
+                f"{' and '.join(owners)} both decide {meaning} ({verb}); only one piece of a chain can. Leave one of"
+                " them out."
+            )
     heads = [name_of(p) for p in pieces if p.head]
     if len(heads) > 1:
-        raise MethodError(f"{' and '.join(heads)} both replace the model's head; only one piece of a chain can. Leave one of them out.")
+        raise MethodError(
+            f"{' and '.join(heads)} both replace the model's head; only one piece of a chain can. Leave one of them"
+            " out."
+        )
     personal = [p for p in pieces if p.overrides("personalise")]
     for first, later in pairwise(personal):
         if later.own_model:
             raise MethodError(
-                f"{name_of(later)} gives each client a model that it keeps itself, so what {name_of(first)} forms would be thrown away. "
-                f"Write {name_of(later)} first, or leave one of them out."
+                f"{name_of(later)} gives each client a model that it keeps itself, so what {name_of(first)} forms would"
+                f" be thrown away. Write {name_of(later)} first, or leave one of them out."
             )
     _check_starts(pieces)
     _check_growth(pieces)
@@ -123,32 +131,38 @@ def _check_chain(pieces: tuple[Piece, ...]) -> None:
     for piece, follower in pairwise(pieces):
         if piece.wire and (follower.wire or follower.overrides("upload")):
             raise MethodError(
-                f"{name_of(piece)} must come last: {name_of(follower)} would work on what is packed already. Write it at the end, or leave one out."
+                f"{name_of(piece)} must come last: {name_of(follower)} would work on what is packed already. Write it"
+                " at the end, or leave one out."
             )
 
 
 def _check_starts(pieces: tuple[Piece, ...]) -> None:
-    """A client that puts its start together of what it was sent earlier must be sent the same model as everybody, in every round."""
+    """A client that puts its start together of what it was sent earlier must be sent the same model as everybody, in
+    every round.
+    """
     starts, senders = [p for p in pieces if p.one_start], [p for p in pieces if p.overrides("send")]
     if starts and senders:
         raise MethodError(
-            f"{name_of(starts[0])} has clients keep what they were sent, and {name_of(senders[0])} sends what is made for one round and client. "
-            "Leave one of them out."
+            f"{name_of(starts[0])} has clients keep what they were sent, and {name_of(senders[0])} sends what is made"
+            " for one round and client. Leave one of them out."
         )
 
 
 def _check_growth(pieces: tuple[Piece, ...]) -> None:
-    """A network that changes with the round is the server's: what is set comes last on the server, and no other model is trained or kept."""
+    """A network that changes with the round is the server's: what is set comes last on the server, and no other model
+    is trained or kept.
+    """
     for place, piece in enumerate(pieces):
         if piece.grows and place:
             raise MethodError(
-                f"{name_of(piece)} sets how far the network goes once {name_of(pieces[0])} has had its say. Write {name_of(piece)} first."
+                f"{name_of(piece)} sets how far the network goes once {name_of(pieces[0])} has had its say. Write"
+                f" {name_of(piece)} first."
             )
         others = [name_of(p) for p in pieces if p.overrides("send") or p.own_model]
         if piece.grows and others:
             raise MethodError(
-                f"{name_of(piece)} changes the network from stage to stage, and {others[0]} sends or keeps what belongs to another one. "
-                "Leave one of them out."
+                f"{name_of(piece)} changes the network from stage to stage, and {others[0]} sends or keeps what belongs"
+                " to another one. Leave one of them out."
             )
 
 
@@ -158,8 +172,8 @@ def _check_plans(pieces: tuple[Piece, ...]) -> None:
     for first, later in combinations([p for p in pieces if p.overrides("plan")], 2):
         if order.index(first.plans) > order.index(later.plans):
             raise MethodError(
-                f"{name_of(first)} plans for what the other pieces train and send, and {name_of(later)} would change that afterwards. "
-                f"Write {name_of(first)} behind {name_of(later)}."
+                f"{name_of(first)} plans for what the other pieces train and send, and {name_of(later)} would change"
+                f" that afterwards. Write {name_of(first)} behind {name_of(later)}."
             )
 
 
@@ -177,9 +191,14 @@ def parse(text: str, table: Mapping[str, type[Piece]]) -> Method:
     for call in parse_calls(text):
         if call.name == "fedavg":
             if call.named or call.positional:
-                raise ConfigError("fedavg has no settings of its own; local training is set by local.* and weights by weighting.")
+                raise ConfigError(
+                    "fedavg has no settings of its own; local training is set by local.* and weights by weighting."
+                )
             continue
         if call.name not in table:
-            raise ConfigError(f"no method is called {call.name!r}.{nearest(call.name, ['fedavg', *table])} `fedstrata list methods` shows all.")
+            raise ConfigError(
+                f"no method is called {call.name!r}.{nearest(call.name, ['fedavg', *table])} `fedstrata list methods`"
+                " shows all."
+            )
         pieces.append(bind(call, table[call.name], what="method"))
     return Method(tuple(pieces))

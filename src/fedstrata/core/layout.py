@@ -1,7 +1,8 @@
 """Layers are named groups of one flat vector.
 
-A :class:`Layout` says which tensors a model has, where they lie, and which layer (group) each belongs to. A conv *with its own norm* is one
-group. Selectors find tensors by kind, role, name, group or depth; one that matches nothing is an error that lists near names.
+A :class:`Layout` says which tensors a model has, where they lie, and which layer (group) each belongs to. A conv *with
+its own norm* is one group. Selectors find tensors by kind, role, name, group or depth; one that matches nothing is an
+error that lists near names.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ class Entry(NamedTuple):
     """One tensor: a parameter, or a float statistic of a norm layer.
 
     Attributes:
-        kind: of the module that owns it; ``layer`` is the kind of the whole layer (a linear map inside an attention layer has both). A "setting" is a
-            whole number that says what the network does in a round; it is sent and averaged, and never trained.
+        kind: of the module that owns it; ``layer`` is the kind of the whole layer (a linear map inside an attention
+            layer has both). A "setting" is a whole number that says what the network does in a round; it is sent and
+            averaged, and never trained.
     """
 
     name: str
@@ -125,7 +127,9 @@ class Layout:
         """All tensors of these layers, statistics included."""
         for name in groups:
             if name not in self.groups:
-                raise LayoutError(f"no group {name!r}.{nearest(name, self.groups)} The groups are {', '.join(self.groups)}.")
+                raise LayoutError(
+                    f"no group {name!r}.{nearest(name, self.groups)} The groups are {', '.join(self.groups)}."
+                )
         wanted = frozenset(groups)
         return frozenset(e.name for e in self.entries.values() if e.group in wanted)
 
@@ -133,8 +137,9 @@ class Layout:
         """Names of the tensors that a selector matches.
 
         Args:
-            selector: terms joined by commas (any of them) or ``&`` (all of them); ``!`` negates a term. A term is ``all``, ``kind:conv``,
-                ``role:head``, ``name:layer3.*``, ``group:stem`` or ``depth:0-3``. Patterns use ``*``, ``?`` and ``[]`` on whole names.
+            selector: terms joined by commas (any of them) or ``&`` (all of them); ``!`` negates a term. A term is
+                ``all``, ``kind:conv``, ``role:head``, ``name:layer3.*``, ``group:stem`` or ``depth:0-3``. Patterns use
+                ``*``, ``?`` and ``[]`` on whole names.
         Returns:
             names of parameters and of the statistics that match.
         Raises:
@@ -157,15 +162,23 @@ class Layout:
             return set(self.entries)
         field, colon, pattern = term.partition(":")
         if not colon or field not in ("kind", "role", "name", "group", "depth"):
-            raise LayoutError(f"cannot read {term!r} in selector {selector!r}: write kind:, role:, name:, group: or depth:, or all. {self._offers()}")
+            raise LayoutError(
+                f"cannot read {term!r} in selector {selector!r}: write kind:, role:, name:, group: or depth:, or all."
+                f" {self._offers()}"
+            )
         if field == "depth":
             return self._depths(pattern, selector)
         hits = {e.name for e in self.entries.values() if fnmatch.fnmatchcase(getattr(e, field), pattern)}
-        if field == "kind" and pattern in ("attention", "feedforward"):  # layers that are made of other kinds of modules
+        if field == "kind" and pattern in (
+            "attention",
+            "feedforward",
+        ):  # layers that are made of other kinds of modules
             hits |= {e.name for e in self.entries.values() if e.layer == pattern}
         if not hits:
             known = sorted({str(getattr(e, field)) for e in self.entries.values()})
-            raise LayoutError(f"selector {selector!r}: {term!r} matches nothing.{nearest(pattern, known)} {self._offers()}")
+            raise LayoutError(
+                f"selector {selector!r}: {term!r} matches nothing.{nearest(pattern, known)} {self._offers()}"
+            )
         return hits
 
     def _depths(self, pattern: str, selector: str) -> set[str]:
@@ -173,7 +186,11 @@ class Layout:
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise LayoutError(f"selector {selector!r}: depth is a number or a range such as 0-3.")
         low, high = int(first), int(last or first)
-        return {e.name for e in self.entries.values() if e.group in self.groups and low <= self.groups[e.group].depth <= high}
+        return {
+            e.name
+            for e in self.entries.values()
+            if e.group in self.groups and low <= self.groups[e.group].depth <= high
+        }
 
     def _offers(self) -> str:
         kinds = sorted({e.kind for e in self.entries.values()})
@@ -193,7 +210,14 @@ def _collect(entries: Iterable[Entry]) -> dict[str, Group]:
     for entry in entries:
         members.setdefault(entry.group, []).append(entry)
     return {
-        name: Group(name, found[0].layer, found[0].role, depth, tuple(e.name for e in found), sum(e.shape.numel() for e in found))
+        name: Group(
+            name,
+            found[0].layer,
+            found[0].role,
+            depth,
+            tuple(e.name for e in found),
+            sum(e.shape.numel() for e in found),
+        )
         for depth, (name, found) in enumerate(members.items())
     }
 
@@ -207,9 +231,11 @@ def kind_of(module: nn.Module) -> str:
 
 
 def derive_groups(module: nn.Module) -> list[GroupSpec]:
-    """Layers of a module: those it declares by ``layer_groups()``, otherwise every leaf with parameters, a norm joining the layer before it.
+    """Layers of a module: those it declares by ``layer_groups()``, otherwise every leaf with parameters, a norm joining
+    the layer before it.
 
-    A norm joins the conv or linear layer defined directly before it, if it has one number for each of that layer's outputs.
+    A norm joins the conv or linear layer defined directly before it, if it has one number for each of that layer's
+    outputs.
     """
     declared = getattr(module, "layer_groups", None)
     if declared is not None:
@@ -250,24 +276,45 @@ def entries_of(module: nn.Module, head: str) -> list[Entry]:
         LayoutError: declared groups that do not partition the parameters.
     """
     groups = derive_groups(module)
-    whole = hasattr(module, "layer_groups")  # a declared prefix stands for all below it; a derived one for the parameters of that module itself
+    whole = hasattr(
+        module, "layer_groups"
+    )  # a declared prefix stands for all below it; a derived one for the parameters of that module itself
     modules = dict(module.named_modules())
     found: list[Entry] = []
     for name, parameter in module.named_parameters():
         owner = name.rpartition(".")[0]
-        mine = [g for g in groups if any(owner == p or (whole and (owner.startswith(p + ".") or p == "")) for p in g.prefixes)]
+        mine = [
+            g
+            for g in groups
+            if any(owner == p or (whole and (owner.startswith(p + ".") or p == "")) for p in g.prefixes)
+        ]
         if len(mine) != 1:
             raise LayoutError(
-                f"parameter {name!r} lies in {len(mine)} of the declared layer groups ({', '.join(g.name for g in mine)}); exactly one is right."
+                f"parameter {name!r} lies in {len(mine)} of the declared layer groups"
+                f" ({', '.join(g.name for g in mine)}); exactly one is right."
             )
         kind = kind_of(modules[owner])
-        found.append(Entry(name, parameter.shape, kind if kind != "other" else mine[0].kind, _role(name, head), mine[0].name, mine[0].kind))
+        found.append(
+            Entry(
+                name,
+                parameter.shape,
+                kind if kind != "other" else mine[0].kind,
+                _role(name, head),
+                mine[0].name,
+                mine[0].kind,
+            )
+        )
     order = {g.name: i for i, g in enumerate(groups)}
     found.sort(key=lambda e: order[e.group])  # stable: definition order within a group
     for prefix, leaf in modules.items():
         if isinstance(leaf, nn.modules.batchnorm._NormBase):
             group, layer = next(
-                ((g.name, g.kind) for g in groups if any(prefix == p or prefix.startswith(p + ".") for p in g.prefixes)), (prefix, "norm")
+                (
+                    (g.name, g.kind)
+                    for g in groups
+                    if any(prefix == p or prefix.startswith(p + ".") for p in g.prefixes)
+                ),
+                (prefix, "norm"),
             )
             for local, buffer in leaf.named_buffers(recurse=False):
                 if buffer.is_floating_point():

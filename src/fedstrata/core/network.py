@@ -1,8 +1,9 @@
 """A model as functions of its parameters.
 
-:class:`Net` is what pieces see: features, head and loss as pure functions of ``Params``. :class:`Bound` stands behind them: a module whose
-parameters are views of one flat vector, called directly where it is evaluated at that vector, so that a local step costs what a bare PyTorch
-step costs; any other parameters (a teacher, an anchor, a perturbed point) go through ``functional_call``.
+:class:`Net` is what pieces see: features, head and loss as pure functions of ``Params``. :class:`Bound` stands behind
+them: a module whose parameters are views of one flat vector, called directly where it is evaluated at that vector, so
+that a local step costs what a bare PyTorch step costs; any other parameters (a teacher, an anchor, a perturbed point)
+go through ``functional_call``.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class Net:
         loss: (output [B, classes], y [B]) -> [B], per sample.
         initial: parameter values at the start, in layout order.
         entries: what each tensor is.
-        exits: where the body may end: the last submodule that runs, and the number of features behind it; shallow to deep, the last is its whole.
+        exits: where the body may end: the last submodule that runs, and the number of features behind it; shallow to
+            deep, the last is its whole.
         reach: (params, x, n) -> [B, d] features of the body that ends at the n-th exit, counted from 1.
     """
 
@@ -95,7 +97,9 @@ class Net:
         return self.head(p, self.features(p, x))
 
     def with_parameter(self, name: str, value: Tensor, *, kind: str, role: Role, group: str = "") -> Net:
-        """A net with one more parameter, a layer of its own (or part of an added ``group``), that features or head may use."""
+        """A net with one more parameter, a layer of its own (or part of an added ``group``), that features or head may
+        use.
+        """
         if name in self.initial:
             raise MethodError(f"the model already has a parameter {name!r}; give the new one another name.")
         trained = [e for e in self.entries if not e.statistic]
@@ -107,7 +111,11 @@ class Net:
         """A net that has no such parameter any more; features or head must not read it."""
         if name not in self.initial:
             raise MethodError(f"the model has no parameter {name!r}.{nearest(name, self.initial)}")
-        return replace(self, initial={n: t for n, t in self.initial.items() if n != name}, entries=tuple(e for e in self.entries if e.name != name))
+        return replace(
+            self,
+            initial={n: t for n, t in self.initial.items() if n != name},
+            entries=tuple(e for e in self.entries if e.name != name),
+        )
 
 
 class Front(Protocol):
@@ -123,8 +131,8 @@ class Front(Protocol):
 class Bound:
     """A module bound to one flat vector of parameters.
 
-    The vector and the module's parameters share storage, so that an optimiser step on either is one on both. A worker owns one; it is never shared
-    between threads.
+    The vector and the module's parameters share storage, so that an optimiser step on either is one on both. A worker
+    owns one; it is never shared between threads.
 
     Args:
         module: the model; it is copied.
@@ -135,7 +143,9 @@ class Bound:
         self.body = copy.deepcopy(module)
         self.head_name = head
         self.entries = tuple(entries_of(self.body, head))
-        self.initial = {e.name: self.body.get_parameter(e.name).detach().clone() for e in self.entries if not e.statistic}
+        self.initial = {
+            e.name: self.body.get_parameter(e.name).detach().clone() for e in self.entries if not e.statistic
+        }
         self.statistics0 = Params.of({e.name: self.body.get_buffer(e.name) for e in self.entries if e.statistic})
         self.head = self.body.get_submodule(head)
         _assign(self.body, head, nn.Identity())
@@ -151,7 +161,9 @@ class Bound:
         return Net(self.features, self.classify, loss, self.initial, self.entries, self.exits, self.features)
 
     def attach(self, net: Net) -> None:
-        """Lay the parameters of ``net`` (pieces may have added or dropped some) into one vector and make the module's own its views."""
+        """Lay the parameters of ``net`` (pieces may have added or dropped some) into one vector and make the module's
+        own its views.
+        """
         self.layout = Layout(net.entries)
         self.spec = self.layout.spec
         first = next(iter(net.initial.values()))
@@ -165,7 +177,8 @@ class Bound:
             if name in self.parts:
                 _tie(self.body, self.head, module, local, self.parts[name])
             else:
-                module._parameters[local].requires_grad_(False)  # type: ignore[union-attr]  # dropped by a piece; nothing reads it
+                # type: ignore[union-attr]  # dropped by a piece; nothing reads it
+                module._parameters[local].requires_grad_(False)
         for name, view in self.buffers.views.items():
             module, local = self._place(name)
             module._buffers[local] = view
@@ -194,7 +207,9 @@ class Bound:
             part.requires_grad_(name in names)
 
     def slopes(self, value: Tensor, names: Sequence[str]) -> tuple[list[Tensor], Tensor | None]:
-        """Gradients of a loss at the bound vector: by tensor for these names, each fresh, and that of terms on the whole vector, if there are any."""
+        """Gradients of a loss at the bound vector: by tensor for these names, each fresh, and that of terms on the
+        whole vector, if there are any.
+        """
         leaves = [self.parts[n] for n in names]
         value.backward()  # 3 % faster than autograd.grad: gradients come in the layout of their parameters
         found, whole = [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves], self.flat.grad
@@ -203,7 +218,10 @@ class Bound:
         return found, whole
 
     def mode(self, *, training: bool, batch_statistics: bool = False) -> None:
-        """Training or evaluation; ``batch_statistics`` keeps norms on the statistics of the batch without moving running ones."""
+        """Training or evaluation.
+
+        ``batch_statistics`` keeps norms on the statistics of the batch without moving running ones.
+        """
         self.body.train(training)
         self.head.train(training)
         for norm in self.norms:
@@ -218,7 +236,9 @@ class Bound:
             drop.draw = None if generator is None else (lambda shape: torch.rand(shape, generator=generator))
 
     def features(self, p: Params, x: Tensor, exits: int | None = None) -> Tensor:
-        """[B, d] features at these parameters, of the whole body or of the one that ends at this exit, counted from 1."""
+        """[B, d] features at these parameters, of the whole body or of the one that ends at this exit, counted from
+        1.
+        """
         more = () if exits is None else (exits,)
         if p.flat is self.flat and not p.still:
             if self.front is not None and not more and self.front.holds(x):
@@ -242,12 +262,16 @@ class Bound:
         cut = len(self.head_name) + 1
         tensors = {n[cut:]: p[n] for n in self._head_names} if which else {n: p[n] for n in self._body_names}
         if not which and p.buffers is not None and p.still != "batch":
-            tensors |= {n: t if p.still == "eval" else t.clone() for n, t in p.buffers.views.items() if not self._in_head(n)}
+            tensors |= {
+                n: t if p.still == "eval" else t.clone() for n, t in p.buffers.views.items() if not self._in_head(n)
+            }
         found: Tensor = functional_call(module, tensors, (x, *more), tie_weights=True, strict=False)
         return found
 
     def twin(self, still: Stillness) -> tuple[nn.Module, nn.Module]:
-        """Body and head for evaluation at other parameters: the module itself, or a copy that stands still in the way asked for."""
+        """Body and head for evaluation at other parameters: the module itself, or a copy that stands still in the way
+        asked for.
+        """
         if not still:
             return self.body, self.head
         if still not in self._twins:

@@ -1,7 +1,7 @@
 """Arithmetic on parameters: a mapping of named views over one flat vector.
 
-Whole-parameter arithmetic acts on the flat vector in one operation; names are there for layers. ``Params`` are values: operators return new
-ones. Only the engine writes into a vector that it owns.
+Whole-parameter arithmetic acts on the flat vector in one operation; names are there for layers. ``Params`` are values:
+operators return new ones. Only the engine writes into a vector that it owns.
 """
 
 from __future__ import annotations
@@ -87,14 +87,20 @@ class Params(Mapping[str, Tensor]):
         flat: [..., P] float32 (float64 in tests). A leading axis, where there is one, counts clients.
         spec: names and shapes.
         buffers: float statistics of norm layers that belong to these parameters, or None.
-        still: how a network evaluates at these parameters: "" as in training, "eval" as in evaluation, "batch" as in training but without
-            dropout and without touching running statistics. See :meth:`frozen`.
+        still: how a network evaluates at these parameters: "" as in training, "eval" as in evaluation, "batch" as in
+            training but without dropout and without touching running statistics. See :meth:`frozen`.
     """
 
     __slots__ = ("_known", "_views", "buffers", "flat", "spec", "still")
 
     def __init__(
-        self, flat: Tensor, spec: Spec, *, buffers: Params | None = None, still: Stillness = "", views: dict[str, Tensor] | None = None
+        self,
+        flat: Tensor,
+        spec: Spec,
+        *,
+        buffers: Params | None = None,
+        still: Stillness = "",
+        views: dict[str, Tensor] | None = None,
     ) -> None:
         self.flat = flat
         self.spec = spec
@@ -131,11 +137,16 @@ class Params(Mapping[str, Tensor]):
         if self._views is None:
             lead = self.flat.shape[:-1]
             parts = torch.split(self.flat, list(self.spec.sizes), dim=-1) if self.spec.names else ()
-            self._views = {n: part.view(*lead, *shape) for n, part, shape in zip(self.spec.names, parts, self.spec.shapes, strict=True)}
+            self._views = {
+                n: part.view(*lead, *shape)
+                for n, part, shape in zip(self.spec.names, parts, self.spec.shapes, strict=True)
+            }
         return self._views
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """``make()``, remembered with this value: for what many readers of the same numbers derive from them (moments of layers, for each client)."""
+        """``make()``, remembered with this value: for what many readers of the same numbers derive from them (moments
+        of layers, for each client).
+        """
         if key not in self._known:
             self._known[key] = make()
         found: T = self._known[key]
@@ -144,7 +155,8 @@ class Params(Mapping[str, Tensor]):
     def setting(self, name: str) -> int:
         """The whole number that this parameter says; in a stack of clients it is that of all of them.
 
-        It may be asked for inside ``vmap`` and ``grad``. In a program that is exported it is the number that :meth:`fix` was told.
+        It may be asked for inside ``vmap`` and ``grad``. In a program that is exported it is the number that
+        :meth:`fix` was told.
         """
         if ("setting", name) in self._known:
             return int(self._known["setting", name])
@@ -163,12 +175,17 @@ class Params(Mapping[str, Tensor]):
         return Params(flat, self.spec, buffers=self.buffers, still=self.still)
 
     def pick(self, names: Iterable[str]) -> Params:
-        """The part with these names: a view where it is one stretch of the vector, otherwise a copy. Names that are absent are left out."""
+        """The part with these names: a view where it is one stretch of the vector, otherwise a copy.
+
+        Names that are absent are left out.
+        """
         spec = self.spec.only(names)
         if spec is self.spec:
             return self
         stretches = [self.flat[..., a:b] for a, b in self.spec.runs(spec.names)]
-        flat = stretches[0] if len(stretches) == 1 else (torch.cat(stretches, dim=-1) if stretches else self.flat[..., :0])
+        flat = (
+            stretches[0] if len(stretches) == 1 else (torch.cat(stretches, dim=-1) if stretches else self.flat[..., :0])
+        )
         return Params(flat, spec, buffers=self.buffers, still=self.still)
 
     def __or__(self, part: object) -> Params:
@@ -196,7 +213,9 @@ class Params(Mapping[str, Tensor]):
 
     def with_statistics(self, other: Params) -> Params:
         """These values, with the statistics of ``other`` where they have none of their own."""
-        return self if self.buffers is not None else Params(self.flat, self.spec, buffers=other.buffers, still=self.still)
+        return (
+            self if self.buffers is not None else Params(self.flat, self.spec, buffers=other.buffers, still=self.still)
+        )
 
     def clone(self) -> Params:
         """The same values in a vector of their own, without gradient."""

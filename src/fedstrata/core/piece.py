@@ -1,7 +1,8 @@
 """The vocabulary: what a federated method may say, as a difference from FedAvg.
 
-A :class:`Piece` is a frozen value with hyper-parameters and nothing else. It overrides a few verbs; every default is the identity or plain
-FedAvg. State goes in and comes out: a piece's *slot* lives on the server, its *row* with one client.
+A :class:`Piece` is a frozen value with hyper-parameters and nothing else. It overrides a few verbs; every default is
+the identity or plain FedAvg. State goes in and comes out: a piece's *slot* lives on the server, its *row* with one
+client.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ class View:
         lr: local learning rate of this round.
         phase: the current one; plan: of this client.
         fresh: the client has not taken part yet (nothing of it is stored).
-        loss: the plain one, mean over a batch; gradient: at any parameters, of the chain's loss while training and of the plain one elsewhere.
-        carry: what ``step`` carried, after training; end: the parameters then, with their statistics; train_loss: the mean.
+        loss: the plain one, mean over a batch; gradient: at any parameters, of the chain's loss while training and of
+            the plain one elsewhere.
+        carry: what ``step`` carried, after training; end: the parameters then, with their statistics; train_loss: the
+            mean.
     """
 
     net: Net
@@ -74,7 +77,8 @@ class View:
     def noise(self, name: str, shape: Sequence[int], kind: Literal["uniform", "normal"] = "uniform") -> Tensor:
         """Numbers of this client, round, piece and name, and inside a local step of that step: U[0, 1) or N(0, 1).
 
-        The same call gives the same numbers. Uniform numbers with a shorter first axis are the first of those with a longer one.
+        The same call gives the same numbers. Uniform numbers with a shorter first axis are the first of those with a
+        longer one.
         """
         return self.tools.noise(f"{self.piece}.{name}", shape, kind)
 
@@ -118,8 +122,13 @@ class Tools(Protocol):
             lr: absolute; None is this round's.
         """
 
-    def scan(self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, *, epochs: int = 1, share: float = 1.0) -> Any:
-        """``carry = function(carry, batch)`` over the client's batches; returns the last carry. ``share`` < 1 reads that part of the samples."""
+    def scan(
+        self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, *, epochs: int = 1, share: float = 1.0
+    ) -> Any:
+        """``carry = function(carry, batch)`` over the client's batches; returns the last carry.
+
+        ``share`` < 1 reads that part of the samples.
+        """
 
 
 @dataclass(frozen=True)
@@ -133,8 +142,8 @@ class Reply:
         mail: further counted tensors, by piece.
         samples: training samples; steps: local steps taken.
         loss: mean training loss.
-        passes: samples that went through local steps, by purpose, and through layers in front of them that ran once a sample; the ledger turns
-            them into FLOPs.
+        passes: samples that went through local steps, by purpose, and through layers in front of them that ran once a
+            sample; the ledger turns them into FLOPs.
         row: the client's new row, all pieces together; it stays with the client.
         front: how often values in front of the trained layers were kept over the local steps, or why not, by phase.
     """
@@ -188,18 +197,24 @@ class Piece:
     Class attributes:
         needs: "sum" if the server step is a function of weighted sums, "individuals" if it must see single replies.
         splits: local steps look at parts of a batch, so that batches must not be padded.
-        elementwise: the gradient middleware treats every number of the flat vector alike, so that it serves a stack of clients as it is.
+        elementwise: the gradient middleware treats every number of the flat vector alike, so that it serves a stack of
+            clients as it is.
         wire: the piece changes what an update looks like on the wire and must come last.
         codec: names the lossless packing of the update that this piece makes possible; see ``fedstrata.wire.codec``.
         head: the piece replaces the model's head.
-        own_model: ``personalise`` gives a model that the piece keeps, whatever it is given; so no other may have formed one before.
+        own_model: ``personalise`` gives a model that the piece keeps, whatever it is given; so no other may have formed
+            one before.
         one_phase: the piece counts the local steps of one phase, so that no other may train in several.
-        one_start: clients put together what they start from of what they were sent before, so that no other piece may send them models of their own.
-        grows: the piece sets a setting of the network after each round: it must come first, and no other model than the server's is sent or kept.
-        plans: what ``plan`` decides. "model": which layers take part and where they stay; "round": which of these train in a round; "client": what
-            single clients do of it. Pieces that plan stand in this order.
-        reads: a selector of parameters that the server reads in each reply, so that no piece may keep them with the clients.
-        measures: names of measures that show what the piece does; a run keeps their numbers unless it says ``measures=none``.
+        one_start: clients put together what they start from of what they were sent before, so that no other piece may
+            send them models of their own.
+        grows: the piece sets a setting of the network after each round: it must come first, and no other model than the
+            server's is sent or kept.
+        plans: what ``plan`` decides. "model": which layers take part and where they stay; "round": which of these train
+            in a round; "client": what single clients do of it. Pieces that plan stand in this order.
+        reads: a selector of parameters that the server reads in each reply, so that no piece may keep them with the
+            clients.
+        measures: names of measures that show what the piece does; a run keeps their numbers unless it says
+            ``measures=none``.
         source: paper and section.
     """
 
@@ -218,7 +233,8 @@ class Piece:
     measures: ClassVar[tuple[str, ...]] = ()
     source: ClassVar[str] = ""
 
-    # ---- once -------------------------------------------------------------------------------------------------------------------------
+    # ---- once
+    # -------------------------------------------------------------------------------------------------------------------------
 
     def model(self, net: Net) -> Net:
         """The model under this piece; it holds in training and in evaluation."""
@@ -228,7 +244,10 @@ class Piece:
         """Refuse, with a MethodError, a run that this piece cannot mean."""
 
     def notes(self, setup: Setup) -> tuple[str, ...]:
-        """What a user must be told of this piece in this run, such as that it changes nothing; each a sentence that says what would help."""
+        """What a user must be told of this piece in this run, such as that it changes nothing.
+
+        Each a sentence that says what would help.
+        """
         return ()
 
     def init(self, setup: Setup) -> State:
@@ -240,20 +259,27 @@ class Piece:
         return {}
 
     def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
-        """What publications reckon that this piece costs, by label, which says the unit; ``describe`` shows it beside what is measured.
+        """What publications reckon that this piece costs, by label, which says the unit; ``describe`` shows it beside
+        what is measured.
 
         ``forward``: FLOPs of one sample's forward pass, by layer group.
         """
         return {}
 
-    # ---- server, each round -----------------------------------------------------------------------------------------------------------
+    # ---- server, each round
+    # -----------------------------------------------------------------------------------------------------------
 
-    def ask(self, slot: State, round: int, setup: Setup) -> Ask | None:  # noqa: A002  # the field's word
+    def ask(self, slot: State, round: int, setup: Setup) -> Ask | None:  # the field's word  # noqa: A002
         """A question to clients before sampling; asked once more after the last round."""
         return None
 
-    def sample(self, eligible: Sequence[int], slot: State, answers: Answers | None, rng: Generator, cohort: int) -> Sequence[int]:
-        """Who takes part, by place; repeats are allowed. One owner. Default: ``cohort`` clients, uniform, without replacement."""
+    def sample(
+        self, eligible: Sequence[int], slot: State, answers: Answers | None, rng: Generator, cohort: int
+    ) -> Sequence[int]:
+        """Who takes part, by place; repeats are allowed. One owner.
+
+        Default: ``cohort`` clients, uniform, without replacement.
+        """
         if cohort >= len(eligible):
             return list(eligible)
         return [eligible[i] for i in draw_without_replacement(rng, len(eligible), cohort)]
@@ -267,17 +293,24 @@ class Piece:
         return params, {}
 
     def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
-        """Weights [C] (or [C, models]) float64. One owner. Default: shares of the samples, or uniform, as the run says."""
+        """Weights [C] (or [C, models]) float64. One owner.
+
+        Default: shares of the samples, or uniform, as the run says.
+        """
         return uniform_weights(replies) if v.setup.weighting == "uniform" else sample_weights(replies)
 
     def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerView) -> tuple[Params, State]:
         """From replies to the step of the averaged parameters. One owner. Default: the weighted mean, in cohort order.
 
-        An update is relative to what that client was sent, so the difference of what was sent from the model counts too. A tensor that only some
-        clients send (``Plan.places``) is averaged over those, their weights scaled to the sum of all.
+        An update is relative to what that client was sent, so the difference of what was sent from the model counts
+        too. A tensor that only some clients send (``Plan.places``) is averaged over those, their weights scaled to the
+        sum of all.
         """
         if weights.dim() > 1:
-            raise MethodError("weights [clients, models] say how to average several models; the chain needs a piece that does it in `reduce`.")
+            raise MethodError(
+                "weights [clients, models] say how to average several models; the chain needs a piece that does it in"
+                " `reduce`."
+            )
         spec = v.layout.spec.only(v.plan.average & v.layout.parameters)
         moves = (_move(reply, sent, v, spec.index) for reply, sent in zip(replies, v.sent, strict=True))
         if any(not spec.index.keys() <= r.delta.spec.index.keys() for r in replies):
@@ -292,7 +325,8 @@ class Piece:
         """From the reduced step to the server's move."""
         return step, slot
 
-    # ---- client, pure tensors ---------------------------------------------------------------------------------------------------------
+    # ---- client, pure tensors
+    # ---------------------------------------------------------------------------------------------------------
 
     def receive(self, p: Params, own: State, v: View) -> tuple[Params, State]:
         """The start point, and the row; private fits by ``v.fit`` and ``v.scan`` belong here."""
@@ -307,7 +341,10 @@ class Piece:
         return gradient
 
     step: ClassVar[Callable[..., tuple[Params, Any]] | None] = None
-    """``step(self, p, batch, gradient, carry, v) -> (p, carry)``: the local optimiser, with a state of its own. One owner; default: the run's."""
+    """``step(self, p, batch, gradient, carry, v) -> (p, carry)``: the local optimiser, with a state of its own.
+
+    One owner; default: the run's.
+    """
 
     def upload(self, delta: Params, own: State, v: View) -> tuple[Params, State, State]:
         """What is sent (lossy maths lives here), counted mail, and the new row."""
@@ -352,7 +389,10 @@ def uniform_weights(replies: Sequence[Reply]) -> Tensor:
 
 
 def draw_without_replacement(rng: Generator, population: int, n: int) -> list[int]:
-    """``n`` distinct positions, uniform, in the order drawn; the cost follows ``n``, not the population (Floyd's method, then a shuffle)."""
+    """``n`` distinct positions, uniform, in the order drawn.
+
+    The cost follows ``n``, not the population (Floyd's method, then a shuffle).
+    """
     chosen: set[int] = set()
     for top in range(population - n, population):
         pick = int(rng.integers(top + 1))
@@ -366,8 +406,10 @@ LARGEST = 3.4028234663852886e38
 """Of float32, in which models compute."""
 
 
-def require(condition: bool, setting: str, value: object, meaning: str) -> None:  # noqa: FBT001  # reads as a sentence
-    """Refuse a hyper-parameter, and always what is no finite float32: ``require(mu >= 0, "fedprox.mu", mu, "a weight, at least 0")``."""
+def require(condition: bool, setting: str, value: object, meaning: str) -> None:  # reads as a sentence
+    """Refuse a hyper-parameter, and always what is no finite float32: ``require(mu >= 0, "fedprox.mu", mu, "a weight,
+    at least 0")``.
+    """
     each = value if isinstance(value, list | tuple) else [value]
     if not condition or any(isinstance(one, float) and not abs(one) <= LARGEST for one in each):
         raise ConfigError(f"{setting} is {value}; it is {meaning}.")

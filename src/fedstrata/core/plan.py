@@ -35,12 +35,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which tensors play which part in a round. All are sets of tensor names (parameters and norm statistics), from ``layout.select``.
+    """Which tensors play which part in a round. All are sets of tensor names (parameters and norm statistics), from
+    ``layout.select``.
 
     Attributes:
         train: parameters that the client moves.
-        down: sent by the server. A tensor that is not sent is the client's own stored value, or, where it stored none, what every client has
-            known from the start (the initial model, a frozen head).
+        down: sent by the server. A tensor that is not sent is the client's own stored value, or, where it stored none,
+            what every client has known from the start (the initial model, a frozen head).
         up: sent by the client, as differences from what it started with.
         average: averaged into the server's model, within ``up``.
         keep: stored by the client when it has trained.
@@ -70,18 +71,27 @@ class Plan:
 
     def private(self, names: Names) -> Plan:
         """These tensors stay with each client: stored there, neither sent nor averaged."""
-        return replace(self, down=self.down - names, up=self.up - names, average=self.average - names, keep=self.keep | names)
+        return replace(
+            self, down=self.down - names, up=self.up - names, average=self.average - names, keep=self.keep | names
+        )
 
     def without(self, names: Names) -> Plan:
         """These tensors take no part at all: every client has them from the start and nobody moves them."""
         return replace(
-            self, train=self.train - names, down=self.down - names, up=self.up - names, average=self.average - names, keep=self.keep - names
+            self,
+            train=self.train - names,
+            down=self.down - names,
+            up=self.up - names,
+            average=self.average - names,
+            keep=self.keep - names,
         )
 
     def only(self, names: Names, layout: Layout) -> Plan:
-        """Of all parameters, only these are trained, sent up and averaged; the others stand still where they are. Statistics go as before.
+        """Of all parameters, only these are trained, sent up and averaged; the others stand still where they are.
+        Statistics go as before.
 
-        Phases in which nothing of these would move are left out; where none is left, these train for the length of the last.
+        Phases in which nothing of these would move are left out; where none is left, these train for the length of the
+        last.
         """
         frozen = layout.parameters - names - layout.settings
 
@@ -131,7 +141,8 @@ class Seat:
     """Where a client sits in a round.
 
     Attributes:
-        place: in the cohort, or -1 outside a round, where a client forms the model that it uses itself; client: who sits there; round: zero-based.
+        place: in the cohort, or -1 outside a round, where a client forms the model that it uses itself; client: who
+            sits there; round: zero-based.
         cohort: all clients by place, with repeats.
         answers: to this piece's question, or None.
     """
@@ -148,7 +159,8 @@ class Load(NamedTuple):
 
     Attributes:
         flops: of one sample, forward and backward.
-        memory: bytes at the peak of a step on one batch: the model, what is alive at once in the two passes, gradients and optimiser state.
+        memory: bytes at the peak of a step on one batch: the model, what is alive at once in the two passes, gradients
+            and optimiser state.
     """
 
     flops: float
@@ -206,13 +218,21 @@ class Setup:
     merges: bool = False
 
     def local_steps(self, samples: int, *, epochs: int | None = None, steps: int | None = None) -> int:
-        """Local steps of a client with that many samples; the run's length unless another is given. Partial batches count."""
+        """Local steps of a client with that many samples; the run's length unless another is given.
+
+        Partial batches count.
+        """
         steps = self.steps if epochs is None and steps is None else steps
-        return steps if steps is not None else (epochs or self.epochs or 0) * batches_of(samples, self.batch, merge=self.merges)
+        return (
+            steps
+            if steps is not None
+            else (epochs or self.epochs or 0) * batches_of(samples, self.batch, merge=self.merges)
+        )
 
 
 def batches_of(samples: int, batch: int, *, merge: bool) -> int:
-    """Batches in one pass over that many samples; with ``merge``, a last one of a single sample joins the one before it.
+    """Batches in one pass over that many samples; with ``merge``, a last one of a single sample joins the one before
+    it.
 
     >>> batches_of(9, 4, merge=False), batches_of(9, 4, merge=True), batches_of(1, 4, merge=True)
     (3, 2, 1)

@@ -1,4 +1,6 @@
-"""States of pieces: server slots and clients' rows, as named parameters and tensors, and as flat mappings for files and messages."""
+"""States of pieces: server slots and clients' rows, as named parameters and tensors, and as flat mappings for files and
+messages.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def restore_state(flat: Mapping[str, Params | Tensor]) -> State:
     for name, value in flat.items():
         if not name.endswith(STATISTICS):
             buffers = flat.get(name + STATISTICS)
-            state[name] = Params(value.flat, value.spec, buffers=buffers) if isinstance(value, Params) and isinstance(buffers, Params) else value
+            state[name] = (
+                Params(value.flat, value.spec, buffers=buffers)
+                if isinstance(value, Params) and isinstance(buffers, Params)
+                else value
+            )
     return state
 
 
@@ -45,7 +51,10 @@ def pack(states: Mapping[str, State], kept: Mapping[str, Tensor]) -> dict[str, T
 
 
 def unpack(piece: str, template: State, row: Mapping[str, Tensor] | None) -> State:
-    """One piece's state from a packed row; the template gives names and shapes, and the values where there is no row."""
+    """One piece's state from a packed row.
+
+    The template gives names and shapes, and the values where there is no row.
+    """
     if row is None:
         return dict(template)
     stored: dict[str, Params | Tensor] = {}

@@ -1,4 +1,5 @@
-"""Augmentation on tensors: geometry that is driven by given uniforms only, so that it may be seeded for each client, round and sample.
+"""Augmentation on tensors: geometry that is driven by given uniforms only, so that it may be seeded for each client,
+round and sample.
 
 Written in call syntax and applied from left to right: ``"crop(pad=4) + flip"``. FedPart's CIFAR-100 recipe is
 ``"flip + rotate(degrees=15) + crop(pad=4, fill=zero)"``.
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name that everyone reads
+import torch.nn.functional as F  # the name that everyone reads
 from torch import Tensor
 
 from fedstrata.common.call_syntax import bind, parse_calls
@@ -57,7 +58,10 @@ class Augment:
             DataError: shapes that do not fit.
         """
         if x.ndim != 4 or u.shape != (len(x), self.draws):
-            raise DataError(f"augmentation got x {tuple(x.shape)} and u {tuple(u.shape)}; images [B, C, H, W] and u [B, {self.draws}] are wanted.")
+            raise DataError(
+                f"augmentation got x {tuple(x.shape)} and u {tuple(u.shape)}; images [B, C, H, W] and u [B,"
+                f" {self.draws}] are wanted."
+            )
         dark = torch.tensor(self.dark, dtype=x.dtype)[:, None, None]
         start = 0
         for move in self.moves:
@@ -70,7 +74,9 @@ def _gather(x: Tensor, rows: Tensor, columns: Tensor, fill: Tensor) -> Tensor:
     """Pixels [B, C, H, W] read at integer places rows, columns [B, H, W]; ``fill`` [C, 1, 1] outside."""
     size, channels, height, width = x.shape
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    flat = (rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)).reshape(size, 1, -1).expand(-1, channels, -1)
+    flat = (
+        (rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)).reshape(size, 1, -1).expand(-1, channels, -1)
+    )
     read = x.reshape(size, channels, -1).gather(2, flat).reshape(x.shape)
     return torch.where(inside[:, None], read, fill)
 
@@ -106,7 +112,8 @@ class Crop:
 
     Args:
         pad: pixels on every side, at least 1; the shift is uniform over 2 * pad + 1 places in each direction.
-        fill: the border: "black" (padding before normalisation), or "zero" in normalised units (FedPart, which pads after it).
+        fill: the border: "black" (padding before normalisation), or "zero" in normalised units (FedPart, which pads
+            after it).
     """
 
     pad: int = 4
@@ -119,7 +126,9 @@ class Crop:
 
     def apply(self, x: Tensor, u: Tensor, dark: Tensor) -> Tensor:
         """See :class:`Move`."""
-        shift = (u * (2 * self.pad + 1)).long().clamp(max=2 * self.pad) - self.pad  # [B, 2]; the clamp is for u rounded up to 1
+        shift = (u * (2 * self.pad + 1)).long().clamp(
+            max=2 * self.pad
+        ) - self.pad  # [B, 2]; the clamp is for u rounded up to 1
         rows, columns = _grid(x)
         rows = (rows + shift[:, 0, None, None]).expand(-1, -1, x.shape[3])  # [B, H, W]
         columns = (columns + shift[:, 1, None, None]).expand(-1, x.shape[2], -1)
@@ -145,7 +154,9 @@ class Rotate:
 
     def apply(self, x: Tensor, u: Tensor, dark: Tensor) -> Tensor:
         """See :class:`Move`."""
-        angle = (2 * u[:, 0].double() - 1) * math.radians(self.degrees)  # [B]; double, so that nearest pixels do not hang on float32 rounding
+        angle = (2 * u[:, 0].double() - 1) * math.radians(
+            self.degrees
+        )  # [B]; double, so that nearest pixels do not hang on float32 rounding
         cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
         rows, columns = _grid(x)
         middle_row, middle_column = (x.shape[2] - 1) / 2, (x.shape[3] - 1) / 2
@@ -159,8 +170,9 @@ class Rotate:
 class ResizedCrop:
     """Random-resized crop: a box of random area and shape, bilinearly resized to the whole picture.
 
-    Area share uniform in [low, high]; log shape (width / height) uniform in [log ratio_low, log ratio_high]; a side longer than the picture is
-    cut to it (torchvision redraws up to ten times instead, which no fixed number of uniforms can do); the place is uniform.
+    Area share uniform in [low, high]; log shape (width / height) uniform in [log ratio_low, log ratio_high]; a side
+    longer than the picture is cut to it (torchvision redraws up to ten times instead, which no fixed number of uniforms
+    can do); the place is uniform.
 
     Args:
         low: smallest area share, in (0, high].
@@ -176,7 +188,8 @@ class ResizedCrop:
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high <= 1 or self.ratio < 1:
             raise ConfigError(
-                f"augment resized_crop: low {self.low}, high {self.high}, ratio {self.ratio}; write 0 < low <= high <= 1 and ratio >= 1."
+                f"augment resized_crop: low {self.low}, high {self.high}, ratio {self.ratio}; write 0 < low <= high <="
+                " 1 and ratio >= 1."
             )
 
     def apply(self, x: Tensor, u: Tensor, dark: Tensor) -> Tensor:
@@ -227,5 +240,7 @@ def parse_augment(text: str | None, dark: tuple[float, ...], shape: tuple[int, .
     if not moves:
         return None
     if len(shape) != 3 or not dark:
-        raise DataError(f"augment={text!r} moves pixels, and a sample of these data has shape {shape}; leave augment out.")
+        raise DataError(
+            f"augment={text!r} moves pixels, and a sample of these data has shape {shape}; leave augment out."
+        )
     return Augment(moves, dark)

@@ -31,7 +31,8 @@ class Federation:
         test: the server's test set; None where clients test on their own splits only.
         partition: who holds what; listed or derived when asked.
         own_test: each client's own split; None where only the server tests.
-        validation: share of each client's own samples that is kept for validation; at least one sample stays in training.
+        validation: share of each client's own samples that is kept for validation; at least one sample stays in
+            training.
         heldout: clients kept out of training, sorted.
         augment: tensor augmentation for training batches, or None.
         fingerprint: sha256 over the identity of data and partition; a resume refuses another one.
@@ -80,7 +81,10 @@ class Federation:
         return self.partition.names[client] if self.partition.names else str(client)
 
     def training(self, client: int) -> Tensor:
-        """[n] int64 positions in ``train`` that the client trains on, in the order drawn; own test and validation are taken out."""
+        """[n] int64 positions in ``train`` that the client trains on, in the order drawn.
+
+        Own test and validation are taken out.
+        """
         return torch.from_numpy(self._split(client)[0])
 
     def validating(self, client: int) -> Tensor:
@@ -121,7 +125,11 @@ class Federation:
         y: Tensor | ArrayLike,
         *,
         client: ArrayLike | None = None,
-        test: tuple[Tensor | ArrayLike, Tensor | ArrayLike] | tuple[Tensor | ArrayLike, Tensor | ArrayLike, ArrayLike] | None = None,
+        test: (
+            tuple[Tensor | ArrayLike, Tensor | ArrayLike]
+            | tuple[Tensor | ArrayLike, Tensor | ArrayLike, ArrayLike]
+            | None
+        ) = None,
         labels: tuple[str, ...] = (),
         vocabulary: int = 0,
         name: str = "arrays",
@@ -136,7 +144,8 @@ class Federation:
         """A federation from tensors or arrays.
 
         Args:
-            x: [N, *shape]: floats; uint8 images [N, C, H, W], read as byte / 255; or integer tokens with ``vocabulary`` above 0.
+            x: [N, *shape]: floats; uint8 images [N, C, H, W], read as byte / 255; or integer tokens with ``vocabulary``
+                above 0.
             y: [N] integers (classes) or floats (regression).
             client: [N] who holds a sample, any names; makes ``natural`` the default partition.
             test: (x, y) or (x, y, client).
@@ -154,7 +163,7 @@ class Federation:
             DataError: shapes, labels or features that cannot be meant.
         """
         from fedstrata.data.loading import DataSpec, assemble  # noqa: PLC0415
-        from fedstrata.data.sources.arrays import source_of  # noqa: PLC0415  # arrays and load build on this file
+        from fedstrata.data.sources.arrays import source_of  # arrays and load build on this file  # noqa: PLC0415
 
         source = source_of(x, y, client=client, test=test, labels=labels, vocabulary=vocabulary, name=name)
         how = testing or ("server" if test is not None else "own")
@@ -173,8 +182,13 @@ class Federation:
     def describe(self) -> str:
         """Counts of every split, a line each."""
         lines = [f"{self.name}: {self.task.kind}, sample shape {self.task.shape}, {self.task.classes} outputs"]
-        lines.append(f"training pool {len(self.train)} samples; clients {self.clients} by {self.partition.law}; held out {len(self.heldout)}")
-        lines.append(f"server test {0 if self.test is None else len(self.test)} samples; clients' own tests: {_own(self)}")
+        lines.append(
+            f"training pool {len(self.train)} samples; clients {self.clients} by {self.partition.law}; held out"
+            f" {len(self.heldout)}"
+        )
+        lines.append(
+            f"server test {0 if self.test is None else len(self.test)} samples; clients' own tests: {_own(self)}"
+        )
         if self.partition.lazy:
             lines.append(f"samples a client: {self.partition.size(0)}, derived when a client is asked for")
         elif self.clients <= 10_000:
@@ -190,8 +204,13 @@ def _own(federation: Federation) -> str:
     return "from the test set" if federation.own_test.which == "test" else "from their own samples"
 
 
-def fingerprint(task: Task, name: str, labels: list[Tensor], groups: Mapping[str, Groups], settings: tuple[object, ...]) -> str:
-    """sha256 over the identity of a federation: names, sizes, label bytes, groups and settings. Nothing in it depends on a folder or a process."""
+def fingerprint(
+    task: Task, name: str, labels: list[Tensor], groups: Mapping[str, Groups], settings: tuple[object, ...]
+) -> str:
+    """sha256 over the identity of a federation: names, sizes, label bytes, groups and settings.
+
+    Nothing in it depends on a folder or a process.
+    """
     digest = hashlib.sha256(repr((name, task, settings, [len(y) for y in labels])).encode())
     for y in labels:
         digest.update(y.contiguous().numpy().astype(y.numpy().dtype.newbyteorder("<"), copy=False).tobytes())

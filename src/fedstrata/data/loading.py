@@ -33,8 +33,8 @@ class DataSpec:
         augment: moves in call syntax, such as ``crop(pad=4) + flip``; None for none.
         partition: a law in call syntax; None is ``natural`` where the data come with clients, else ``iid``.
         clients: number of clients; None is the data's own number, or 20.
-        test: ``server`` (one test set), ``client`` (each client's own split with its class mix), ``both``, or ``own(share=0.2)`` (the official
-            test set joins the pool, and each client keeps a share of its own samples).
+        test: ``server`` (one test set), ``client`` (each client's own split with its class mix), ``both``, or
+            ``own(share=0.2)`` (the official test set joins the pool, and each client keeps a share of its own samples).
         validation: share of each client's own samples kept for validation, in [0, 1).
         heldout: share of clients kept out of training, in [0, 1).
         seed: of the partition and the splits.
@@ -139,7 +139,9 @@ def pool_of(source: Source, samples: Samples) -> Pool:
 def _convention(text: str) -> tuple[str, Own | None]:
     call: Call = parse_call(text)
     if call.name not in CONVENTIONS:
-        raise ConfigError(f"test is {text!r}; it is one of server, client, both, own(share=0.2).{nearest(call.name, CONVENTIONS)}")
+        raise ConfigError(
+            f"test is {text!r}; it is one of server, client, both, own(share=0.2).{nearest(call.name, CONVENTIONS)}"
+        )
     if call.name == "own":
         return "own", bind(call, Own, what="test")
     if call.positional or call.named:
@@ -154,7 +156,10 @@ def pooled(source: Source) -> Source:
     joined: dict[str, Groups] = {}
     for name, group in source.groups.items():
         if group.test is None:
-            raise DataError(f"test own pools the official sets, and the test samples of {source.name} have no {name}; use test=client.")
+            raise DataError(
+                f"test own pools the official sets, and the test samples of {source.name} have no {name}; use"
+                " test=client."
+            )
         joined[name] = Groups(group.names, np.concatenate([group.train, group.test]))
     scale = source.scale
     again = None if scale is None else (lambda parts: pooled(scale(parts)))
@@ -168,7 +173,8 @@ def _own_tests(
         return OwnSplit(partition, train.labels, own.share, own.by, seed), ()
     if source.test is None:
         raise DataError(
-            f"test is {convention}, and {source.name} has no test set; use test='own(share=0.2)', which keeps a share of each client's samples."
+            f"test is {convention}, and {source.name} has no test set; use test='own(share=0.2)', which keeps a share"
+            " of each client's samples."
         )
     if convention == "server":
         return None, ()
@@ -186,13 +192,19 @@ def _heldout(spec: DataSpec, clients: int) -> tuple[int, ...]:
         return ()
     count = int(spec.heldout * clients + 0.5)
     if not 1 <= count < clients:
-        raise DataError(f"heldout is {spec.heldout} of {clients} clients, which is {count}; at least 1 client is held out and at least 1 trains.")
+        raise DataError(
+            f"heldout is {spec.heldout} of {clients} clients, which is {count}; at least 1 client is held out and at"
+            " least 1 trains."
+        )
     return tuple(sorted(stream(spec.seed, "heldout").choice(clients, count, replace=False).tolist()))
 
 
 def _some(ids: Ints) -> str:
     shown = ", ".join(map(str, ids[:10].tolist()))
-    return f"{len(ids)} client{'s' if len(ids) > 1 else ''} ({shown}{', ...' if len(ids) > 10 else ''}) {'have' if len(ids) > 1 else 'has'}"
+    return (
+        f"{len(ids)} client{'s' if len(ids) > 1 else ''} ({shown}{', ...' if len(ids) > 10 else ''})"
+        f" {'have' if len(ids) > 1 else 'has'}"
+    )
 
 
 def _small(partition: Partition, validation: float) -> tuple[str, ...]:
@@ -203,7 +215,10 @@ def _small(partition: Partition, validation: float) -> tuple[str, ...]:
     if (empty := np.flatnonzero(sizes == 0)).size:
         notes.append(f"partition: {_some(empty)} no sample and cannot train.")
     if (single := np.flatnonzero(sizes == 1)).size:
-        notes.append(f"partition: {_some(single)} a single sample, which is trained on{' and not validated' if validation else ''}.")
+        notes.append(
+            f"partition: {_some(single)} a single sample, which is trained"
+            f" on{' and not validated' if validation else ''}."
+        )
     return tuple(notes)
 
 
@@ -217,4 +232,11 @@ def _scaled(federation: Federation, source: Source, *, server: bool) -> Federati
         parts = [federation.training(i).numpy() for i in range(federation.clients) if i not in kept]
     scaled = source.scale(parts)
     notes = federation.notes + tuple(note for note in scaled.notes if note not in source.notes)
-    return replace(federation, train=scaled.train, test=scaled.test if server else None, official=scaled.test, intake=scaled.intake, notes=notes)
+    return replace(
+        federation,
+        train=scaled.train,
+        test=scaled.test if server else None,
+        official=scaled.test,
+        intake=scaled.intake,
+        notes=notes,
+    )

@@ -34,7 +34,9 @@ class Place:
     root: Path | None = None
     clients: int | None = None
 
-    def folder(self, data: str, names: tuple[str, ...], files: tuple[str, ...], system: Path | None = None) -> tuple[Path, str]:
+    def folder(
+        self, data: str, names: tuple[str, ...], files: tuple[str, ...], system: Path | None = None
+    ) -> tuple[Path, str]:
         """The first folder that holds one of ``files``, and which file that was.
 
         Args:
@@ -57,16 +59,28 @@ class Place:
         if not roots:
             package = f" or install the files under {system}" if system is not None else ""
             raise DataError(
-                f"data {data}: no folder was given; say data.root=FOLDER (or set {VARIABLE}) where FOLDER/{wanted} lies{package}; "
-                "data=digits needs no files."
+                f"data {data}: no folder was given; say data.root=FOLDER (or set {VARIABLE}) where FOLDER/{wanted}"
+                f" lies{package}; data=digits needs no files."
             )
         missing = [root for root in roots if not root.is_dir()]
         if missing:
             raise DataError(
-                f"data {data}: the folder {missing[0]} does not exist; say data.root=FOLDER where FOLDER/{wanted} lies; data=digits needs no files."
+                f"data {data}: the folder {missing[0]} does not exist; say data.root=FOLDER where FOLDER/{wanted} lies;"
+                " data=digits needs no files."
             )
-        pickled = next((folder for folder in looked if (folder / "cifar-10-batches-py").exists() or (folder / "cifar-100-python").exists()), None)
-        hint = f"{pickled} holds the Python version, whose pickles can run code and are not read; get the binary version. " if pickled else ""
+        pickled = next(
+            (
+                folder
+                for folder in looked
+                if (folder / "cifar-10-batches-py").exists() or (folder / "cifar-100-python").exists()
+            ),
+            None,
+        )
+        hint = (
+            f"{pickled} holds the Python version, whose pickles can run code and are not read; get the binary version. "
+            if pickled
+            else ""
+        )
         raise DataError(
             f"{hint}data {data}: found none of {', '.join(files)} in {', '.join(str(folder) for folder in looked)}; "
             f"put {wanted} below data.root; data=digits needs no files."
@@ -78,13 +92,16 @@ class Place:
         Raises:
             DataError: it does not exist.
         """
-        candidates = [Path(path)] if Path(path).is_absolute() else [*(root / path for root in self._roots()), Path(path)]
+        candidates = (
+            [Path(path)] if Path(path).is_absolute() else [*(root / path for root in self._roots()), Path(path)]
+        )
         for candidate in candidates:
             if candidate.exists():
                 return candidate
         verb = "does" if len(candidates) == 1 else "do"
         raise DataError(
-            f"data {data}: {' and '.join(str(c) for c in candidates)} {verb} not exist; say path=FILE, absolute or relative to data.root."
+            f"data {data}: {' and '.join(str(c) for c in candidates)} {verb} not exist; say path=FILE, absolute or"
+            " relative to data.root."
         )
 
     def _roots(self) -> list[Path]:

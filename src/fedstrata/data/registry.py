@@ -42,7 +42,9 @@ _DATASETS: dict[str, Row] = {}
 _LAWS: dict[str, Row] = {}
 
 
-def register_dataset(name: str, factory: Callable[..., Reader], *, about: str, source: str, offline: bool = False) -> None:
+def register_dataset(
+    name: str, factory: Callable[..., Reader], *, about: str, source: str, offline: bool = False
+) -> None:
     """Make a data set known by name.
 
     Raises:
@@ -87,7 +89,9 @@ def find_dataset(name: str) -> Row:
 
 def find_partition(name: str) -> Row:
     """The partition law of that name, as :func:`find_dataset`."""
-    return _find("partitions", name, _LAWS, "a dataclass of settings with deal(pool, clients, seed), or a fedstrata.data.Row")
+    return _find(
+        "partitions", name, _LAWS, "a dataclass of settings with deal(pool, clients, seed), or a fedstrata.data.Row"
+    )
 
 
 def _find(kind: plugins.Kind, name: str, table: Mapping[str, Row], form: str) -> Row:
@@ -103,7 +107,11 @@ def _find(kind: plugins.Kind, name: str, table: Mapping[str, Row], form: str) ->
 def _row(plugin: plugins.Plugin, offered: object, form: str) -> Row:
     """A plug-in's row, of a factory or of a row of its own."""
     row = (
-        offered if isinstance(offered, Row) else Row(plugin.name, offered, plugin.about, plugin.origin, offline=False) if callable(offered) else None
+        offered
+        if isinstance(offered, Row)
+        else Row(plugin.name, offered, plugin.about, plugin.origin, offline=False)
+        if callable(offered)
+        else None
     )
     if row is None or not callable(getattr(row.factory, "read" if plugin.kind == "datasets" else "deal", None)):
         plugins.wanted(plugin, offered, form)
@@ -146,10 +154,38 @@ for _name, _factory, _about, _source, _offline, _cite in (
         False,
         ("lecun1998gradient",),
     ),
-    ("fashion_mnist", images.FashionMnist, "28x28 grey clothes, 10 classes", "Xiao, Rasul, Vollgraf 2017", False, ("xiao2017fashion",)),
-    ("cifar10", images.Cifar10, "32x32 colour photographs, 10 classes", "Krizhevsky 2009", False, ("krizhevsky2009learning",)),
-    ("cifar100", images.Cifar100, "32x32 colour photographs, 100 classes or 20 coarse ones", "Krizhevsky 2009", False, ("krizhevsky2009learning",)),
-    ("tiny_imagenet", images.TinyImagenet, "64x64 colour photographs, 200 classes or any subset", "Stanford CS231n", False, ("le2015tiny",)),
+    (
+        "fashion_mnist",
+        images.FashionMnist,
+        "28x28 grey clothes, 10 classes",
+        "Xiao, Rasul, Vollgraf 2017",
+        False,
+        ("xiao2017fashion",),
+    ),
+    (
+        "cifar10",
+        images.Cifar10,
+        "32x32 colour photographs, 10 classes",
+        "Krizhevsky 2009",
+        False,
+        ("krizhevsky2009learning",),
+    ),
+    (
+        "cifar100",
+        images.Cifar100,
+        "32x32 colour photographs, 100 classes or 20 coarse ones",
+        "Krizhevsky 2009",
+        False,
+        ("krizhevsky2009learning",),
+    ),
+    (
+        "tiny_imagenet",
+        images.TinyImagenet,
+        "64x64 colour photographs, 200 classes or any subset",
+        "Stanford CS231n",
+        False,
+        ("le2015tiny",),
+    ),
     ("pacs", images.Pacs, "64x64 pictures, 7 classes in 4 domains", "Li et al. 2017", False, ("li2017deeper",)),
     (
         "synthetic_iid",
@@ -175,7 +211,14 @@ for _name, _factory, _about, _source, _offline, _cite in (
         False,
         "your own pictures",
     ),
-    ("table", tables.Table, "CSV or parquet with a label column, and a client column where there is one", "your own", False, "your own table"),
+    (
+        "table",
+        tables.Table,
+        "CSV or parquet with a label column, and a client column where there is one",
+        "your own",
+        False,
+        "your own table",
+    ),
     (
         "breast_cancer",
         bundled.BreastCancer,
@@ -184,9 +227,30 @@ for _name, _factory, _about, _source, _offline, _cite in (
         True,
         ("street1993nuclear", "pedregosa2011scikit"),
     ),
-    ("wine", bundled.Wine, "13 measurements, 3 classes", "scikit-learn, from UCI", True, ("aeberhard1992wine", "pedregosa2011scikit")),
-    ("diabetes", bundled.Diabetes, "10 measurements, regression", "scikit-learn, Efron et al. 2004", True, ("efron2004least", "pedregosa2011scikit")),
-    ("series", series.Series, "long CSV or parquet of time series: forecast from windows", "your own", False, "your own series"),
+    (
+        "wine",
+        bundled.Wine,
+        "13 measurements, 3 classes",
+        "scikit-learn, from UCI",
+        True,
+        ("aeberhard1992wine", "pedregosa2011scikit"),
+    ),
+    (
+        "diabetes",
+        bundled.Diabetes,
+        "10 measurements, regression",
+        "scikit-learn, Efron et al. 2004",
+        True,
+        ("efron2004least", "pedregosa2011scikit"),
+    ),
+    (
+        "series",
+        series.Series,
+        "long CSV or parquet of time series: forecast from windows",
+        "your own",
+        False,
+        "your own series",
+    ),
     (
         "eeg",
         series.Eeg,
@@ -196,7 +260,14 @@ for _name, _factory, _about, _source, _offline, _cite in (
         "sample data without a publication",
     ),
     ("ag_news", text.AgNews, "news in 4 classes, as words", "Zhang et al. 2015", False, ("zhang2015character",)),
-    ("shakespeare", text.Shakespeare, "the next character; a client is a role", "LEAF, Caldas et al. 2018", False, ("caldas2018leaf",)),
+    (
+        "shakespeare",
+        text.Shakespeare,
+        "the next character; a client is a role",
+        "LEAF, Caldas et al. 2018",
+        False,
+        ("caldas2018leaf",),
+    ),
     (
         "hub",
         hub.Hub,
@@ -210,8 +281,20 @@ for _name, _factory, _about, _source, _offline, _cite in (
 
 for _law, _rule, _what, _from, _cite in (
     ("iid", laws.Iid, "equal sizes, uniform draws", "FedFN harness", "uniform draws need no source"),
-    ("pooled", laws.Pooled, "one client with everything: the centralised control", "-", "the centralised control needs no source"),
-    ("dirichlet", laws.Dirichlet, "label skew, unequal sizes, a minimum", "FedFN harness, LDA(alpha)", ("yurochkin2019bayesian",)),
+    (
+        "pooled",
+        laws.Pooled,
+        "one client with everything: the centralised control",
+        "-",
+        "the centralised control needs no source",
+    ),
+    (
+        "dirichlet",
+        laws.Dirichlet,
+        "label skew, unequal sizes, a minimum",
+        "FedFN harness, LDA(alpha)",
+        ("yurochkin2019bayesian",),
+    ),
     (
         "dirichlet_equal",
         label_skew.DirichletEqual,
@@ -219,10 +302,28 @@ for _law, _rule, _what, _from, _cite in (
         "FedDyn, FedSMU",
         ("hsu2019measuring", "acar2021federated"),
     ),
-    ("shards", label_skew.Shards, "s shards of one class each for every client", "FedFN harness, Sharding(s)", ("mcmahan2017communication",)),
+    (
+        "shards",
+        label_skew.Shards,
+        "s shards of one class each for every client",
+        "FedFN harness, Sharding(s)",
+        ("mcmahan2017communication",),
+    ),
     ("classes", label_skew.Classes, "exactly k classes a client (pathological)", "-", ("li2022federated",)),
     ("quantity", label_skew.Quantity, "unequal sizes, equal label mix", "-", ("li2022federated",)),
-    ("natural", label_skew.Natural, "the data's own writers, roles, domains or client column", "LEAF", "the data's own clients; cite the data"),
-    ("overlap", laws.Overlap, "independent draws of equal size; clients overlap and are derived when asked for", "FedPart", ("wang2024why",)),
+    (
+        "natural",
+        label_skew.Natural,
+        "the data's own writers, roles, domains or client column",
+        "LEAF",
+        "the data's own clients; cite the data",
+    ),
+    (
+        "overlap",
+        laws.Overlap,
+        "independent draws of equal size; clients overlap and are derived when asked for",
+        "FedPart",
+        ("wang2024why",),
+    ),
 ):
     _add(_LAWS, "partition", Row(_law, _rule, _what, _from, True, *_cited(_cite)))

@@ -55,7 +55,8 @@ class Source:
     """A data set before it is dealt to clients.
 
     Attributes:
-        name: as a user writes it, with the settings that change its content; never a place, so that a fingerprint holds on every machine.
+        name: as a user writes it, with the settings that change its content; never a place, so that a fingerprint holds
+            on every machine.
         task: see :class:`Task`.
         train: training samples.
         test: the test set, official where there is one; None where there is none.
@@ -63,9 +64,11 @@ class Source:
         natural: True where the data come with clients of their own, so that ``natural`` is the default partition.
         dark: [channels] the value of a black pixel after normalisation; () where samples are not images.
         notes: what a user must be told.
-        scale: given every client's training indices, the normalised source; None where nothing needs training statistics.
+        scale: given every client's training indices, the normalised source; None where nothing needs training
+            statistics.
         intake: how further samples are prepared, for predictions; None where the data set does not say.
-        identity: what a fingerprint is taken over, where that is more than the name: all settings, and the content of files.
+        identity: what a fingerprint is taken over, where that is more than the name: all settings, and the content of
+            files.
     """
 
     name: str

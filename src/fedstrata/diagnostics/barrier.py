@@ -19,36 +19,43 @@ _DATA = "on the client's own training samples; mean over clients"
 
 @dataclass(frozen=True)
 class Barrier(Several):
-    """By how much a client's loss rises when one layer group g of its trained model is replaced by the clients' average; "all": every group at once.
+    """By how much a client's loss rises when one layer group g of its trained model is replaced by the clients'
+    average; "all": every group at once.
 
-    barrier_g = mean over clients i of [loss_i(y_i with the average in g) - loss_i(y_i)], with y_i where client i ended and loss_i its mean plain loss
-    on up to ``most`` of its own training samples. It looks for mismatch of layers after averaging without any optimiser: if single groups cost little
-    and all together much, the averaged layers do not fit each other; if one group costs as much as all, it is that group.
+    barrier_g = mean over clients i of [loss_i(y_i with the average in g) - loss_i(y_i)], with y_i where client i ended
+    and loss_i its mean plain loss on up to ``most`` of its own training samples. It looks for mismatch of layers after
+    averaging without any optimiser: if single groups cost little and all together much, the averaged layers do not fit
+    each other; if one group costs as much as all, it is that group.
 
-    The average goes over the clients that sent a tensor, by their samples, whatever the method's server does with it (a server's own rate or momentum
-    is no part of it). A group's barrier is the mean over the clients that sent the group; groups that nobody sent have none. ``clients`` takes
-    only the first so many of the cohort for losses; the average is of all. ``reverse`` adds the other view: every group averaged, then g alone given
-    back to the client, as a change of the loss (below 0: the client's own layer is better for it).
+    The average goes over the clients that sent a tensor, by their samples, whatever the method's server does with it (a
+    server's own rate or momentum is no part of it). A group's barrier is the mean over the clients that sent the group;
+    groups that nobody sent have none. ``clients`` takes only the first so many of the cohort for losses; the average is
+    of all. ``reverse`` adds the other view: every group averaged, then g alone given back to the client, as a change of
+    the loss (below 0: the client's own layer is better for it).
 
-    Norms: running statistics belong to the group of their norm, and are replaced with it where clients send them (in all, also those of layers that
-    stood still); the others are the client's own, or as it received them. ``norms`` running evaluates with them; they were not estimated for models
-    that are put together, and part of what is measured can be that. ``norms`` batch has batch norms look at the samples instead, all ``most`` of
-    them at once up to 500.
+    Norms: running statistics belong to the group of their norm, and are replaced with it where clients send them (in
+        all, also those of layers that
+    stood still); the others are the client's own, or as it received them. ``norms`` running evaluates with them; they
+    were not estimated for models that are put together, and part of what is measured can be that. ``norms`` batch has
+    batch norms look at the samples instead, all ``most`` of them at once up to 500.
 
-    Source: layer-wise barriers, Adilova et al. 2024, "Layer-wise Linear Mode Connectivity", of two models, along a line; this is its end point, of
+    Source: layer-wise barriers, Adilova et al. 2024, "Layer-wise Linear Mode Connectivity", of two models, along a
+        line; this is its end point, of
     many. That clients' own loss is taken, and the plain mean over clients, is INFERRED.
     """
 
     title: ClassVar[str] = "Loss barrier of averaging"
     text: ClassVar[str] = (
-        f"Rise of a client's loss when layers of its trained model are replaced by the clients' average, {_DATA}. The curve: all that is averaged; "
-        "the maps: one layer group alone. 0: the average serves the client as well as its own layers. After Adilova et al. 2024."
+        f"Rise of a client's loss when layers of its trained model are replaced by the clients' average, {_DATA}. The"
+        " curve: all that is averaged; the maps: one layer group alone. 0: the average serves the client as well as"
+        " its own layers. After Adilova et al. 2024."
     )
     unit: ClassVar[str] = "rise of the loss"
     others: ClassVar[Mapping[str, Shown]] = {
         "local": Shown(
             "One layer given back",
-            f"Change of a client's loss when, with all layers averaged, one layer group is its own again, {_DATA}. Below 0: its own layer is better.",
+            f"Change of a client's loss when, with all layers averaged, one layer group is its own again, {_DATA}."
+            " Below 0: its own layer is better.",
             "change of the loss",
         )
     }
@@ -59,7 +66,12 @@ class Barrier(Several):
 
     def __post_init__(self) -> None:
         at_least(1, "barrier.most", self.most, "the most training samples of a client that its loss is taken on")
-        at_least(1, "barrier.clients", 1 if self.clients is None else self.clients, "how many clients of the cohort have their losses taken")
+        at_least(
+            1,
+            "barrier.clients",
+            1 if self.clients is None else self.clients,
+            "how many clients of the cohort have their losses taken",
+        )
 
     def look(self, look: Look) -> Mapping[str, float | None]:
         """The barriers, by layer group and in all; with ``reverse``, those of "local/" too."""
@@ -70,12 +82,19 @@ class Barrier(Several):
                 found.setdefault(key, []).append(value)
         order = [ALL, *look.layout.names()]
         keys = sorted(found, key=lambda key: ("/" in key, order.index(key.removeprefix("local/"))))
-        return {key: math.fsum(found[key]) / len(found[key]) if all(map(math.isfinite, found[key])) else None for key in keys}
+        return {
+            key: math.fsum(found[key]) / len(found[key]) if all(map(math.isfinite, found[key])) else None
+            for key in keys
+        }
 
     def _of(self, look: Look, i: int, mean: Mapping[str, Tensor]) -> dict[str, float]:
         """One client's barriers."""
         reply, own = look.replies[i], look.end(i)
-        groups = {g.name: look.layout.group(g.name) for g in look.layout.groups.values() if any(n in reply.delta for n in g.names)}
+        groups = {
+            g.name: look.layout.group(g.name)
+            for g in look.layout.groups.values()
+            if any(n in reply.delta for n in g.names)
+        }
         if not groups:
             return {}
         full = with_tensors(own, mean)
@@ -97,7 +116,8 @@ class Barrier(Several):
 
 
 def average(look: Look) -> dict[str, Tensor]:
-    """Mean of where clients ended, by name: of each tensor over those who sent it, weighted by their training samples; of statistics alike.
+    """Mean of where clients ended, by name: of each tensor over those who sent it, weighted by their training samples;
+    of statistics alike.
 
     In float64, then rounded, so that equal tensors have themselves as their mean.
     """

@@ -34,14 +34,16 @@ class Look:
         layout: names and groups of the model.
         before, after: the server's model before and after the round, with statistics.
         replies: accepted replies in cohort order, as the server got them; an upload that was made lossy is lossy here.
-        sent: what the server sent to each of them: full parameters with statistics. An update is the difference from that, which is ``before`` itself
-            unless a piece sends models of its own (FedPhoenix' reset copies).
-        served: the server's model as it is evaluated after the round: ``after``, with the norms of one client where norm layers stay with clients.
+        sent: what the server sent to each of them: full parameters with statistics. An update is the difference from
+            that, which is ``before`` itself unless a piece sends models of its own (FedPhoenix' reset copies).
+        served: the server's model as it is evaluated after the round: ``after``, with the norms of one client where
+            norm layers stay with clients.
         slots: server slots after the round, by piece.
-        features: ``features(params, most)`` gives ([N, d] features in front of the head, [N] targets) of up to ``most`` test samples.
-        loss: ``loss(client, params, most)`` gives the mean plain loss on up to ``most`` evenly spaced training samples of a client, always the same
-            ones, in evaluation mode. Norms use the running statistics of ``params``; they look at the batch under ``bn=batch``, and for
-            ``params.frozen("batch")``.
+        features: ``features(params, most)`` gives ([N, d] features in front of the head, [N] targets) of up to ``most``
+            test samples.
+        loss: ``loss(client, params, most)`` gives the mean plain loss on up to ``most`` evenly spaced training samples
+            of a client, always the same ones, in evaluation mode. Norms use the running statistics of ``params``; they
+            look at the batch under ``bn=batch``, and for ``params.frozen("batch")``.
     """
 
     round: int
@@ -56,7 +58,8 @@ class Look:
     loss: Callable[[int, Params, int], float]
 
     def end(self, i: int) -> Params:
-        """The model that the client of reply ``i`` ended with: what it was sent, plus its update, and what it keeps for itself; with statistics.
+        """The model that the client of reply ``i`` ended with: what it was sent, plus its update, and what it keeps for
+        itself; with statistics.
 
         As far as the server got it: a lossy update gives another model than the client has.
         """
@@ -77,7 +80,8 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure(ABC):
-    """A look at training. Subclasses are frozen dataclasses of settings; they override :meth:`look`, and :meth:`panels` where a curve is not enough.
+    """A look at training. Subclasses are frozen dataclasses of settings; they override :meth:`look`, and :meth:`panels`
+    where a curve is not enough.
 
     Class attributes:
         title: a few words for a heading.
@@ -91,18 +95,25 @@ class Measure(ABC):
 
     @abstractmethod
     def look(self, look: Look) -> Mapping[str, float | None]:
-        """Numbers of this round, by series: "all" for the whole model, names of layer groups, or what the measure calls them.
+        """Numbers of this round, by series: "all" for the whole model, names of layer groups, or what the measure calls
+        them.
 
         Called after evaluated rounds. None, or a number that is not finite, stands for undefined.
         """
 
     def panels(self, name: str, runs: Runs) -> list[Panel]:
-        """What a report shows. Default: the whole model's curve a method, with its spread over seeds, and a map of layer groups a method."""
+        """What a report shows.
+
+        Default: the whole model's curve a method, with its spread over seeds, and a map of layer groups a method.
+        """
         return drawn(Shown(self.title, self.text, self.unit), name, runs)
 
 
 def drawn(shown: Shown, name: str, runs: Runs) -> list[Panel]:
-    """The whole model's curve a method, with its spread over seeds, and a map of layer groups a method; what has no numbers is left out."""
+    """The whole model's curve a method, with its spread over seeds, and a map of layer groups a method.
+
+    What has no numbers is left out.
+    """
     curve = _curve(shown, name, runs)
     return ([curve] if curve is not None else []) + _maps(shown, name, runs)
 
@@ -121,12 +132,23 @@ def _curve(shown: Shown, name: str, runs: Runs) -> Panel | None:
 def _maps(shown: Shown, name: str, runs: Runs) -> list[Panel]:
     panels = []
     for label, seeds in runs.items():
-        groups = dict.fromkeys(key for rows in seeds for row in rows for key in (row.get("measures") or {}).get(name, {}) if key != ALL)
+        groups = dict.fromkeys(
+            key for rows in seeds for row in rows for key in (row.get("measures") or {}).get(name, {}) if key != ALL
+        )
         found = {group: _over_seeds([_series(rows, name, group) for rows in seeds]) for group in groups}
         x = sorted({r for points in found.values() for r in points})
         if len(groups) > 1 and x:
             series = {group: [points[r][0] if r in points else None for r in x] for group, points in found.items()}
-            panels.append(Panel(f"{shown.title} by layer: {label}", shown.text, "heat", [r + 1 for r in x], series, y_name=shown.unit))
+            panels.append(
+                Panel(
+                    f"{shown.title} by layer: {label}",
+                    shown.text,
+                    "heat",
+                    [r + 1 for r in x],
+                    series,
+                    y_name=shown.unit,
+                )
+            )
     return panels
 
 
@@ -150,7 +172,10 @@ def _series(rows: Sequence[Mapping[str, Any]], name: str, key: str) -> dict[int,
 
 
 def _over_seeds(runs: Sequence[Mapping[int, float]]) -> dict[int, tuple[float, float | None]]:
-    """Round -> (mean, standard deviation with n - 1) over the seeds that have the round; no deviation of a single one."""
+    """Round -> (mean, standard deviation with n - 1) over the seeds that have the round.
+
+    No deviation of a single one.
+    """
     found: dict[int, tuple[float, float | None]] = {}
     for r in sorted({r for run in runs for r in run}):
         values = [run[r] for run in runs if r in run]

@@ -14,42 +14,53 @@ from fedstrata.diagnostics.several import Several
 from fedstrata.diagnostics.updates import senders
 
 _START = "of what local training did: where a client ended minus where it started"
-_MODEL = "of what the server averages: where a client ended minus the server's model. It holds what clients' own starting points differ by"
+_MODEL = (
+    "of what the server averages: where a client ended minus the server's model. It holds what clients' own starting"
+    " points differ by"
+)
 
 
 @dataclass(frozen=True)
 class Conflict(Several):
-    """Over pairs of clients, the share whose updates have a negative cosine, and the mean cosine; in all and by layer group.
+    """Over pairs of clients, the share whose updates have a negative cosine, and the mean cosine; in all and by layer
+    group.
 
-    Twice, as there are two things that an update can be relative to. *What training did* is ``Reply.delta``, the end minus what the client was
-    sent. *What the server averages* is the end minus the server's model; its series begin with "model". They are equal unless clients are sent
-    models of their own. FedPhoenix sends each client a reset copy, so that the second one holds the reset too, a random part that is the client's own
-    and pulls every cosine towards 0; look at the first one to see whether training that starts from whole or from partial resets disagrees more.
-    With ``fedphoenix(side=client)`` nobody but the client knows its start: both are the end minus the server's model.
+    Twice, as there are two things that an update can be relative to. *What training did* is ``Reply.delta``, the end
+    minus what the client was sent. *What the server averages* is the end minus the server's model; its series begin
+    with "model". They are equal unless clients are sent models of their own. FedPhoenix sends each client a reset copy,
+    so that the second one holds the reset too, a random part that is the client's own and pulls every cosine towards 0;
+    look at the first one to see whether training that starts from whole or from partial resets disagrees more. With
+    ``fedphoenix(side=client)`` nobody but the client knows its start: both are the end minus the server's model.
 
-    In all: over the parameters that every client sent. By layer group: over the clients that sent it, at least two. A pair of which one did not move
-    counts neither way; without a pair there is no number.
+    In all: over the parameters that every client sent. By layer group: over the clients that sent it, at least two. A
+    pair of which one did not move counts neither way; without a pair there is no number.
 
-    Source: a negative cosine as conflict: Yu et al. 2020, "Gradient Surgery for Multi-Task Learning", def. 1, of gradients of tasks.
+    Source: a negative cosine as conflict: Yu et al. 2020, "Gradient Surgery for Multi-Task Learning", def. 1, of
+        gradients of tasks.
     """
 
     title: ClassVar[str] = "Pairs of clients in conflict"
     text: ClassVar[str] = (
-        f"Share of client pairs whose updates have a negative cosine, {_START}. 0: no two clients pull against each other; 1: all do. "
-        "Independent directions give a half. Conflict as in Yu et al. 2020."
+        f"Share of client pairs whose updates have a negative cosine, {_START}. 0: no two clients pull against each"
+        " other; 1: all do. Independent directions give a half. Conflict as in Yu et al. 2020."
     )
     unit: ClassVar[str] = "share of pairs"
     others: ClassVar[Mapping[str, Shown]] = {
         "cosine": Shown(
             "Mean cosine of clients' updates",
-            f"Mean over client pairs of the cosine of their updates, {_START}. 1: all pull alike; 0: nothing in common.",
+            f"Mean over client pairs of the cosine of their updates, {_START}. 1: all pull alike; 0: nothing in"
+            " common.",
             "cosine",
         ),
         "model": Shown(
-            "Pairs of clients in conflict, from the server's model", f"Share of client pairs with a negative cosine, {_MODEL}.", "share of pairs"
+            "Pairs of clients in conflict, from the server's model",
+            f"Share of client pairs with a negative cosine, {_MODEL}.",
+            "share of pairs",
         ),
         "model cosine": Shown(
-            "Mean cosine of clients' updates, from the server's model", f"Mean over client pairs of the cosine, {_MODEL}.", "cosine"
+            "Mean cosine of clients' updates, from the server's model",
+            f"Mean over client pairs of the cosine, {_MODEL}.",
+            "cosine",
         ),
     }
 
@@ -80,7 +91,8 @@ def products(parts: list[Tensor]) -> Tensor:
 
 
 def conflict(gram: Tensor) -> tuple[float | None, float | None]:
-    """(share of pairs with a negative cosine, mean cosine) over pairs of vectors that are not zero; None without such a pair.
+    """(share of pairs with a negative cosine, mean cosine) over pairs of vectors that are not zero; None without such a
+    pair.
 
     Args:
         gram: [C, C] inner products.

@@ -19,33 +19,39 @@ _BLOCK = 1024  # kernels whose cosines to all others are in memory at once
 
 @dataclass(frozen=True)
 class FeatureDiversity(Several):
-    """Effective rank of the features in front of the head, and, by layer group, the mean cosine between kernels. Both of the server's model.
+    """Effective rank of the features in front of the head, and, by layer group, the mean cosine between kernels. Both
+    of the server's model.
 
-    Effective rank is exp(-sum p log p) of the singular values of the centred features [N, d], divided by their sum, p; from 1 to min(N - 1, d). The
-    features are those of up to ``samples`` test samples. Undefined where all samples have the same features.
+    Effective rank is exp(-sum p log p) of the singular values of the centred features [N, d], divided by their sum, p;
+    from 1 to min(N - 1, d). The features are those of up to ``samples`` test samples. Undefined where all samples have
+    the same features.
 
-    A kernel is an output filter of a convolution, with all its input channels and taps, or a row of a linear weight (of projections of attention
-    and recurrent layers, too). The mean goes over the pairs of different kernels in one weight; a layer of several weights over all their pairs,
-    and all layers over the layers, each counted once. ``cosine`` absolute, the default, takes |cos|, for which a kernel and its negative are as
-    redundant as two equal ones: the inter-filter orthogonality of RePr, which re-draws filters as well (they divide by n where we divide by the
-    n - 1 other kernels). ``cosine`` signed takes cos itself, which is near 0 also for kernels that come in opposite pairs. Kernels that are all zero
-    have no cosine and are left out.
+    A kernel is an output filter of a convolution, with all its input channels and taps, or a row of a linear weight (of
+    projections of attention and recurrent layers, too). The mean goes over the pairs of different kernels in one
+    weight; a layer of several weights over all their pairs, and all layers over the layers, each counted once.
+    ``cosine`` absolute, the default, takes |cos|, for which a kernel and its negative are as redundant as two equal
+    ones: the inter-filter orthogonality of RePr, which re-draws filters as well (they divide by n where we divide by
+    the n - 1 other kernels). ``cosine`` signed takes cos itself, which is near 0 also for kernels that come in opposite
+    pairs. Kernels that are all zero have no cosine and are left out.
 
-    Source: Roy and Vetterli 2007, "The effective rank: a measure of effective dimensionality"; Prakash et al. 2019, "RePr: Improved Training of
+    Source: Roy and Vetterli 2007, "The effective rank: a measure of effective dimensionality"; Prakash et al. 2019,
+        "RePr: Improved Training of
     Convolutional Filters".
     """
 
     title: ClassVar[str] = "Effective rank of the features"
     text: ClassVar[str] = (
-        "Effective rank (Roy and Vetterli 2007) of the centred features in front of the head, on test samples: in how many directions they spread. "
-        "Low: features have collapsed into few directions. At most the number of features."
+        "Effective rank (Roy and Vetterli 2007) of the centred features in front of the head, on test samples: in how"
+        " many directions they spread. Low: features have collapsed into few directions. At most the number of"
+        " features."
     )
     unit: ClassVar[str] = "directions"
     others: ClassVar[Mapping[str, Shown]] = {
         "kernels": Shown(
             "Likeness of kernels",
-            "Mean cosine between the kernels of a layer (size of the cosine, unless cosine=signed), as in RePr (Prakash et al. 2019). 0: kernels are "
-            "orthogonal; 1: all are multiples of one. Random kernels of n numbers have a mean of about 0.8 / sqrt(n).",
+            "Mean cosine between the kernels of a layer (size of the cosine, unless cosine=signed), as in RePr (Prakash"
+            " et al. 2019). 0: kernels are orthogonal; 1: all are multiples of one. Random kernels of n numbers have a"
+            " mean of about 0.8 / sqrt(n).",
             "mean cosine",
         )
     }

@@ -18,8 +18,8 @@ class Panel:
     Attributes:
         title: a few words.
         text: what is measured, in which unit, and what high and low mean; with its source.
-        kind: "lines" draws ``series`` against ``x``; "bars" draws ``series`` by the categories ``x``; "heat" draws ``series`` as rows over the
-            columns ``x``; "table" shows ``series`` as rows only.
+        kind: "lines" draws ``series`` against ``x``; "bars" draws ``series`` by the categories ``x``; "heat" draws
+            ``series`` as rows over the columns ``x``; "table" shows ``series`` as rows only.
         x: positions (rounds from 1, epsilons, ...) or names of categories.
         series: name (a method, a layer group) -> a value for each of ``x``; None where there is none.
         spread: name -> half-width of a band round the series, for "lines"; may be empty.

@@ -84,7 +84,9 @@ def panels(runs: Runs) -> list[Panel]:
     Args:
         runs: label of a method -> its runs -> rows of rounds.jsonl.
     """
-    seen = dict.fromkeys(name for seeds in runs.values() for rows in seeds for row in rows for name in row.get("measures") or {})
+    seen = dict.fromkeys(
+        name for seeds in runs.values() for rows in seeds for row in rows for name in row.get("measures") or {}
+    )
     return [panel for name in seen for panel in _known(name).panels(name, runs)]
 
 

@@ -13,7 +13,8 @@ from fedstrata.diagnostics.panel import Panel
 
 @dataclass(frozen=True)
 class Several(Measure):
-    """A measure whose series belong to several quantities: "cosine/conv1" is the series "conv1" of "cosine"; without a slash, of the main one.
+    """A measure whose series belong to several quantities: "cosine/conv1" is the series "conv1" of "cosine"; without a
+    slash, of the main one.
 
     Class attributes:
         others: quantities besides the main one, by the word in front of the slash.
@@ -24,7 +25,9 @@ class Several(Measure):
     def panels(self, name: str, runs: Runs) -> list[Panel]:
         """A curve and maps of layer groups for each quantity."""
         parts = {"": Shown(self.title, self.text, self.unit)} | dict(self.others)
-        return [panel for word, shown in parts.items() for panel in drawn(shown, name, _part(runs, name, word, self.others))]
+        return [
+            panel for word, shown in parts.items() for panel in drawn(shown, name, _part(runs, name, word, self.others))
+        ]
 
 
 def _part(runs: Runs, name: str, word: str, others: Mapping[str, Shown]) -> Runs:
@@ -33,7 +36,10 @@ def _part(runs: Runs, name: str, word: str, others: Mapping[str, Shown]) -> Runs
     def less(row: Mapping[str, Any]) -> dict[str, Any]:
         found: Mapping[str, float | None] = (row.get("measures") or {}).get(name, {})
         split = ((*_halves(key, others), value) for key, value in found.items())
-        return {"round": row["round"], "measures": {name: {series: value for first, series, value in split if first == word}}}
+        return {
+            "round": row["round"],
+            "measures": {name: {series: value for first, series, value in split if first == word}},
+        }
 
     return {label: [[less(row) for row in rows] for rows in seeds] for label, seeds in runs.items()}
 

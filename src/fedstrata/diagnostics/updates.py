@@ -13,19 +13,22 @@ from fedstrata.diagnostics.base import ALL, Look, Measure
 
 @dataclass(frozen=True)
 class Drift(Measure):
-    """How far clients' updates lie from their mean, relative to it: sqrt(mean_i |d_i - d|^2) / |d|, d the plain mean of the updates d_i.
+    """How far clients' updates lie from their mean, relative to it: sqrt(mean_i |d_i - d|^2) / |d|, d the plain mean of
+    the updates d_i.
 
-    In all: over the parameters that every client of the round sent. By layer group: over the clients that sent it, at least two. An update is
-    relative to what its client was sent, so that FedPhoenix' resets are no part of it. Undefined for a single reply and where the mean is zero.
+    In all: over the parameters that every client of the round sent. By layer group: over the clients that sent it, at
+    least two. An update is relative to what its client was sent, so that FedPhoenix' resets are no part of it.
+    Undefined for a single reply and where the mean is zero.
 
-    Source: the dissimilarity B of Li et al. 2020 (FedProx), def. 3, is sqrt(E|g_i|^2) / |E g_i|; this is sqrt(B^2 - 1), taken of updates instead of
+    Source: the dissimilarity B of Li et al. 2020 (FedProx), def. 3, is sqrt(E|g_i|^2) / |E g_i|; this is sqrt(B^2 - 1),
+        taken of updates instead of
     gradients.
     """
 
     title: ClassVar[str] = "Client drift"
     text: ClassVar[str] = (
-        "Root mean square distance of clients' updates from their mean, divided by the mean's length. 0: all clients pull alike; 3: what they "
-        "disagree on is three times as long as what they agree on."
+        "Root mean square distance of clients' updates from their mean, divided by the mean's length. 0: all clients"
+        " pull alike; 3: what they disagree on is three times as long as what they agree on."
     )
     unit: ClassVar[str] = "relative to the mean update"
 
@@ -46,8 +49,8 @@ class Drift(Measure):
 def senders(look: Look) -> dict[str, tuple[list[str], list[int]]]:
     """Over which names and which replies updates are compared, by series; at least two replies each.
 
-    "all": the parameters that every client sent, and all replies. A layer group: those of its parameters that anybody sent, and the replies that have
-    all of them.
+    "all": the parameters that every client sent, and all replies. A layer group: those of its parameters that anybody
+    sent, and the replies that have all of them.
     """
     sent = [r.delta.spec.index.keys() for r in look.replies]
     if len(sent) < 2:
@@ -62,10 +65,15 @@ def senders(look: Look) -> dict[str, tuple[list[str], list[int]]]:
 
 @dataclass(frozen=True)
 class StepSize(Measure):
-    """How far the server's model moves in a round: root mean square over parameters, in all and by layer group; 0 for a group that stands still."""
+    """How far the server's model moves in a round: root mean square over parameters, in all and by layer group.
+
+    0 for a group that stands still.
+    """
 
     title: ClassVar[str] = "Step of the server's model"
-    text: ClassVar[str] = "Root mean square change of a parameter of the server's model in one round. 0: the layer stood still."
+    text: ClassVar[str] = (
+        "Root mean square change of a parameter of the server's model in one round. 0: the layer stood still."
+    )
     unit: ClassVar[str] = "change of a parameter"
 
     def look(self, look: Look) -> Mapping[str, float | None]:

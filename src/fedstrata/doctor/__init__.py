@@ -1,4 +1,6 @@
-"""Advice before measurement: what a federation looks like, what is wrong with it, what will be slow, and which methods to compare first."""
+"""Advice before measurement: what a federation looks like, what is wrong with it, what will be slow, and which methods
+to compare first.
+"""
 
 from __future__ import annotations
 

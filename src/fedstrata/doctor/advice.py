@@ -1,4 +1,6 @@
-"""From rules and numbers to candidates: what speaks for and against each method, whether it can run here, and what it would cost."""
+"""From rules and numbers to candidates: what speaks for and against each method, whether it can run here, and what it
+would cost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from fedstrata.methods import method as parse_method
 from fedstrata.methods import rows
 
 ORDER: tuple[Verdict, ...] = ("baseline", "candidate", "control", "later", "not advised", "cannot run", "open")
-DECIDES: Mapping[Verdict, str] = {"baseline": "baseline", "candidate": "for", "control": "control", "later": "later", "not advised": "against"}
+DECIDES: Mapping[Verdict, str] = {
+    "baseline": "baseline",
+    "candidate": "for",
+    "control": "control",
+    "later": "later",
+    "not advised": "against",
+}
 FEDAVG = "McMahan et al., AISTATS 2017"
 
 
@@ -98,7 +106,12 @@ def verdict_of(speaking: Sequence[Rule]) -> Verdict:
     said = {rule.speaks for rule in speaking}
     if "against" in said:
         return "not advised"
-    order: tuple[tuple[str, Verdict], ...] = (("baseline", "baseline"), ("for", "candidate"), ("control", "control"), ("later", "later"))
+    order: tuple[tuple[str, Verdict], ...] = (
+        ("baseline", "baseline"),
+        ("for", "candidate"),
+        ("control", "control"),
+        ("later", "later"),
+    )
     return next((verdict for speaks, verdict in order if speaks in said), "open")
 
 
@@ -115,14 +128,20 @@ def _judged(method: str, rules: Sequence[Rule], parts: Parts, seen: Seen, module
 def _weighed(advice: Advice, parts: Parts, module: nn.Module | None) -> Advice:
     """With its costs, or with the reason why it cannot run here."""
     try:
-        tried = trial(assemble(beside(parts.config.replace(method=advice.method), parts.federation), parts.federation, module))
+        tried = trial(
+            assemble(beside(parts.config.replace(method=advice.method), parts.federation), parts.federation, module)
+        )
     except FedstrataError as error:
         return replace(advice, verdict="cannot run", reasons=(str(error),))
-    return replace(advice, bytes=tried.down.payload + tried.up.payload, flops=sum(tried.flops.values()), state=tried.row)
+    return replace(
+        advice, bytes=tried.down.payload + tried.up.payload, flops=sum(tried.flops.values()), state=tried.row
+    )
 
 
 def beside(config: Config, federation: Federation) -> Config:
-    """The configuration for data that are at hand already: what it says about data is left out, and what followed from it is said."""
+    """The configuration for data that are at hand already: what it says about data is left out, and what followed from
+    it is said.
+    """
     plain = {name: KEYS[name].default for name in ("data", "augment", "partition", "test", "heldout", "clients")}
     return config.replace(model=config.model_for(federation.task), validation=federation.validation, **plain)
 

@@ -1,4 +1,6 @@
-"""What a run will cost, and what will be slow or large: measured on one client, multiplied, with the arithmetic shown."""
+"""What a run will cost, and what will be slow or large: measured on one client, multiplied, with the arithmetic
+shown.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Sizes:
 
     Attributes:
         samples: trained on in a round, passes counted; steps: local steps.
-        low, high: local steps of clients with samples: the tenth from below and from above of a hundred; equal: all take the same.
+        low, high: local steps of clients with samples: the tenth from below and from above of a hundred; equal: all
+            take the same.
     """
 
     samples: float
@@ -49,7 +52,9 @@ class Sizes:
 def sizes(parts: Parts, seen: Survey) -> Sizes:
     """From the sizes of clients to their work in a round."""
     setup, held = parts.setup, set(parts.federation.heldout)
-    counted = [int(n) for client, n in zip(seen.ids.tolist(), seen.training.tolist(), strict=True) if client not in held]
+    counted = [
+        int(n) for client, n in zip(seen.ids.tolist(), seen.training.tolist(), strict=True) if client not in held
+    ]
     steps = [setup.local_steps(n) if n else 0 for n in counted]
     samples = [n * (setup.epochs or 0) if setup.steps is None else setup.steps * min(n, setup.batch) for n in counted]
     busy = [s for s in steps if s]
@@ -80,7 +85,9 @@ def _traffic(parts: Parts, tried: Trial) -> Iterator[Cost]:
     how = f"{setup.cohort} clients x ({size(tried.down.payload)} down + {size(tried.up.payload)} up)"
     yield Cost("sent in a round", setup.cohort * one, "bytes", how)
     total = setup.rounds * setup.cohort * one
-    yield Cost("sent in all", total, "bytes", f"{setup.rounds} rounds x {size(setup.cohort * one)}", large=total > LARGE_BYTES)
+    yield Cost(
+        "sent in all", total, "bytes", f"{setup.rounds} rounds x {size(setup.cohort * one)}", large=total > LARGE_BYTES
+    )
 
 
 def _work(parts: Parts, tried: Trial, each: Sizes) -> Iterator[Cost]:
@@ -153,7 +160,9 @@ def _evaluated(parts: Parts, tried: Trial) -> tuple[float, str]:
 
 
 def _clocked(function: Callable[[], object]) -> float:
-    """Seconds of the fastest of TIMES calls (fewer where they are slow): what the machine does besides only ever adds."""
+    """Seconds of the fastest of TIMES calls (fewer where they are slow): what the machine does besides only ever
+    adds.
+    """
     spent: list[float] = []
     while len(spent) < TIMES and sum(spent) < 2 * PROBE:
         before = time.perf_counter()
@@ -167,16 +176,28 @@ def _memory(parts: Parts, tried: Trial, memory: int) -> Iterator[Cost]:
     held = [s for s in (federation.train, federation.official or federation.test) if s is not None]
     data = sum(_held(samples) for samples in held)
     if data:
-        how = f"{sum(len(s) for s in held):,} samples, " + ("labels only: the rest is read from files" if held[0].lazy else "as they are kept")
+        how = f"{sum(len(s) for s in held):,} samples, " + (
+            "labels only: the rest is read from files" if held[0].lazy else "as they are kept"
+        )
         yield Cost("data in memory", data, "bytes", how, large=data > BUSY * memory)
     most = min(len(setup.eligible), setup.cohort * setup.rounds)
     if tried.row:
         on = "memory" if parts.config.rows == "memory" else "a file"
         how = f"{most:,} clients that can take part x {size(tried.row)} that a client keeps, in {on}"
-        yield Cost("rows of clients", most * tried.row, "bytes", how, large=parts.config.rows == "memory" and most * tried.row > BUSY * memory)
+        yield Cost(
+            "rows of clients",
+            most * tried.row,
+            "bytes",
+            how,
+            large=parts.config.rows == "memory" and most * tried.row > BUSY * memory,
+        )
     reply = tried.up.payload + 4 * parts.parameters
     yield Cost(
-        "replies of a round", setup.cohort * reply, "bytes", f"{setup.cohort} clients x {size(reply)}", large=setup.cohort * reply > BUSY * memory
+        "replies of a round",
+        setup.cohort * reply,
+        "bytes",
+        f"{setup.cohort} clients x {size(reply)}",
+        large=setup.cohort * reply > BUSY * memory,
     )
     batch = next(tried.session.batches("doctor"))
     step = cost(tried.kit, Batch(batch.x[:8], batch.y[:8]), setup.layout.parameters)[1]

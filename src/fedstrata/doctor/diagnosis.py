@@ -59,11 +59,12 @@ class Advice:
 
     Attributes:
         method: in call syntax.
-        verdict: baseline, candidate, control (a yardstick, not a method to deploy), later (try it if its relative does well), not advised,
-            cannot run, or open (no rule speaks).
+        verdict: baseline, candidate, control (a yardstick, not a method to deploy), later (try it if its relative does
+            well), not advised, cannot run, or open (no rule speaks).
         reasons: with the measured numbers.
         source: of the method.
-        bytes, flops, state: bytes of a client and round up and down, FLOPs of a sample, bytes kept for a client; None where not measured.
+        bytes, flops, state: bytes of a client and round up and down, FLOPs of a sample, bytes kept for a client; None
+            where not measured.
     """
 
     method: str

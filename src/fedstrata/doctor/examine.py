@@ -1,4 +1,7 @@
-"""``fedstrata doctor``: look at data, settings and costs, and propose a comparison. Nothing is trained but a few steps, for the clock."""
+"""``fedstrata doctor``: look at data, settings and costs, and propose a comparison.
+
+Nothing is trained but a few steps, for the clock.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,10 @@ def examine(
         config: of the run that is meant.
         federation: instead of the configured data.
         module: instead of the configured model.
-        quick: leave out what reads every sample (duplicates), many samples of files (feature skew of pictures in folders) or the clock.
-        given: the words of the command line that made the configuration, for the proposed command; () writes out what differs from the defaults.
+        quick: leave out what reads every sample (duplicates), many samples of files (feature skew of pictures in
+            folders) or the clock.
+        given: the words of the command line that made the configuration, for the proposed command; () writes out what
+            differs from the defaults.
     Raises:
         FedstrataError: whatever makes a run impossible, as ``fedstrata check`` says it.
     """
@@ -73,7 +78,9 @@ def examine(
 
 def _copies(seen: Survey) -> Duplicates:
     """Clients that are derived when asked for overlap by intent, so they are not compared with each other."""
-    return duplicates(seen.federation, () if seen.federation.partition.lazy else seen.ids[spaced(len(seen.ids), WALKED)].tolist())
+    return duplicates(
+        seen.federation, () if seen.federation.partition.lazy else seen.ids[spaced(len(seen.ids), WALKED)].tolist()
+    )
 
 
 def _seconds(bill: Sequence[Cost], chosen: Sequence[Advice], flops: float) -> tuple[float, float] | None:
@@ -84,7 +91,10 @@ def _seconds(bill: Sequence[Cost], chosen: Sequence[Advice], flops: float) -> tu
     assessed = next((cost for cost in bill if cost.what == EVALUATION), Cost(EVALUATION, 0.0, "seconds", "", 0.0))
     runs = len(SEEDS.split())
     factor = sum((a.flops or flops) / flops for a in chosen)
-    low, high = (factor * t + len(chosen) * e for t, e in ((training.value, assessed.value), (training.high or 0.0, assessed.high or 0.0)))
+    low, high = (
+        factor * t + len(chosen) * e
+        for t, e in ((training.value, assessed.value), (training.high or 0.0, assessed.high or 0.0))
+    )
     return runs * low, runs * high
 
 
@@ -93,11 +103,17 @@ def _setting(parts: Parts, seen: Survey) -> dict[str, str]:
     count, unit = (local.epochs, "epoch") if local.steps is None else (local.steps, "step")
     length = f"{count} {unit}{'' if count == 1 else 's'}"
     few = f" of {len(seen.ids):,} clients that were picked evenly" if not seen.whole else ""
-    spread = f"smallest client {seen.training.min():,}, median {np.median(seen.training):,.0f}, largest {seen.training.max():,}"
+    spread = (
+        f"smallest client {seen.training.min():,}, median {np.median(seen.training):,.0f}, largest"
+        f" {seen.training.max():,}"
+    )
     return {
         "sizes": spread + few,
         "method": str(parts.method),
-        "model": f"{parts.config.model_for(parts.federation.task)}, {parts.parameters:,} parameters in {len(setup.layout.groups)} layer groups",
+        "model": (
+            f"{parts.config.model_for(parts.federation.task)}, {parts.parameters:,} parameters in"
+            f" {len(setup.layout.groups)} layer groups"
+        ),
         "rounds": f"{setup.rounds}, {setup.cohort} of {len(setup.eligible):,} clients each",
         "local training": f"{length} of batches of {setup.batch}, {setup.optimizer} at {setup.lr:g}",
         "test": tests_of(parts.federation),
@@ -113,11 +129,17 @@ def _settings(parts: Parts) -> tuple[str, ...]:
 def _differences(config: Config) -> list[str]:
     """The configuration as words of a command line: what differs from the defaults."""
     plain = Config().flat()
-    return [f"{name}={'none' if value is None else value}" for name, value in config.flat().items() if value != plain[name]]
+    return [
+        f"{name}={'none' if value is None else value}" for name, value in config.flat().items() if value != plain[name]
+    ]
 
 
 def _command(given: Sequence[str], more: Sequence[str], chosen: Sequence[str]) -> str:
-    kept = [word for word in given if word.partition("=")[0] not in ("method", "seed", "name", *(m.partition("=")[0] for m in more))]
+    kept = [
+        word
+        for word in given
+        if word.partition("=")[0] not in ("method", "seed", "name", *(m.partition("=")[0] for m in more))
+    ]
     words = " ".join(shlex.quote(word) for word in (*kept, *more))
     methods = " ".join(f'"{method}"' for method in chosen)
     return f"fedstrata compare {words} --methods {methods} --seeds {SEEDS}".replace("  ", " ")
@@ -125,5 +147,7 @@ def _command(given: Sequence[str], more: Sequence[str], chosen: Sequence[str]) -
 
 def _call(federation: Federation | None, module: nn.Module | None, chosen: Sequence[str]) -> str:
     """The comparison of what was handed over in Python."""
-    handed = "".join(f", {name}={name}" for name, value in (("federation", federation), ("module", module)) if value is not None)
+    handed = "".join(
+        f", {name}={name}" for name, value in (("federation", federation), ("module", module)) if value is not None
+    )
     return f"fedstrata.compare({list(chosen)}, seeds=({SEEDS.replace(' ', ', ')}){handed})"

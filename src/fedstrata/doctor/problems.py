@@ -35,7 +35,10 @@ class Case:
 
     def clients(self, places: Sequence[int], has: str = "has", have: str = "have") -> str:
         """For a sentence: 3 of 20 clients (ann, bob, cid) have."""
-        return f"{len(places):,} of {len(self.seen.ids):,} clients ({self.names(places)}) {has if len(places) == 1 else have}"
+        return (
+            f"{len(places):,} of {len(self.seen.ids):,} clients ({self.names(places)})"
+            f" {has if len(places) == 1 else have}"
+        )
 
 
 def printable(text: str, most: int = 40) -> str:
@@ -50,7 +53,8 @@ def problems(case: Case) -> tuple[Problem, ...]:
     return tuple(sorted(found, key=lambda problem: WEIGHTS.index(problem.weight)))
 
 
-# ---- samples met more than once ---------------------------------------------------------------------------------------------------------
+# ---- samples met more than once
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _copies(case: Case) -> Iterator[Problem]:
@@ -63,15 +67,26 @@ def _copies(case: Case) -> Iterator[Problem]:
         seen = f"{copies.train_test:,} of {copies.tested:,} test samples ({percent(share)})"
         text = f"{seen} {'is' if copies.train_test == 1 else 'are'} also trained on{_example(case, 'train-test')}"
         yield Problem(
-            weight, "train-test-duplicates", text, "take them out of one of the two; scores on them show memory, not learning", copies.train_test
+            weight,
+            "train-test-duplicates",
+            text,
+            "take them out of one of the two; scores on them show memory, not learning",
+            copies.train_test,
         )
     if copies.two_labels:
-        text = f"{copies.two_labels:,} contents stand under more than one class in the training set{_example(case, 'labels')}"
+        text = (
+            f"{copies.two_labels:,} contents stand under more than one class in the training"
+            f" set{_example(case, 'labels')}"
+        )
         yield Problem("look", "two-labels", text, "no model can be right on all of them", copies.two_labels)
     if copies.across_clients:
         text = f"{copies.across_clients:,} contents are held by more than one client{_example(case, 'clients')}"
         yield Problem(
-            "look", "client-duplicates", text, "clients are more alike, and held-out clients less unseen, than they seem", copies.across_clients
+            "look",
+            "client-duplicates",
+            text,
+            "clients are more alike, and held-out clients less unseen, than they seem",
+            copies.across_clients,
         )
     if copies.within_train > copies.across_clients:
         text = f"{copies.within_train:,} of {len(case.seen.federation.train):,} training samples repeat an earlier one"
@@ -97,7 +112,8 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
-# ---- clients too small --------------------------------------------------------------------------------------------------------------------
+# ---- clients too small
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def _small(case: Case) -> Iterator[Problem]:
@@ -108,15 +124,29 @@ def _small(case: Case) -> Iterator[Problem]:
         yield Problem("look", "empty-clients", text, "fewer clients, or a larger min in the partition", empty.size)
     single = np.flatnonzero(sizes == 1)
     if single.size and setup.merges:
-        text = f"{case.clients(single.tolist())} a single training sample, on which a batch norm cannot train, and {_are(single)} left out"
+        text = (
+            f"{case.clients(single.tolist())} a single training sample, on which a batch norm cannot train, and"
+            f" {_are(single)} left out"
+        )
         yield Problem("look", "single-sample", text, "norm=group, or fewer clients", single.size)
     elif single.size:
-        yield Problem("note", "single-sample", f"{case.clients(single.tolist())} a single training sample", count=single.size)
+        yield Problem(
+            "note", "single-sample", f"{case.clients(single.tolist())} a single training sample", count=single.size
+        )
     small = np.flatnonzero((sizes > 1) & (sizes < setup.batch))
     if small.size:
         weight: Weight = "look" if small.size * 2 > len(sizes) else "note"
-        text = f"{case.clients(small.tolist())} fewer training samples than a batch of {setup.batch}: one short step a pass"
-        yield Problem(weight, "under-a-batch", text, f"local.batch={_batch(sizes[sizes > 0])}" if weight == "look" else "", small.size)
+        text = (
+            f"{case.clients(small.tolist())} fewer training samples than a batch of {setup.batch}: one short step a"
+            " pass"
+        )
+        yield Problem(
+            weight,
+            "under-a-batch",
+            text,
+            f"local.batch={_batch(sizes[sizes > 0])}" if weight == "look" else "",
+            small.size,
+        )
 
 
 def _batch(sizes: Ints) -> int:
@@ -141,11 +171,14 @@ def _labels(case: Case) -> Iterator[Problem]:
         tested += np.bincount(federation.test.y.numpy(), minlength=federation.task.classes)
     if seen.whole and (lost := np.flatnonzero((seen.counts.sum(0) == 0) & (tested > 0))).size:
         names = ", ".join(printable(federation.task.labels[c]) for c in lost[:NAMED].tolist())
-        text = f"{lost.size} classes ({names}{', ...' if lost.size > NAMED else ''}) are tested and nobody trains on them"
+        text = (
+            f"{lost.size} classes ({names}{', ...' if lost.size > NAMED else ''}) are tested and nobody trains on them"
+        )
         yield Problem("serious", "untrained-classes", text, "another partition, or more clients", lost.size)
 
 
-# ---- tests --------------------------------------------------------------------------------------------------------------------------------
+# ---- tests
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 def _tests(case: Case) -> Iterator[Problem]:
@@ -154,17 +187,33 @@ def _tests(case: Case) -> Iterator[Problem]:
     if federation.own_test is not None:
         without = np.flatnonzero(seen.test == 0)
         if without.size:
-            text = f"{case.clients(without.tolist())} no test sample of their own and {'has' if without.size == 1 else 'have'} no personal score"
-            yield Problem("look" if without.size * 2 > len(seen.ids) else "note", "no-own-test", text, count=without.size)
+            text = (
+                f"{case.clients(without.tolist())} no test sample of their own and"
+                f" {'has' if without.size == 1 else 'have'} no personal score"
+            )
+            yield Problem(
+                "look" if without.size * 2 > len(seen.ids) else "note", "no-own-test", text, count=without.size
+            )
         median = float(np.median(seen.test[seen.test > 0])) if (seen.test > 0).any() else 0.0
         if classes and 0 < median < FEW_TESTS:
-            text = f"the median client tests itself on {median:.0f} samples, so its accuracy moves in steps of {100 / median:.0f} points"
+            text = (
+                f"the median client tests itself on {median:.0f} samples, so its accuracy moves in steps of"
+                f" {100 / median:.0f} points"
+            )
             yield Problem("look", "small-own-tests", text, "read the mean over clients, not single ones")
     if federation.test is not None and classes and (points := _resolution(len(federation.test))) >= 1:
-        text = f"an accuracy on {len(federation.test):,} test samples is known to {points:.1f} points either way (95 %, at an accuracy of one half)"
-        yield Problem("look" if points >= 3 else "note", "small-test", text, "several seeds; do not read smaller differences")
+        text = (
+            f"an accuracy on {len(federation.test):,} test samples is known to {points:.1f} points either way (95 %, at"
+            " an accuracy of one half)"
+        )
+        yield Problem(
+            "look" if points >= 3 else "note", "small-test", text, "several seeds; do not read smaller differences"
+        )
     if not federation.validation:
-        text = "no validation samples are kept, so the round cannot be chosen without looking at test data (accuracy.selected stays null)"
+        text = (
+            "no validation samples are kept, so the round cannot be chosen without looking at test data"
+            " (accuracy.selected stays null)"
+        )
         yield Problem("look", "no-validation", text, "validation=0.1")
     if federation.own_test is None:
         yield Problem("note", "no-own-tests", "clients do not test: personal models are not seen", "test=both")
@@ -178,13 +227,18 @@ def _resolution(samples: int) -> float:
 def _participation(case: Case) -> Iterator[Problem]:
     setup = case.parts.setup
     if setup.clients == 1:
-        yield Problem("look", "one-client", "there is one client, so nothing is federated: all methods that average are the same", "more clients")
+        yield Problem(
+            "look",
+            "one-client",
+            "there is one client, so nothing is federated: all methods that average are the same",
+            "more clients",
+        )
         return
     visits = setup.rounds * setup.cohort / len(setup.eligible)
     never = (1 - setup.cohort / len(setup.eligible)) ** setup.rounds
     if visits < 1 or never * len(setup.eligible) >= 1:
         text = (
-            f"{setup.rounds} rounds of {setup.cohort} out of {len(setup.eligible):,} clients: a client takes part {visits:.2g} times on average, "
-            f"and about {percent(never)} of them never do"
+            f"{setup.rounds} rounds of {setup.cohort} out of {len(setup.eligible):,} clients: a client takes part"
+            f" {visits:.2g} times on average, and about {percent(never)} of them never do"
         )
         yield Problem("look" if never > 0.1 else "note", "participation", text, "more rounds, or a larger cohort")

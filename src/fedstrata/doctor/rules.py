@@ -1,7 +1,8 @@
-"""Which methods are sensible here: one table, a line a reason. A rule speaks before anything was trained; only a comparison decides.
+"""Which methods are sensible here: one table, a line a reason. A rule speaks before anything was trained; only a
+comparison decides.
 
-A condition is about measured numbers (:class:`Seen`), and the reason names them. Borders of a condition are those of ``data/meaning.py`` or stand
-here by name; they are our own rules of thumb, not results of the publications named.
+A condition is about measured numbers (:class:`Seen`), and the reason names them. Borders of a condition are those of
+``data/meaning.py`` or stand here by name; they are our own rules of thumb, not results of the publications named.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ class Seen:
     """What rules may look at.
 
     Attributes:
-        label, features: skew of labels (targets of a regression) and of features as words of ``data/meaning.py``; label_value, feature_value: as
-            numbers, 0 where unknown.
+        label, features: skew of labels (targets of a regression) and of features as words of ``data/meaning.py``;
+            label_value, feature_value: as numbers, 0 where unknown.
         kind: classification or regression; images, tokens: what samples are; norms: whether the model has norm layers;
             body: whether it has layers before its head.
-        own_tests: whether clients test on splits of their own; heldout: clients kept out of training; test: the setting.
+        own_tests: whether clients test on splits of their own; heldout: clients kept out of training; test: the
+            setting.
         eligible, cohort, rounds: clients that may train, a round's, planned.
-        low_steps, high_steps: local steps of eligible clients: the tenth from below and from above of a hundred; equal_steps: all take the same.
+        low_steps, high_steps: local steps of eligible clients: the tenth from below and from above of a hundred;
+            equal_steps: all take the same.
         median: training samples of the median eligible client; batch: of local steps.
         model: in call syntax; exits: where it may end.
     """
@@ -186,17 +189,36 @@ FEATURES = "{s.inputs}"
 OLD = "{s.often}, so the state it keeps is that old when it is used"
 NO_SKEW = "no skew above low was measured, so there is little for it to correct"
 UNSEEN = "its personal models would not be seen: test={s.test}; with test=both (or own(share=0.2)) they are"
-THIN = "the median client has {s.median:.0f} training samples, under two batches of {s.batch}, to learn private layers from"
+THIN = (
+    "the median client has {s.median:.0f} training samples, under two batches of {s.batch}, to learn private layers"
+    " from"
+)
 RELATIVE = "a relative of {}: worth a run if {} does well"
 RESET = "kernels drawn anew for each client keep what many can use"
 BARELY = "a client takes part {s.visits:.2g} times in all, so most of what it keeps stays as it began"
 KEPT = ("fedbn", "fedper", "fedrep", "lgfedavg", "ditto", "pfedme", "local", "moon")
-PERSONAL = ("fedbn", "fedper", "ditto", "fedrep", "fedbabu", "lgfedavg", "pfedme", "perfedavg", "finetune(epochs=1)", "local")
+PERSONAL = (
+    "fedbn",
+    "fedper",
+    "ditto",
+    "fedrep",
+    "fedbabu",
+    "lgfedavg",
+    "pfedme",
+    "perfedavg",
+    "finetune(epochs=1)",
+    "local",
+)
 
 RULES: tuple[Rule, ...] = (
     Rule("fedavg", "baseline", always, "the baseline that differences are taken to"),
     # -- one model for all: clients differ, and local steps drift apart
-    Rule("fedprox", "for", drifts, SKEW + ": its proximal term holds local models near the received one, and nothing is stored"),
+    Rule(
+        "fedprox",
+        "for",
+        drifts,
+        SKEW + ": its proximal term holds local models near the received one, and nothing is stored",
+    ),
     Rule("fedprox", "against", mild, NO_SKEW),
     Rule(
         "scaffold",
@@ -211,17 +233,37 @@ RULES: tuple[Rule, ...] = (
     Rule("feddyn", "against", mild, NO_SKEW),
     # -- a model of its own for each client
     Rule(
-        "fedbn", "for", lambda s: s.own_tests and s.norms and _features(s), FEATURES + ", and the model has norm layers: they stay with each client"
+        "fedbn",
+        "for",
+        lambda s: s.own_tests and s.norms and _features(s),
+        FEATURES + ", and the model has norm layers: they stay with each client",
     ),
     Rule("fedbn", "against", lambda s: not s.norms, "{s.model} has no norm layer, which is all that it keeps private"),
-    Rule("fedper", "for", personal(_labels_strong), LABELS + ", and clients test themselves: a head of its own knows a client's classes"),
-    Rule("ditto", "for", personal(_labels, _features), SKEW + ", and clients test themselves: a private model beside the global one"),
-    Rule("finetune(epochs=1)", "for", personal(_labels, _features), SKEW + ": the cheapest personal model, FedAvg and then one private pass"),
+    Rule(
+        "fedper",
+        "for",
+        personal(_labels_strong),
+        LABELS + ", and clients test themselves: a head of its own knows a client's classes",
+    ),
+    Rule(
+        "ditto",
+        "for",
+        personal(_labels, _features),
+        SKEW + ", and clients test themselves: a private model beside the global one",
+    ),
+    Rule(
+        "finetune(epochs=1)",
+        "for",
+        personal(_labels, _features),
+        SKEW + ": the cheapest personal model, FedAvg and then one private pass",
+    ),
     Rule(
         "fedbabu",
         "for",
         lambda s: s.own_tests and s.heldout > 0 and _labels_strong(s),
-        LABELS + ", and {s.heldout} clients join later: they fine-tune a head, where methods with private heads have none for them",
+        LABELS
+        + ", and {s.heldout} clients join later: they fine-tune a head, where methods with private heads have none for"
+        " them",
     ),
     Rule("fedrep", "later", personal(_labels_strong), RELATIVE.format("fedper", "fedper")),
     Rule("fedbabu", "later", personal(_labels_strong), RELATIVE.format("fedper", "fedper")),
@@ -235,9 +277,19 @@ RULES: tuple[Rule, ...] = (
     Rule("pfedme", "later", personal(_labels, _features), RELATIVE.format("ditto", "ditto")),
     Rule("perfedavg", "later", personal(_labels, _features), RELATIVE.format("finetune", "finetune")),
     Rule("perfedavg", "against", tiny, "each step reads half of its batch, and " + THIN, "arithmetic"),
-    Rule("local", "control", lambda s: s.own_tests, "what clients reach alone: a federation that does not beat it is not worth its bytes"),
+    Rule(
+        "local",
+        "control",
+        lambda s: s.own_tests,
+        "what clients reach alone: a federation that does not beat it is not worth its bytes",
+    ),
     *(
-        Rule(name, "against", lambda s: not s.body, "{s.model} is all head, so that nothing would be shared: it is local training")
+        Rule(
+            name,
+            "against",
+            lambda s: not s.body,
+            "{s.model} is all head, so that nothing would be shared: it is local training",
+        )
         for name in ("fedper", "fedrep", "fedbabu")
     ),
     # -- one model for all, by other means
@@ -245,12 +297,29 @@ RULES: tuple[Rule, ...] = (
         "fedavgm",
         "for",
         lambda s: skewed(s) and s.cohort < s.eligible,
-        "a round sees {s.cohort} of {s.eligible} clients that differ (" + SKEW + "): momentum on the server averages over rounds",
+        "a round sees {s.cohort} of {s.eligible} clients that differ ("
+        + SKEW
+        + "): momentum on the server averages over rounds",
     ),
-    Rule("moon", "for", lambda s: s.images and moderate(s.label), LABELS + " on images: local features are held near the global model's"),
+    Rule(
+        "moon",
+        "for",
+        lambda s: s.images and moderate(s.label),
+        LABELS + " on images: local features are held near the global model's",
+    ),
     Rule("moon", "against", mild, NO_SKEW),
-    Rule("moon", "against", lambda s: not s.body, "{s.model} is all head: its features are the samples, alike in every model"),
-    Rule("fedadam", "for", lambda s: s.tokens, "a model of tokens, whose entries get gradients rarely: a step size for each entry serves those"),
+    Rule(
+        "moon",
+        "against",
+        lambda s: not s.body,
+        "{s.model} is all head: its features are the samples, alike in every model",
+    ),
+    Rule(
+        "fedadam",
+        "for",
+        lambda s: s.tokens,
+        "a model of tokens, whose entries get gradients rarely: a step size for each entry serves those",
+    ),
     Rule(
         "fedadam",
         "later",
@@ -263,7 +332,8 @@ RULES: tuple[Rule, ...] = (
         "fednova",
         "for",
         unequal,
-        "most clients take {s.low_steps} to {s.high_steps} local steps a round: updates are averaged by step, not by length",
+        "most clients take {s.low_steps} to {s.high_steps} local steps a round: updates are averaged by step, not by"
+        " length",
     ),
     Rule(
         "fednova",
@@ -274,19 +344,35 @@ RULES: tuple[Rule, ...] = (
     ),
     # -- one model for all: resets, mutations, cohorts, layers in turn
     Rule(
-        "fedphoenix", "later", lambda s: s.images and moderate(s.label) and s.rounds >= LONG, LABELS + " on images, and {s.rounds} rounds: " + RESET
+        "fedphoenix",
+        "later",
+        lambda s: s.images and moderate(s.label) and s.rounds >= LONG,
+        LABELS + " on images, and {s.rounds} rounds: " + RESET,
     ),
     Rule(
-        "fedphoenix", "against", lambda s: s.images and s.rounds < LONG, "its resets cost accuracy first and pay later, and {s.rounds} rounds are few"
+        "fedphoenix",
+        "against",
+        lambda s: s.images and s.rounds < LONG,
+        "its resets cost accuracy first and pay later, and {s.rounds} rounds are few",
     ),
-    Rule("fedphoenixblend", "later", lambda s: s.tokens and moderate(s.label), LABELS + ": resets for transformers, proposed but not evaluated"),
+    Rule(
+        "fedphoenixblend",
+        "later",
+        lambda s: s.tokens and moderate(s.label),
+        LABELS + ": resets for transformers, proposed but not evaluated",
+    ),
     Rule(
         "fedmut",
         "later",
         lambda s: s.images and moderate(s.label),
         LABELS + ": clients start from mutations of the model, so that it ends in a flat place",
     ),
-    Rule("fedcross", "later", lambda s: s.images and moderate(s.label), LABELS + ": models of several clients are kept apart and crossed slowly"),
+    Rule(
+        "fedcross",
+        "later",
+        lambda s: s.images and moderate(s.label),
+        LABELS + ": models of several clients are kept apart and crossed slowly",
+    ),
     Rule(
         "fedgen",
         "later",
@@ -297,7 +383,9 @@ RULES: tuple[Rule, ...] = (
         "clusteredsampling",
         "later",
         lambda s: skewed(s) and s.cohort < s.eligible,
-        "a round sees {s.cohort} of {s.eligible} clients that differ (" + SKEW + "): cohorts are drawn so that their clients are unlike each other",
+        "a round sees {s.cohort} of {s.eligible} clients that differ ("
+        + SKEW
+        + "): cohorts are drawn so that their clients are unlike each other",
     ),
     Rule(
         "clusteredsampling",
@@ -309,10 +397,15 @@ RULES: tuple[Rule, ...] = (
         "fedpart",
         "later",
         lambda s: s.body and mild(s),
-        "no skew above low was measured: one layer group a round, with fewer bytes and less to compute, is claimed to gain there",
+        "no skew above low was measured: one layer group a round, with fewer bytes and less to compute, is claimed to"
+        " gain there",
     ),
     Rule(
-        "fedpart", "against", lambda s: not s.body, "{s.model} is 1 layer group, and then it is FedAvg", "our law: one group is fedavg, bit for bit"
+        "fedpart",
+        "against",
+        lambda s: not s.body,
+        "{s.model} is 1 layer group, and then it is FedAvg",
+        "our law: one group is fedavg, bit for bit",
     ),
     Rule(
         "returning",
@@ -324,10 +417,22 @@ RULES: tuple[Rule, ...] = (
         "progfed",
         "later",
         lambda s: s.exits > 1 and s.rounds >= LONG,
-        "{s.model} may end after each of {s.exits} stages, and {s.rounds} rounds: early ones train and send the front of it",
+        "{s.model} may end after each of {s.exits} stages, and {s.rounds} rounds: early ones train and send the front"
+        " of it",
     ),
-    Rule("progfed", "against", lambda s: s.exits < 2, "{s.model} has {s.exits} stages to end after: it is FedAvg with 1, and needs 2", "arithmetic"),
-    Rule("budgets", "against", lambda s: not s.body, "{s.model} is 1 layer group: a client that cannot afford it has nothing smaller to train"),
+    Rule(
+        "progfed",
+        "against",
+        lambda s: s.exits < 2,
+        "{s.model} has {s.exits} stages to end after: it is FedAvg with 1, and needs 2",
+        "arithmetic",
+    ),
+    Rule(
+        "budgets",
+        "against",
+        lambda s: not s.body,
+        "{s.model} is 1 layer group: a client that cannot afford it has nothing smaller to train",
+    ),
     *(Rule(name, "against", lambda s: s.visits < 1, BARELY, "arithmetic") for name in KEPT),
     *(Rule(name, "against", untested, UNSEEN) for name in PERSONAL),
 )

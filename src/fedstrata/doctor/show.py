@@ -19,8 +19,8 @@ LONG = 3600.0  # seconds from which a way to less is told
 TOLD = 2  # methods refused for one reason whose publications are still told
 UNITS = {"bytes": size, "flops": work, "seconds": duration}
 CAVEAT = (
-    "This is advice before measurement: rules about numbers of the data, not results. It names what deserves a run; only the comparison shows which "
-    "method is better here, and it may well say none."
+    "This is advice before measurement: rules about numbers of the data, not results. It names what deserves a run;"
+    " only the comparison shows which method is better here, and it may well say none."
 )
 
 
@@ -46,10 +46,16 @@ def show(found: Diagnosis, console: Console) -> None:
 def _ending(found: Diagnosis) -> Iterator[str]:
     """The command comes last, so that it can be copied."""
     if found.left_out:
-        yield f"candidates beyond a first comparison: {', '.join(found.left_out)}; add them to --methods if the time is there"
+        yield (
+            f"candidates beyond a first comparison: {', '.join(found.left_out)}; add them to --methods if the time is"
+            " there"
+        )
     if found.seconds:
         low, high = (duration(seconds) for seconds in found.seconds)
-        yield f"the comparison takes about {low}{'' if low == high else f' to {high}'} on this machine, if it does nothing else"
+        yield (
+            f"the comparison takes about {low}{'' if low == high else f' to {high}'} on this machine, if it does"
+            " nothing else"
+        )
         if found.seconds[0] > LONG:
             yield "for a first look, say fewer rounds (rounds=10), or have it drop the worse half early (--screen)"
     yield from ("", "compare them on your data:", "", f"  {found.command}", "")

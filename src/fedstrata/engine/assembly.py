@@ -113,7 +113,9 @@ def loss_of(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda output, y: cross_entropy(output, y, reduction="none")
 
 
-def assemble(config: Config, federation: Federation | None = None, module: nn.Module | None = None, method: Method | None = None) -> Parts:
+def assemble(
+    config: Config, federation: Federation | None = None, module: nn.Module | None = None, method: Method | None = None
+) -> Parts:
     """Read, check and connect everything, before any training.
 
     Args:
@@ -167,11 +169,15 @@ def assemble(config: Config, federation: Federation | None = None, module: nn.Mo
     def scale() -> tuple[Kit, Batch]:
         """A worker and a batch to weigh local steps with."""
         own, functions, features = bind_net(module, head, loss, method)
-        return Kit(own, functions, method, setup, federation, settings, features), probing(federation, eligible, 2 if bound.norms else 1)
+        return Kit(own, functions, method, setup, federation, settings, features), probing(
+            federation, eligible, 2 if bound.norms else 1
+        )
 
     config.needed(setup.cohort)  # an impossible quorum is refused before anything is written
     if bound.norms and local.batch == 1 and not trains_on_one(module, federation.task):
-        raise ConfigError("local.batch is 1, but a batch norm cannot look at one value; use local.batch=2 or more, or norm=group.")
+        raise ConfigError(
+            "local.batch is 1, but a batch norm cannot look at one value; use local.batch=2 or more, or norm=group."
+        )
     _check_steps(method, config)
     _check_unseen(config, federation, setup.layout)
     _check_target(config, federation)
@@ -193,7 +199,8 @@ def _check_target(config: Config, federation: Federation) -> None:
     """Refuse an accuracy to reach where there is none, so that it would never end the run."""
     if config.stop.accuracy is not None and federation.task.kind == "regression":
         raise ConfigError(
-            f"stop.accuracy is {config.stop.accuracy}, but a regression has no accuracy; end the run by stop.bytes, stop.flops or stop.seconds."
+            f"stop.accuracy is {config.stop.accuracy}, but a regression has no accuracy; end the run by stop.bytes,"
+            " stop.flops or stop.seconds."
         )
 
 
@@ -203,7 +210,8 @@ def traced_of(bound: Bound, federation: Federation, settings: Local) -> Traced |
 
 
 def probing(federation: Federation, eligible: Sequence[int], least: int) -> Batch:
-    """Up to 8 samples of the first client that has two or more; where none has, the first sample, unless ``least`` is 2, as with batch norms.
+    """Up to 8 samples of the first client that has two or more; where none has, the first sample, unless ``least`` is
+    2, as with batch norms.
 
     Raises:
         ConfigError: no client has ``least``.
@@ -213,13 +221,18 @@ def probing(federation: Federation, eligible: Sequence[int], least: int) -> Batc
             index = federation.training(client)[:PROBE]
             if len(index) >= wanted:
                 return Batch(federation.train.take(index), federation.train.y[index])
-    raise ConfigError("no client has two samples to measure a local step on; look at the partition by `fedstrata check`.")
+    raise ConfigError(
+        "no client has two samples to measure a local step on; look at the partition by `fedstrata check`."
+    )
 
 
 def _check_unseen(config: Config, federation: Federation, layout: Layout) -> None:
     """Refuse settings for held-out clients where there are none, and a selector that selects nothing."""
     if not federation.heldout and config.unseen != Unseen():
-        raise ConfigError("unseen.* is set, but no client is held out of training, so it has no effect; set heldout=0.2 too, or leave it out.")
+        raise ConfigError(
+            "unseen.* is set, but no client is held out of training, so it has no effect; set heldout=0.2 too, or leave"
+            " it out."
+        )
     layout.select(config.unseen.groups)
 
 
@@ -232,17 +245,23 @@ def _own_federation(config: Config, federation: Federation) -> None:
     if idle:
         said = " and ".join(f"{k}={given[k]!r}" for k in idle)
         raise ConfigError(
-            f"{said} would have no effect beside a federation of your own. Say it there: Federation.of(..., partition=..., testing=...)."
+            f"{said} would have no effect beside a federation of your own. Say it there: Federation.of(...,"
+            " partition=..., testing=...)."
         )
 
 
 def _check_steps(method: Method, config: Config) -> None:
     """Refuse settings of the local optimiser where a piece brings steps of its own, which would not look at them."""
     idle = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": None}
-    given = [f"local.{name}={getattr(config.local, name)}" for name, default in idle.items() if getattr(config.local, name) != default]
+    given = [
+        f"local.{name}={getattr(config.local, name)}"
+        for name, default in idle.items()
+        if getattr(config.local, name) != default
+    ]
     if method.has("step") and given:
         raise MethodError(
-            f"{name_of(method.owner('step'))} takes local steps of its own, on which {' and '.join(given)} would have no effect; leave it out."
+            f"{name_of(method.owner('step'))} takes local steps of its own, on which {' and '.join(given)} would have"
+            " no effect; leave it out."
         )
 
 
@@ -254,12 +273,15 @@ def _module(config: Config, federation: Federation, module: nn.Module | None) ->
         module = build(config.model_for(task), task, norm, random_streams.torch_stream(config.seed, "model"))
     else:
         if not isinstance(module, nn.Module):
-            raise ConfigError(f"module is {module!r}; an instance of nn.Module is wanted (a class is called first: Net()).")
+            raise ConfigError(
+                f"module is {module!r}; an instance of nn.Module is wanted (a class is called first: Net())."
+            )
         module = swap_dropout(module).to(torch.float32)
     head = check(module, task)
     if head is None:
         raise ConfigError(
-            "the model does not end in a linear layer whose input could serve as features; let its last operation be an nn.Linear, the head."
+            "the model does not end in a linear layer whose input could serve as features; let its last operation be an"
+            " nn.Linear, the head."
         )
     if config.bn != "share" and not any(isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules()):
         raise ConfigError(f"bn={config.bn} is set, but the model has no batch norm; leave bn out, or use norm=batch.")

@@ -30,7 +30,20 @@ WIDTH = 8  # samples of the probing batch, or the client's own where it has fewe
 
 
 VERBS = (
-    *("model", "init", "init_client", "ask", "sample", "plan", "send", "receive", "objective", "gradient", "step", "upload"),
+    *(
+        "model",
+        "init",
+        "init_client",
+        "ask",
+        "sample",
+        "plan",
+        "send",
+        "receive",
+        "objective",
+        "gradient",
+        "step",
+        "upload",
+    ),
     *("weigh", "reduce", "merge", "settle", "personalise"),
 )  # of a piece, in the order of a round
 
@@ -65,10 +78,11 @@ class LayerCost:
     Attributes:
         name, kind, role, depth, parameters: as in the layout.
         flops: of one sample when only this layer is trained: whole forward pass, and backward to this layer.
-        front_flops: the part of them in front of it that runs once a sample and round, as its values are kept; 0 where none are.
+        front_flops: the part of them in front of it that runs once a sample and round, as its values are kept; 0 where
+            none are.
         kept_bytes: of these values, a sample.
-        memory: bytes at the peak of a local step on one batch when only this layer is trained: the model, what is alive at once in the two
-            passes, gradients and optimiser state.
+        memory: bytes at the peak of a local step on one batch when only this layer is trained: the model, what is alive
+            at once in the two passes, gradients and optimiser state.
     """
 
     name: str
@@ -140,7 +154,15 @@ def describe(config: Config) -> Description:
     if config.local.keep and kit.traced is None:
         kit.traced = traced_of(kit.bound, parts.federation, kit.local)
     layers = tuple(
-        LayerCost(g.name, g.kind, g.role, g.depth, g.numel, *cost(kit, batch, frozenset(g.names)), *front(kit, batch, frozenset(g.names)))
+        LayerCost(
+            g.name,
+            g.kind,
+            g.role,
+            g.depth,
+            g.numel,
+            *cost(kit, batch, frozenset(g.names)),
+            *front(kit, batch, frozenset(g.names)),
+        )
         for g in layout.groups.values()
     )
     return Description(
@@ -161,7 +183,9 @@ def describe(config: Config) -> Description:
         memory=cost(kit, batch, layout.parameters)[1],
         not_kept="; ".join(dict.fromkeys(why for why in kit.cuts.values() if isinstance(why, str))) or None,
         formulas=_formulas(parts, forward(kit, batch)),
-        probe=f"client {session.work.client}, {len(batch.y)} samples, memory scaled to local.batch={config.local.batch}",
+        probe=(
+            f"client {session.work.client}, {len(batch.y)} samples, memory scaled to local.batch={config.local.batch}"
+        ),
     )
 
 
@@ -177,7 +201,11 @@ def front(kit: Kit, batch: Batch, names: Names) -> tuple[float, int]:
 
 def _formulas(parts: Parts, flops: Mapping[str, int]) -> dict[str, float]:
     named = parts.method.named.items()
-    found = {f"{name}: {label}": round(value, 4) for name, piece in named for label, value in piece.formulas(flops, parts.setup).items()}
+    found = {
+        f"{name}: {label}": round(value, 4)
+        for name, piece in named
+        for label, value in piece.formulas(flops, parts.setup).items()
+    }
     return {label: int(value) if value == int(value) else value for label, value in found.items()}
 
 
@@ -220,14 +248,19 @@ def trial(parts: Parts) -> Trial:
     reply = session.reply(session.end(), loss, steps)
     down, up = messages.weigh_down(session.work), messages.weigh_up(reply, codecs_of(kit, session.work.plan))
     row = sum(t.numel() * t.element_size() for t in reply.row.values())
-    return Trial(kit, server, session, down, up, row, {p.partition(":")[0]: session.kit.costs[p] for p in session.passes})
+    return Trial(
+        kit, server, session, down, up, row, {p.partition(":")[0]: session.kit.costs[p] for p in session.passes}
+    )
 
 
 def _session(kit: Kit, turn: Turn) -> Session:
     for work in turn.works:
         if why_not(kit, work) is None:
             return Session(replace(kit, costs={}), work, probe=True)
-    raise ConfigError("no client of round 0 has samples to train on, so nothing can be measured; look at the partition by `fedstrata check`.")
+    raise ConfigError(
+        "no client of round 0 has samples to train on, so nothing can be measured; look at the partition by `fedstrata"
+        " check`."
+    )
 
 
 def _bytes(state: State) -> int:

@@ -1,4 +1,6 @@
-"""Evaluation: the server's model on the server's test set, every client's own model on its own split, questions of pieces."""
+"""Evaluation: the server's model on the server's test set, every client's own model on its own split, questions of
+pieces.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ class Evaluator:
     Attributes:
         kits: workers' kits.
         federation: whose splits.
-        batch_statistics: norms look at the batch also here (``bn=batch``); at running statistics where it is one sample.
+        batch_statistics: norms look at the batch also here (``bn=batch``); at running statistics where it is one
+            sample.
         threads: intra-op threads of each worker.
     """
 
@@ -77,11 +80,17 @@ class Evaluator:
 
     def predict(self, kit: Kit, params: Params, samples: Samples, index: Tensor) -> Tensor:
         """[N, classes] outputs of a model in evaluation mode."""
-        return torch.cat([self._pass(kit, params, samples.take(part)) for part in passes(index)]) if len(index) else torch.zeros(0)
+        return (
+            torch.cat([self._pass(kit, params, samples.take(part)) for part in passes(index)])
+            if len(index)
+            else torch.zeros(0)
+        )
 
     def _pass(self, kit: Kit, params: Params, x: Tensor) -> Tensor:
         kit.bound.load(params)
-        kit.bound.mode(training=False, batch_statistics=(self.batch_statistics or params.still == "batch") and len(x) > 1)
+        kit.bound.mode(
+            training=False, batch_statistics=(self.batch_statistics or params.still == "batch") and len(x) > 1
+        )
         kit.memo.clear()
         with torch.no_grad(), kit.autocast():
             return kit.net(kit.bound.params, x).float()
@@ -107,10 +116,15 @@ class Evaluator:
         own, shared = self.model(kit, work), params
         mine = mean_score(self.predict(kit, own, samples, index), samples.y[index])
         same = own.flat is shared.flat
-        return mine, mine if same else mean_score(self.predict(kit, shared, samples, index), samples.y[index]), len(index)
+        return (
+            mine,
+            mine if same else mean_score(self.predict(kit, shared, samples, index), samples.y[index]),
+            len(index),
+        )
 
     def unseen(self, kit: Kit, work: Work, adapt: Adapt | None) -> tuple[float | None, float | None]:
-        """(as received, after a few private steps) of a client that never took part, on its own test split; None where there is nothing to say.
+        """(as received, after a few private steps) of a client that never took part, on its own test split; None where
+        there is nothing to say.
 
         Args:
             kit: the worker.
@@ -126,11 +140,14 @@ class Evaluator:
         before = mean_score(self.predict(kit, start, samples, index), samples.y[index])
         if adapt is None:
             return before, None
-        moved = session.fit(start, "unseen", steps=adapt.steps, lr=adapt.lr, train=kit.setup.layout.select(adapt.groups))
+        moved = session.fit(
+            start, "unseen", steps=adapt.steps, lr=adapt.lr, train=kit.setup.layout.select(adapt.groups)
+        )
         return before, mean_score(self.predict(kit, moved, samples, index), samples.y[index])
 
     def features(self, params: Params, most: int) -> tuple[Tensor, Tensor]:
-        """([N, d] features in front of the head, [N] targets) of up to ``most`` evenly spaced samples of the server's test set.
+        """([N, d] features in front of the head, [N] targets) of up to ``most`` evenly spaced samples of the server's
+        test set.
 
         Without a server test set: of the training samples.
         """
@@ -147,7 +164,8 @@ class Evaluator:
         return torch.cat(found), samples.y[index]
 
     def loss(self, client: int, params: Params, most: int) -> float:
-        """Mean plain loss of a model on up to ``most`` evenly spaced training samples of a client; NaN where it has none.
+        """Mean plain loss of a model on up to ``most`` evenly spaced training samples of a client; NaN where it has
+        none.
 
         In evaluation mode. Norms look at the batch under ``bn=batch`` and for ``params.frozen("batch")``.
         """
@@ -164,7 +182,9 @@ class Evaluator:
         if not len(index):
             return 0.0, 0
         model = self.model(kit, work) if personal else params
-        return mean_score(self.predict(kit, model, self.federation.train, index), self.federation.train.y[index]), len(index)
+        return mean_score(self.predict(kit, model, self.federation.train, index), self.federation.train.y[index]), len(
+            index
+        )
 
     def answer(self, ask: Ask, eligible: Sequence[int]) -> Answers:
         """What clients say to a piece's question."""
@@ -182,7 +202,9 @@ class Evaluator:
             assert model is not None, "the engine puts the current model in place"
             output = self.predict(kit, model, samples, index)
             y = samples.y[index]
-            found.append(mean_score(output, y) if ask.what == "accuracy" else float(kit.net.loss(output, y).double().mean()))
+            found.append(
+                mean_score(output, y) if ask.what == "accuracy" else float(kit.net.loss(output, y).double().mean())
+            )
         return found
 
     def _held(self, split: Split, client: int) -> tuple[Samples, Tensor] | None:
@@ -193,7 +215,10 @@ class Evaluator:
 
 
 def passes(index: Tensor) -> list[Tensor]:
-    """Positions cut into passes; a single one left over joins the pass before, as in training: a norm cannot look at one sample."""
+    """Positions cut into passes.
+
+    A single one left over joins the pass before, as in training: a norm cannot look at one sample.
+    """
     parts = list(torch.split(index, BATCH))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]

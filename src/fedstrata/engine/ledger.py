@@ -40,8 +40,8 @@ class Ledger:
     Attributes:
         kit: a worker of the ledger's own, for probes.
         mails: what mail a client sends, by plan.
-        costs: FLOPs a sample, by purpose of the local steps and the extras that go with them: one batch of each purpose is run under torch's FLOP
-            counter and thrown away.
+        costs: FLOPs a sample, by purpose of the local steps and the extras that go with them: one batch of each purpose
+            is run under torch's FLOP counter and thrown away.
     """
 
     kit: Kit
@@ -57,7 +57,8 @@ class Ledger:
         by_place = {w.place: w for w in works}
         for reply in replies:
             bill += Bill(
-                up=messages.weigh_up(reply, codecs_of(self.kit, by_place[reply.place].plan)), flops=self.flops(by_place[reply.place], reply.passes)
+                up=messages.weigh_up(reply, codecs_of(self.kit, by_place[reply.place].plan)),
+                flops=self.flops(by_place[reply.place], reply.passes),
             )
         self.total += bill
         return bill
@@ -74,7 +75,9 @@ class Ledger:
         key = (plan.train, plan.up, plan.keep, plan.phases)
         if key not in self.mails:
             reply = self._probe(work)
-            self.mails[key] = {n: (tuple(t.shape), t.dtype) for n, t in messages.contents(reply).items() if n.startswith("mail/")}
+            self.mails[key] = {
+                n: (tuple(t.shape), t.dtype) for n, t in messages.contents(reply).items() if n.startswith("mail/")
+            }
         return self.mails[key]
 
     def flops(self, work: Work, passes: Mapping[str, int]) -> float:
@@ -96,7 +99,9 @@ def _given(purpose: str, work: Work) -> str:
 
 
 def probe(kit: Kit, work: Work) -> tuple[dict[str, float], Reply]:
-    """FLOPs a sample of everything that a client runs under this plan (forward, backward of what is trained, extra forwards), and its reply."""
+    """FLOPs a sample of everything that a client runs under this plan (forward, backward of what is trained, extra
+    forwards), and its reply.
+    """
     session = Session(replace_costs(kit), work, probe=True)
     loss, steps = session.train(session.begin())
     reply = session.reply(session.end(), loss, steps)

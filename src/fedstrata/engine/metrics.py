@@ -29,17 +29,20 @@ def scores(logits: Tensor, y: Tensor) -> Scores:
         y: [N] int64 classes in [0, C), or [N] float targets.
 
     Returns:
-        name -> value, always the same names for a kind of task (:data:`CLASSIFICATION` or :data:`REGRESSION`); None where undefined.
-        balanced_accuracy: mean recall over the classes present. macro_f1: mean over classes present or predicted. auc: one class against
-        the rest by softmax probability, mean over the classes present; None with fewer than two. log_loss: in nats. calibration_error:
-        15 equal-width bins of the top class's probability, weighted by samples. rmse: in units of y. r2: None for fewer than two samples
-        or a constant y. A sample with a non-finite logit counts as a wrong answer and leaves auc, log_loss, calibration_error, rmse and
-        r2 undefined.
+        name -> value, always the same names for a kind of task (:data:`CLASSIFICATION` or :data:`REGRESSION`); None
+        where undefined.
+        balanced_accuracy: mean recall over the classes present. macro_f1: mean over classes present or predicted. auc:
+            one class against
+        the rest by softmax probability, mean over the classes present; None with fewer than two. log_loss: in nats.
+        calibration_error: 15 equal-width bins of the top class's probability, weighted by samples. rmse: in units of y.
+        r2: None for fewer than two samples or a constant y. A sample with a non-finite logit counts as a wrong answer
+        and leaves auc, log_loss, calibration_error, rmse and r2 undefined.
 
     Raises:
         DataError: shapes that do not match, or a class outside [0, C).
 
-    Source: scikit-learn's definitions, against which the tests hold them; its own functions take 12 ms for a client of 100 samples and 10
+    Source: scikit-learn's definitions, against which the tests hold them; its own functions take 12 ms for a client of
+        100 samples and 10
     classes, most of it checks of their input, and these take 0.3 ms. Calibration error: Guo et al. 2017, sec. 2.
     """
     if logits.ndim != 2 or y.ndim != 1 or len(logits) != len(y) or not logits.shape[1]:
@@ -84,13 +87,19 @@ def _classification(logits: Tensor, y: Tensor) -> Scores:
 
 
 def _by_class(truth: NDArray[np.int64], told: NDArray[np.int64], classes: int) -> Scores:
-    """Mean recall over the classes present, mean F1 over the classes present or predicted; unanswered samples are only missed."""
+    """Mean recall over the classes present, mean F1 over the classes present or predicted.
+
+    Unanswered samples are only missed.
+    """
     hits = np.bincount(truth[told == truth], minlength=classes)  # [C]
     present = np.bincount(truth, minlength=classes)
     claimed = np.bincount(told[told != _NO_ANSWER], minlength=classes)
     named = present + claimed > 0
     recall = hits[present > 0] / present[present > 0]
-    return {"balanced_accuracy": float(recall.mean()), "macro_f1": float((2 * hits[named] / (present + claimed)[named]).mean())}
+    return {
+        "balanced_accuracy": float(recall.mean()),
+        "macro_f1": float((2 * hits[named] / (present + claimed)[named]).mean()),
+    }
 
 
 def _auc(p: NDArray[np.float64], truth: NDArray[np.int64]) -> float | None:

@@ -46,7 +46,8 @@ class Engine:
         rows: clients' rows.
         seconds: spent in committed training rounds, evaluation apart.
         lowest: the lowest client that has a row.
-        by_client: the last scores of single clients: "personal" (own model), "shared" (the server's), "adapted" (held-out ones, after private steps).
+        by_client: the last scores of single clients: "personal" (own model), "shared" (the server's), "adapted"
+            (held-out ones, after private steps).
         stopped_by: the setting that ended the run before its last round.
     """
 
@@ -79,7 +80,8 @@ class Engine:
         self.answers: Mapping[str, Answers] = {}
         self.plan: Plan = self.plan_now()
 
-    # ---- the loop -----------------------------------------------------------------------------------------------------------------------
+    # ---- the loop
+    # -----------------------------------------------------------------------------------------------------------------------
 
     def rounds(self) -> Iterator[Row]:
         """Train round by round, each yielded once it is done; the only loop over rounds."""
@@ -96,7 +98,9 @@ class Engine:
         parts, t = self.parts, self.server.round
         start = time.perf_counter()
         before = self.ledger.total
-        turn = plan_round(self.server, parts.method, parts.setup, parts.config.bn, parts.lr(t), self._ask, self.rows.get)
+        turn = plan_round(
+            self.server, parts.method, parts.setup, parts.config.bn, parts.lr(t), self._ask, self.rows.get
+        )
         answers = sorted(self.executor.train(turn.works), key=lambda a: a.place)
         accepted, refused = self._inspect(turn, answers)
         after, moved = finish_round(self.server, parts.method, parts.setup, turn, accepted, self.needed)
@@ -162,11 +166,15 @@ class Engine:
         work = turn.works[reply.place]
         mail, expected = dict(self.ledger.mail(work)), self._expected(work.plan)
         if (reply.delta.spec, reply.statistics.spec) != expected:
-            found = inspect(messages.contents(reply), reply.samples, messages.up_shapes(work.plan, self.server.params) | mail, limit)
+            found = inspect(
+                messages.contents(reply), reply.samples, messages.up_shapes(work.plan, self.server.params) | mail, limit
+            )
         else:  # the names are right: two vectors are looked at instead of many tensors
             tensors = {"delta": reply.delta.flat, "statistics": reply.statistics.flat}
             sent = {n: t for n, t in messages.contents(reply).items() if n.startswith("mail/")} if reply.mail else {}
-            shapes = {n: ((spec.total,), self.server.params.flat.dtype) for n, spec in zip(tensors, expected, strict=True)}
+            shapes = {
+                n: ((spec.total,), self.server.params.flat.dtype) for n, spec in zip(tensors, expected, strict=True)
+            }
             found = inspect(tensors | sent, reply.samples, shapes | mail, limit)
         return None if found is None else Failure(reply.place, reply.client, found.code, found.message)
 
@@ -184,9 +192,19 @@ class Engine:
             self.rows.put(self.server.round, rows)
             self.lowest = min(rows) if self.lowest is None else min(self.lowest, *rows)
 
-    # ---- what a round tells -------------------------------------------------------------------------------------------------------------
+    # ---- what a round tells
+    # -------------------------------------------------------------------------------------------------------------
 
-    def _row(self, turn: Turn, accepted: Sequence[Reply], refused: Sequence[Failure], bill: Bill, seconds: float, *, moved: bool) -> Row:
+    def _row(
+        self,
+        turn: Turn,
+        accepted: Sequence[Reply],
+        refused: Sequence[Failure],
+        bill: Bill,
+        seconds: float,
+        *,
+        moved: bool,
+    ) -> Row:
         losses = [(r.loss, r.samples) for r in accepted if math.isfinite(r.loss)]
         weight = sum(n for _, n in losses)
         return {
@@ -207,7 +225,10 @@ class Engine:
         }
 
     def _look(self, was: Server, turn: Turn, accepted: Sequence[Reply]) -> Row:
-        """What measures say of the round; a bug in one of a user's own ends the run, as a measure that lies would be worse."""
+        """What measures say of the round.
+
+        A bug in one of a user's own ends the run, as a measure that lies would be worse.
+        """
         seen = Look(
             was.round,
             self.parts.setup.layout,
@@ -226,11 +247,16 @@ class Engine:
                 found[name] = defined(measure.look(seen))
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"
-                raise MethodError(f"the measure {name} failed in round {was.round + 1}: {said}. Mend it, or leave it out.") from error
+                raise MethodError(
+                    f"the measure {name} failed in round {was.round + 1}: {said}. Mend it, or leave it out."
+                ) from error
         return {"measures": found}
 
     def evaluate(self, t: int, *, last: bool = False) -> Row:
-        """Scores after round ``t``: null values where this round is not evaluated or the task has none. ``last``: the run ends with it."""
+        """Scores after round ``t``: null values where this round is not evaluated or the task has none.
+
+        ``last``: the run ends with it.
+        """
         config = self.parts.config
         names = (
             "accuracy",
@@ -255,7 +281,9 @@ class Engine:
             metrics = self.evaluator.server(params)
             row |= {"accuracy": metrics.get("accuracy"), "metrics": metrics}
         row |= self._clients(params, last=last) | {"validation": self._validation(params)}
-        row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}  # of a regression that has diverged
+        row = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
+        }  # of a regression that has diverged
         return row | {"evaluated": True, "eval_seconds": time.perf_counter() - start}
 
     def ready(self) -> None:
@@ -264,7 +292,10 @@ class Engine:
             self.answers = self._ask_all(bill=False)
 
     def served(self) -> Params:
-        """The server's model; where norm layers stay with clients, with those of the lowest client that has trained (``norms_of``)."""
+        """The server's model.
+
+        Where norm layers stay with clients, with those of the lowest client that has trained (``norms_of``).
+        """
         params, layout = self.server.params, self.parts.setup.layout
         stays = frozenset(n for n in self.plan.keep - self.plan.average if layout.entries[n].kind == "norm")
         if not stays or self.lowest is None:
@@ -273,9 +304,15 @@ class Engine:
         assert row is not None, "a client that has trained keeps its norms"
         assert params.buffers is not None
         own = {n: row[f"kept/{n}"] for n in stays if f"kept/{n}" in row}
-        moved = params | Params.of({n: t for n, t in own.items() if n in params}) if any(n in params for n in own) else params
+        moved = (
+            params | Params.of({n: t for n, t in own.items() if n in params})
+            if any(n in params for n in own)
+            else params
+        )
         statistics = {n: t for n, t in own.items() if n in params.buffers}
-        return Params(moved.flat, moved.spec, buffers=params.buffers | Params.of(statistics) if statistics else params.buffers)
+        return Params(
+            moved.flat, moved.spec, buffers=params.buffers | Params.of(statistics) if statistics else params.buffers
+        )
 
     @property
     def norms_of(self) -> int | None:
@@ -291,7 +328,9 @@ class Engine:
             seat = Seat(-1, client, t, self.plan.cohort)
             sent, extras = send_to(self.server, method, self.parts.setup, seat, self.answers)
             params = params if sent is self.server.params else sent
-        return Work(-1, client, 0, t, self.plan.at(-1), params, extras, self.rows.get(client), self.parts.lr(max(0, t - 1)))
+        return Work(
+            -1, client, 0, t, self.plan.at(-1), params, extras, self.rows.get(client), self.parts.lr(max(0, t - 1))
+        )
 
     def _clients(self, params: Params, *, last: bool) -> Row:
         """Own models on own test splits: unweighted over clients, held-out ones apart."""
@@ -339,7 +378,9 @@ class Engine:
         return sum(s * n for s, n in found) / total if total else None
 
     def plan_now(self) -> Plan:
-        """The plan of the coming round without answers to its questions: what a client forms its own model by before it."""
+        """The plan of the coming round without answers to its questions: what a client forms its own model by before
+        it.
+        """
         parts = self.parts
         plan = base_plan(parts.setup.layout, parts.config.bn)
         for name, piece in parts.method.named.items():
@@ -348,11 +389,18 @@ class Engine:
 
 
 def trained(turn: Turn, layout: Layout) -> dict[str, int] | None:
-    """Layer groups with how many clients of a round were to move them, in the layout's order; None where all were to move all."""
+    """Layer groups with how many clients of a round were to move them, in the layout's order.
+
+    None where all were to move all.
+    """
     owns = [work.plan.moved for work in turn.works]
     if all(own >= layout.parameters - layout.settings for own in owns):
         return None
-    return {name: count for name, group in layout.groups.items() if (count := sum(not own.isdisjoint(group.names) for own in owns))}
+    return {
+        name: count
+        for name, group in layout.groups.items()
+        if (count := sum(not own.isdisjoint(group.names) for own in owns))
+    }
 
 
 def tally(told: Iterable[Mapping[str, int] | None]) -> dict[str, int]:
@@ -369,19 +417,30 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-OVERFLOW = "the server's step from {} replies, each of them finite, is not finite; the round is left out. Lower local.lr or the method's own rates."
+OVERFLOW = (
+    "the server's step from {} replies, each of them finite, is not finite; the round is left out. Lower local.lr or"
+    " the method's own rates."
+)
 
 
 def sound(server: Server) -> bool:
     """Whether the model, its statistics and the models that pieces keep are finite."""
     assert server.params.buffers is not None
-    kept = [value.flat for slot in server.slots.values() for value in flatten_state(slot).values() if isinstance(value, Params)]
+    kept = [
+        value.flat
+        for slot in server.slots.values()
+        for value in flatten_state(slot).values()
+        if isinstance(value, Params)
+    ]
     return all(finite(tensor) for tensor in (server.params.flat, server.params.buffers.flat, *kept))
 
 
 def preflight_rows(parts: Parts) -> None:
     """Refuse, before round 0, rows that cannot fit: as many as can come to exist, times what one weighs."""
-    setup, plan = parts.setup, replace(base_plan(parts.setup.layout, parts.config.bn), cohort=(parts.setup.eligible[0],))
+    setup, plan = (
+        parts.setup,
+        replace(base_plan(parts.setup.layout, parts.config.bn), cohort=(parts.setup.eligible[0],)),
+    )
     slots = {n: p.init(setup) for n, p in parts.method.named.items()}
     for name, piece in parts.method.named.items():
         if not piece.overrides("ask"):  # a plan that hangs on answers is not known yet

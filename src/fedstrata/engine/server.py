@@ -58,8 +58,10 @@ class Turn:
 def base_plan(layout: Layout, bn: str) -> Plan:
     """FedAvg's plan under a batch-norm policy.
 
-    ``share``: running statistics are sent and averaged like weights. ``local``: each client keeps its own. ``server``: the server's initial
-    ones are never moved. ``trained``: only those of trained layers are averaged. ``batch``: nobody uses running statistics.
+    ``share``: running statistics are sent and averaged like weights. ``local``: each client keeps its own. ``server``:
+        the server's initial
+    ones are never moved. ``trained``: only those of trained layers are averaged. ``batch``: nobody uses running
+    statistics.
     """
     everything, statistics = layout.all, frozenset(layout.statistics.names)
     plan = Plan(train=layout.parameters - layout.settings, down=everything, up=everything, average=everything)
@@ -102,10 +104,12 @@ def plan_round(
 
 
 def rehearse(method: Method, setup: Setup, bn: str) -> None:
-    """Refuse, before anything is trained or written, a first round that cannot be meant; a plan that hangs on answers is not known yet.
+    """Refuse, before anything is trained or written, a first round that cannot be meant; a plan that hangs on answers
+    is not known yet.
 
     Raises:
-        MethodError: the plan trains nothing, averages what nobody sends, or trains in phases where a piece counts the steps of one.
+        MethodError: the plan trains nothing, averages what nobody sends, or trains in phases where a piece counts the
+            steps of one.
     """
     if not method.has("ask"):
         _plan(Server.start(method, setup), method, setup, bn, {})
@@ -117,10 +121,15 @@ def _plan(server: Server, method: Method, setup: Setup, bn: str, answers: Mappin
     owner = method.owner("sample")
     name = name_of(owner)
     rng = random_streams.stream(setup.seed, "sample", t)
-    cohort = [int(i) for i in owner.sample(setup.eligible, server.slots.get(name, {}), answers.get(name), rng, setup.cohort)]
+    cohort = [
+        int(i) for i in owner.sample(setup.eligible, server.slots.get(name, {}), answers.get(name), rng, setup.cohort)
+    ]
     strange = [i for i in cohort if i not in setup.eligible] if owner is not PLAIN else []
     if strange:
-        raise MethodError(f"{name_of(owner)} sampled {strange[:5]}, who may not take part (held out, or not registered); draw from `eligible`.")
+        raise MethodError(
+            f"{name_of(owner)} sampled {strange[:5]}, who may not take part (held out, or not registered); draw from"
+            " `eligible`."
+        )
     plan = replace(base_plan(setup.layout, bn), cohort=tuple(cohort))
     for name, piece in method.named.items():
         plan = piece.plan(plan, server.slots[name], answers.get(name), t, setup)
@@ -133,7 +142,9 @@ def _plan(server: Server, method: Method, setup: Setup, bn: str, answers: Mappin
     return plan
 
 
-def send_to(server: Server, method: Method, setup: Setup, seat: Seat, answers: Mapping[str, Answers]) -> tuple[Params, dict[str, State]]:
+def send_to(
+    server: Server, method: Method, setup: Setup, seat: Seat, answers: Mapping[str, Answers]
+) -> tuple[Params, dict[str, State]]:
     """What one seat is sent: parameters, and extras by piece."""
     sent, extras = server.params, {}
     for name, piece in method.named.items():
@@ -165,15 +176,20 @@ def _check_plan(plan: Plan, layout: Layout) -> None:
     for field in ("train", "down", "up", "average", "keep"):
         unknown = sorted(getattr(plan, field) - layout.all)
         if unknown:
-            raise MethodError(f"the plan's {field} names {unknown[:3]}, which the model does not have; take names from layout.select.")
+            raise MethodError(
+                f"the plan's {field} names {unknown[:3]}, which the model does not have; take names from layout.select."
+            )
     kept = sorted(layout.settings - (plan.down & plan.average))
     if kept:
         raise MethodError(
-            f"{kept[0]} says what the network does in a round, so all clients are sent it, and this chain keeps it with them. Leave a piece out."
+            f"{kept[0]} says what the network does in a round, so all clients are sent it, and this chain keeps it with"
+            " them. Leave a piece out."
         )
     silent = sorted(plan.average - plan.up)
     if silent:
-        raise MethodError(f"the plan averages {silent[:3]} without having them sent up; what is averaged is part of up.")
+        raise MethodError(
+            f"the plan averages {silent[:3]} without having them sent up; what is averaged is part of up."
+        )
     if not plan.phases or any(not isinstance(p, Phase) for p in plan.phases):
         raise MethodError("the plan has no phase of local training.")
     for own in (plan, *(plan.at(place) for place in plan.places)):
@@ -181,8 +197,8 @@ def _check_plan(plan: Plan, layout: Layout) -> None:
             names = own.train if phase.train is None else own.train & phase.train
             if not names & layout.parameters:
                 raise MethodError(
-                    f"phase {phase.name!r} of local training moves no parameter: the chain (or a model that is all head) freezes "
-                    "what it would train. Leave one of its pieces out, or use another model."
+                    f"phase {phase.name!r} of local training moves no parameter: the chain (or a model that is all"
+                    " head) freezes what it would train. Leave one of its pieces out, or use another model."
                 )
 
 
@@ -190,7 +206,8 @@ def _check_phases(plan: Plan, method: Method) -> None:
     divides = [name for name, piece in method.named.items() if piece.one_phase]
     if divides and any(len(own.phases) > 1 for own in (plan, *(plan.at(place) for place in plan.places))):
         raise MethodError(
-            f"{divides[0]} divides by one number of local steps; this chain trains in phases. Leave {divides[0]}, or the piece with the phases, out."
+            f"{divides[0]} divides by one number of local steps; this chain trains in phases. Leave {divides[0]}, or"
+            " the piece with the phases, out."
         )
 
 
@@ -198,7 +215,10 @@ def _check_reads(plan: Plan, method: Method, layout: Layout) -> None:
     for name, piece in method.named.items():
         hidden = sorted(layout.select(piece.reads) & plan.keep - plan.up) if piece.reads else []
         if hidden:
-            raise MethodError(f"{name}'s server reads {hidden[0]} in every reply, and this chain keeps it with each client. Leave a piece out.")
+            raise MethodError(
+                f"{name}'s server reads {hidden[0]} in every reply, and this chain keeps it with each client. Leave a"
+                " piece out."
+            )
 
 
 def _check_places(plan: Plan) -> None:
@@ -207,17 +227,25 @@ def _check_places(plan: Plan) -> None:
     sent = frozenset[str]().union(*(plan.at(place).up for place in range(len(plan.cohort))))
     silent = sorted(plan.average - sent)
     if silent:
-        raise MethodError(f"the plan averages {silent[:3]}, which no client of the round sends; let one send them, or leave them out of average.")
+        raise MethodError(
+            f"the plan averages {silent[:3]}, which no client of the round sends; let one send them, or leave them out"
+            " of average."
+        )
     beyond = sorted(sent - plan.up)
     if beyond:
-        raise MethodError(f"single clients send {beyond[:3]}, which the plan's up does not name; up names all that some client sends.")
+        raise MethodError(
+            f"single clients send {beyond[:3]}, which the plan's up does not name; up names all that some client sends."
+        )
 
 
-def finish_round(server: Server, method: Method, setup: Setup, turn: Turn, replies: Sequence[Reply], quorum: int) -> tuple[Server, bool]:
+def finish_round(
+    server: Server, method: Method, setup: Setup, turn: Turn, replies: Sequence[Reply], quorum: int
+) -> tuple[Server, bool]:
     """The server's update from accepted replies, in cohort order.
 
     Returns:
-        the server after the round, and whether the model was updated: with fewer replies than ``quorum`` (or none) it stays as it was.
+        the server after the round, and whether the model was updated: with fewer replies than ``quorum`` (or none) it
+        stays as it was.
     """
     after = replace(server, round=server.round + 1)
     if len(replies) < max(quorum, 1):
@@ -226,7 +254,9 @@ def finish_round(server: Server, method: Method, setup: Setup, turn: Turn, repli
 
     def view(name: str) -> ServerView:
         rng = random_streams.stream(setup.seed, f"server.{name}", server.round)
-        return ServerView(setup, server.params, turn.plan, server.round, turn.works[0].lr, replies, sent, turn.answers.get(name), rng)
+        return ServerView(
+            setup, server.params, turn.plan, server.round, turn.works[0].lr, replies, sent, turn.answers.get(name), rng
+        )
 
     slots = dict(server.slots)
     weigher, reducer = method.owner("weigh"), method.owner("reduce")
@@ -241,7 +271,9 @@ def finish_round(server: Server, method: Method, setup: Setup, turn: Turn, repli
     return Server(after.round, Params(moved.flat, moved.spec, buffers=buffers), slots), True
 
 
-def _average_statistics(params: Params, plan: Plan, layout: Layout, replies: Sequence[Reply], weights: Tensor) -> Params:
+def _average_statistics(
+    params: Params, plan: Plan, layout: Layout, replies: Sequence[Reply], weights: Tensor
+) -> Params:
     """Norm statistics are averaged with the weights of the clients that sent them, scaled to sum to one."""
     assert params.buffers is not None
     spec = params.buffers.spec.only(plan.average & frozenset(layout.statistics.names))

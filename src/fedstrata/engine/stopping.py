@@ -12,7 +12,10 @@ from fedstrata.engine.ledger import Bill
 
 @dataclass(frozen=True)
 class Ending:
-    """The settings ``stop.*``; None is off. The round that reaches an amount is the last one, so a run overshoots by less than a round."""
+    """The settings ``stop.*``; None is off.
+
+    The round that reaches an amount is the last one, so a run overshoots by less than a round.
+    """
 
     bytes: int | None = None
     flops: float | None = None
@@ -37,7 +40,9 @@ class Ending:
         return None
 
     def reached(self, scores: Mapping[str, Any]) -> str | None:
-        """The setting ``stop.accuracy``, where an evaluated round has it: on validation data where there are some, otherwise on test data."""
+        """The setting ``stop.accuracy``, where an evaluated round has it: on validation data where there are some,
+        otherwise on test data.
+        """
         if self.accuracy is None:
             return None
         seen = [scores.get(key) for key in ("validation", "accuracy", "shared_on_clients")]

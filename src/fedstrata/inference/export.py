@@ -28,7 +28,13 @@ from fedstrata.storage.atomic_files import make_folder, sync_folder, write_file
 
 Format = Literal["safetensors", "torch-export", "onnx", "all"]
 FORMATS: tuple[Format, ...] = ("safetensors", "torch-export", "onnx", "all")
-WEIGHTS, PROGRAM, ONNX, SIGNATURE, CARD = "model.safetensors", "model.pt2", "model.onnx", "signature.json", "MODEL_CARD.md"
+WEIGHTS, PROGRAM, ONNX, SIGNATURE, CARD = (
+    "model.safetensors",
+    "model.pt2",
+    "model.onnx",
+    "signature.json",
+    "MODEL_CARD.md",
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,8 @@ class Exported:
     Attributes:
         folder: that holds the files.
         files: SHA-256 by name.
-        difference: the largest difference of outputs from the run's evaluation, against the largest output, by what was compared.
+        difference: the largest difference of outputs from the run's evaluation, against the largest output, by what was
+            compared.
         client: whose model it is; None for the shared one.
         notes: what a user must be told.
     """
@@ -54,7 +61,7 @@ def export(
     run: str | Path,
     out: str | Path | None = None,
     client: Who = None,
-    format: Format = "torch-export",  # noqa: A002  # the command's word
+    format: Format = "torch-export",  # the command's word  # noqa: A002
     *,
     root: str | Path | None = None,
     federation: Federation | None = None,
@@ -63,8 +70,9 @@ def export(
 ) -> Exported:
     """Write the model of a finished run into a new folder: all files of it, or none.
 
-    Always model.safetensors (the module's state_dict), signature.json (what it reads and says) and MODEL_CARD.md; by format a program that needs
-    nothing of ours. Before anything is written, every program is held against the run's evaluation on real samples.
+    Always model.safetensors (the module's state_dict), signature.json (what it reads and says) and MODEL_CARD.md; by
+    format a program that needs nothing of ours. Before anything is written, every program is held against the run's
+    evaluation on real samples.
 
     Args:
         run: the run folder; it is only read.
@@ -77,7 +85,8 @@ def export(
         method: again, where the run was given pieces instead of text.
     Raises:
         ConfigError: there is no such client or format, a folder that is in use, or a model that cannot be written so.
-        StateError: see :func:`fedstrata.inference.load`; or a program that does not compute what the run's evaluation did.
+        StateError: see :func:`fedstrata.inference.load`; or a program that does not compute what the run's evaluation
+            did.
     """
     if format not in FORMATS:
         raise ConfigError(f"format is {format!r}; it is one of {', '.join(FORMATS)}.")
@@ -88,11 +97,18 @@ def export(
     with threads_kept():
         found = finished(run, root=root, federation=federation, module=module, method=method)
         who = found.number(client)
-        folder = Path(out) if out is not None else Path("export") / (found.result.name + ("" if who is None else f"-client-{who}"))
+        folder = (
+            Path(out)
+            if out is not None
+            else Path("export") / (found.result.name + ("" if who is None else f"-client-{who}"))
+        )
         _free(folder, found.folder)
         files, seen = _contents(found, who, format)
     notes = (*found.notes, *found.told(who))
-    told = signature(found, who) | {"difference": seen, "files": {name: {"bytes": _size(parts)} for name, parts in files.items()}}
+    told = signature(found, who) | {
+        "difference": seen,
+        "files": {name: {"bytes": _size(parts)} for name, parts in files.items()},
+    }
     return _written(folder, files, told, found, who, seen, notes)
 
 
@@ -151,7 +167,10 @@ def _near(outputs: Tensor, wanted: Tensor, found: Finished, what: str) -> float:
     """
     far = difference(outputs, wanted)
     if not far <= _tolerance(found):
-        raise StateError(f"{what} differs from the run's evaluation by {far:.2g} of the largest output; it is not written. Please report this.")
+        raise StateError(
+            f"{what} differs from the run's evaluation by {far:.2g} of the largest output; it is not written. Please"
+            " report this."
+        )
     return far
 
 
@@ -199,7 +218,9 @@ def _written(
     try:
         draft.mkdir()
         hashes = {name: write_file(draft / name, parts, "export").sha256 for name, parts in files.items()}
-        described = dict(told) | {"files": {name: {**told["files"][name], "sha256": digest} for name, digest in hashes.items()}}
+        described = dict(told) | {
+            "files": {name: {**told["files"][name], "sha256": digest} for name, digest in hashes.items()}
+        }
         hashes[SIGNATURE] = write_file(draft / SIGNATURE, [as_json(described)], "export").sha256
         text = card(found, client, described, hashes, notes)
         hashes[CARD] = write_file(draft / CARD, [text.encode()], "export").sha256
@@ -207,7 +228,9 @@ def _written(
         draft.replace(folder)
         sync_folder(folder.absolute().parent)
     except OSError as error:
-        raise StateError(f"cannot write {folder}: {error.strerror or error}. Check the disk and the folder; nothing was written.") from error
+        raise StateError(
+            f"cannot write {folder}: {error.strerror or error}. Check the disk and the folder; nothing was written."
+        ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return Exported(folder, hashes, seen, client, notes)

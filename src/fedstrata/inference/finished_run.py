@@ -61,8 +61,13 @@ class Finished:
         """
         done, found = self.engine.server.round, [row.get("round") for row in self.result.rounds]
         if found != list(range(done)):
-            told = f"has {len(found)} lines" if len(found) != done else "has lines that are not its rounds in their order"
-            raise StateError(f"{self.folder / 'rounds.jsonl'} is damaged: it {told}, and the run had {done} rounds; put the whole file back.")
+            told = (
+                f"has {len(found)} lines" if len(found) != done else "has lines that are not its rounds in their order"
+            )
+            raise StateError(
+                f"{self.folder / 'rounds.jsonl'} is damaged: it {told}, and the run had {done} rounds; put the whole"
+                " file back."
+            )
         return done
 
     @cached_property
@@ -75,7 +80,9 @@ class Finished:
     @property
     def looks_at_batches(self) -> bool:
         """Whether norms look at the batch in hand in evaluation, so that an output hangs on the other samples."""
-        return self.engine.evaluator.batch_statistics or any(norm.running_mean is None for norm in self.engine.kit.bound.norms)
+        return self.engine.evaluator.batch_statistics or any(
+            norm.running_mean is None for norm in self.engine.kit.bound.norms
+        )
 
     def number(self, client: Who) -> int | None:
         """The number of a client that is given by number or name.
@@ -90,15 +97,20 @@ class Finished:
         text = str(client).strip()
         by_name = names.index(text) if isinstance(client, str) and text in names else None
         digits = text.removeprefix("#")
-        by_number = int(digits) if digits.isdecimal() and len(digits) < 19 and int(digits) < federation.clients else None
+        by_number = (
+            int(digits) if digits.isdecimal() and len(digits) < 19 and int(digits) < federation.clients else None
+        )
         if by_name is not None and by_number not in (None, by_name):
             raise ConfigError(
-                f"client {text!r} is the name of client #{by_name} and the number of {names[by_number or 0]!r}; write #{by_name} or #{text}."
+                f"client {text!r} is the name of client #{by_name} and the number of {names[by_number or 0]!r}; write"
+                f" #{by_name} or #{text}."
             )
         found = by_number if by_name is None else by_name
         if found is None:
             some = f" Their names: {', '.join(names[:MANY])}{', ...' if len(names) > MANY else ''}." if names else ""
-            raise ConfigError(f"there is no client {text!r}; clients are 0 to {federation.clients - 1}.{nearest(text, names)}{some}")
+            raise ConfigError(
+                f"there is no client {text!r}; clients are 0 to {federation.clients - 1}.{nearest(text, names)}{some}"
+            )
         return found
 
     def params(self, client: int | None = None) -> Params:
@@ -114,19 +126,41 @@ class Finished:
         buffers = None if found.buffers is None else found.buffers.clone()
         values = Params(found.flat.detach().clone(), found.spec, buffers=buffers)
         if not bool(values.flat.isfinite().all()):
-            raise StateError(f"{self.folder}: the model of client {client} is not finite: its private training diverged. Use the shared model.")
+            raise StateError(
+                f"{self.folder}: the model of client {client} is not finite: its private training diverged. Use the"
+                " shared model."
+            )
         return values
 
     def told(self, client: int | None) -> tuple[str, ...]:
         """What a user must know of the model of a client."""
         if client is None:
             whose = self.engine.norms_of
-            return () if whose is None else (f"norm layers stay with clients; the shared model has those of client {whose}, as it was evaluated.",)
+            return (
+                ()
+                if whose is None
+                else (
+                    (
+                        f"norm layers stay with clients; the shared model has those of client {whose}, as it was"
+                        " evaluated."
+                    ),
+                )
+            )
         name = self.name(client)
         if client in self.federation.heldout:
-            return (f"client {name} was held out of training: its model is what the method makes of the shared one for a client never seen.",)
+            return (
+                (
+                    f"client {name} was held out of training: its model is what the method makes of the shared one for"
+                    " a client never seen."
+                ),
+            )
         if not any(client in row.get("cohort", ()) for row in self.result.rounds):
-            return (f"client {name} never took part: its model is what the method makes of the shared one, with nothing stored of its own.",)
+            return (
+                (
+                    f"client {name} never took part: its model is what the method makes of the shared one, with nothing"
+                    " stored of its own."
+                ),
+            )
         return ()
 
     def name(self, client: int) -> str:
@@ -135,7 +169,12 @@ class Finished:
 
     def module(self, client: int | None = None) -> nn.Module:
         """The model as a plain module; see :func:`load`."""
-        return plain(self.engine.kit, self.params(client), self.federation.task, batch_statistics=self.engine.evaluator.batch_statistics)
+        return plain(
+            self.engine.kit,
+            self.params(client),
+            self.federation.task,
+            batch_statistics=self.engine.evaluator.batch_statistics,
+        )
 
 
 def finished(
@@ -159,10 +198,15 @@ def finished(
         DataError: the data of the run are not here.
     """
     folder = Path(run)
-    engine, notes = restored(folder, root=root, federation=federation, module=module, method=None if method is None else chain(method))
+    engine, notes = restored(
+        folder, root=root, federation=federation, module=module, method=None if method is None else chain(method)
+    )
     result = Result.read(folder)
     if result.summary.get("model_sha256") != fingerprint(engine.server.params):
-        raise StateError(f"{folder}: summary.json speaks of another model than the checkpoint holds; write it anew: fedstrata resume {folder}")
+        raise StateError(
+            f"{folder}: summary.json speaks of another model than the checkpoint holds; write it anew: fedstrata resume"
+            f" {folder}"
+        )
     return Finished(result, engine, (*notes, *result.notes))
 
 
@@ -177,12 +221,13 @@ def load(
 ) -> nn.Module:
     """The model of a finished run as a plain ``nn.Module`` in evaluation mode: [B, *shape] -> [B, classes].
 
-    What the method changes in the model holds in it; its dropout is torch's; parameters have the names of the network's own state_dict. With
-    ``bn=batch`` its norms look at the batch in hand, as the run's evaluation did.
+    What the method changes in the model holds in it; its dropout is torch's; parameters have the names of the network's
+    own state_dict. With ``bn=batch`` its norms look at the batch in hand, as the run's evaluation did.
 
     Args:
         run: the run folder.
-        client: None for the shared model; a client's number or name for the model that it uses itself, as the run's evaluation formed it.
+        client: None for the shared model; a client's number or name for the model that it uses itself, as the run's
+            evaluation formed it.
         federation: again, where the run was given one.
         module: again, where the run was given one.
         method: again, where the run was given pieces instead of text.

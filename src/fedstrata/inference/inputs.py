@@ -25,7 +25,10 @@ from fedstrata.inference.finished_run import Finished
 from fedstrata.runs.folder import read_manifest
 
 Split = Literal["test", "train"]
-SEEN = "the run was trained on samples of these: the score says how well they were learned, not how well the model does on others."
+SEEN = (
+    "the run was trained on samples of these: the score says how well they were learned, not how well the model does on"
+    " others."
+)
 TABLES, ARRAYS, TEXTS = (".csv", ".tsv", ".parquet"), (".npy", ".npz"), (".txt",)
 
 
@@ -38,7 +41,12 @@ def intake_of(found: Finished) -> Intake:
 
 
 def read(
-    data: str | Path | Tensor | NDArray[Any], found: Finished, *, client: int | None = None, split: Split | None = None, unknown: Unknown = "refuse"
+    data: str | Path | Tensor | NDArray[Any],
+    found: Finished,
+    *,
+    client: int | None = None,
+    split: Split | None = None,
+    unknown: Unknown = "refuse",
 ) -> Taken:
     """Samples to predict.
 
@@ -54,15 +62,22 @@ def read(
     """
     intake = intake_of(found)
     if not isinstance(data, str | Path):
-        return intake.array(data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data), None, "the array")
+        return intake.array(
+            data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data), None, "the array"
+        )
     if not str(data):
-        raise DataError("the name of the data is empty; give a file, a folder of pictures, or a data set such as digits.")
+        raise DataError(
+            "the name of the data is empty; give a file, a folder of pictures, or a data set such as digits."
+        )
     path = Path(data)
     if split is None and path.exists():
         taken = _folder(path, intake, found.federation.task) if path.is_dir() else _file(path, intake, unknown)
         return _seen(taken) if path.resolve() == _trained_on(found) else taken
     if split is None and str(data) != found.federation.name and not _is_data_set(str(data)):
-        raise DataError(f"{data} does not exist; give a file, a folder of pictures, or a data set such as digits.{nearest(str(data), _names())}")
+        raise DataError(
+            f"{data} does not exist; give a file, a folder of pictures, or a data set such as"
+            f" digits.{nearest(str(data), _names())}"
+        )
     return data_set(str(data), found, client, split or "test")
 
 
@@ -111,7 +126,10 @@ def _file(path: Path, intake: Intake, unknown: Unknown) -> Taken:
     if kind in TEXTS:
         return intake.texts(_lines(path), str(path))
     known = ", ".join([*TABLES, *ARRAYS, *TEXTS, *PICTURES[:3]])
-    raise DataError(f"{path}: files are read by their ending, and {kind or 'none'!r} is none of {known}. This model takes {intake.takes}.")
+    raise DataError(
+        f"{path}: files are read by their ending, and {kind or 'none'!r} is none of {known}. This model takes"
+        f" {intake.takes}."
+    )
 
 
 def _lines(path: Path) -> list[str]:
@@ -129,7 +147,9 @@ def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
             return stored["x"], stored.get("y")
         if len(stored) == 1:
             return next(iter(stored.values())), None
-        raise DataError(f"{path} holds the arrays {', '.join(sorted(stored)[:12]) or 'none'}; x, and y for a score, are wanted.")
+        raise DataError(
+            f"{path} holds the arrays {', '.join(sorted(stored)[:12]) or 'none'}; x, and y for a score, are wanted."
+        )
     try:
         with path.open("rb") as file:
             return np.load(file, allow_pickle=False), None
@@ -151,12 +171,17 @@ def _folder(path: Path, intake: Intake, task: Task) -> Taken:
     known = {label: place for place, label in enumerate(task.labels)}
     classes = [known.get(file.parent.name) if file.parent != root else None for file in files]
     labels = [place for place in classes if place is not None]
-    taken = intake.pictures(files, [str(file.relative_to(root)) for file in files], labels if len(labels) == len(files) else None, str(path))
+    taken = intake.pictures(
+        files, [str(file.relative_to(root)) for file in files], labels if len(labels) == len(files) else None, str(path)
+    )
     notes = list(taken.notes)
     if passed:
         notes.append(f"{path}: {passed} files are no pictures and were passed over.")
     if 0 < len(labels) < len(files):
-        notes.append(f"{path}: {len(files) - len(labels)} of {len(files)} pictures lie in no folder named after a class, so there is no score.")
+        notes.append(
+            f"{path}: {len(files) - len(labels)} of {len(files)} pictures lie in no folder named after a class, so"
+            " there is no score."
+        )
     return Taken(taken.samples, taken.names, taken.labelled, tuple(notes))
 
 
@@ -185,7 +210,12 @@ def data_set(text: str, found: Finished, client: int | None, split: Split) -> Ta
         return _own(found, client, split)
     call = parse_call(text)
     reader = bind(call, find_dataset(call.name).factory, what="data")
-    source = reader.read(Place(None if config.data_root is None else Path(config.data_root), None if config.clients == "auto" else config.clients))
+    source = reader.read(
+        Place(
+            None if config.data_root is None else Path(config.data_root),
+            None if config.clients == "auto" else config.clients,
+        )
+    )
     if source.name == federation.name:
         return _own(found, client, split)
     _same_task(source, found)
@@ -197,10 +227,17 @@ def _own(found: Finished, client: int | None, split: Split) -> Taken:
     """The run's own data: a client's, where one is asked for and has some of its own."""
     federation = found.federation
     if client is not None and split == "train":
-        return _seen(_chosen(federation.train, federation.training(client), f"client {found.name(client)} has no training sample."))
+        return _seen(
+            _chosen(
+                federation.train, federation.training(client), f"client {found.name(client)} has no training sample."
+            )
+        )
     if client is not None and (held := federation.testing(client)) is not None:
         return _chosen(*held, f"client {found.name(client)} has no test sample of its own.")
-    missing = f"{federation.name}: the run pooled its test set; give --client, whose own test samples are then read, or --split train."
+    missing = (
+        f"{federation.name}: the run pooled its test set; give --client, whose own test samples are then read, or"
+        " --split train."
+    )
     return _seen(_all(federation.train)) if split == "train" else _all(_there(federation.official, missing))
 
 
@@ -248,7 +285,10 @@ def _there(samples: Samples | None, otherwise: str) -> Samples:
 def _same_task(source: Source, found: Finished) -> None:
     """Refuse samples that the model would misread."""
     ours, theirs = found.federation.task, source.task
-    other = f"{source.name} prepares its samples in another way than {found.federation.name}; give the file itself, and it is read as in training."
+    other = (
+        f"{source.name} prepares its samples in another way than {found.federation.name}; give the file itself, and it"
+        " is read as in training."
+    )
     if source.scale is not None:  # by its own training rows
         raise DataError(other)
     for name, mine, its in (

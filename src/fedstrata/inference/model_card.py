@@ -17,7 +17,9 @@ from fedstrata.runs.result import manifest
 CLASSES = 30  # classes that the card lists
 
 
-def card(found: Finished, client: int | None, described: Mapping[str, Any], hashes: Mapping[str, str], notes: Sequence[str]) -> str:
+def card(
+    found: Finished, client: int | None, described: Mapping[str, Any], hashes: Mapping[str, str], notes: Sequence[str]
+) -> str:
     """The card as Markdown.
 
     Args:
@@ -56,9 +58,10 @@ def _what(found: Finished, client: int | None, facts: Facts) -> str:
     parts, summary = found.engine.parts, found.result.summary
     whose = "The shared model" if client is None else f"The model of client {_text(found.name(client))}"
     return (
-        f"{whose} of a federated run: `{parts.config.model_for(found.federation.task)}`"
-        f"{' (given from Python)' if 'module' in manifest(found.folder).get('custom', ()) else ''} with {parts.parameters:,} parameters, trained by "
-        f"`{summary['method']}` on {_text(facts.name)}, dealt to {facts.clients:,} clients, in {summary['rounds']} rounds (seed {summary['seed']})."
+        f"{whose} of a federated run:"
+        f" `{parts.config.model_for(found.federation.task)}`{' (given from Python)' if 'module' in manifest(found.folder).get('custom', ()) else ''}"
+        f" with {parts.parameters:,} parameters, trained by `{summary['method']}` on {_text(facts.name)}, dealt to"
+        f" {facts.clients:,} clients, in {summary['rounds']} rounds (seed {summary['seed']})."
     )
 
 
@@ -77,27 +80,43 @@ def _use(described: Mapping[str, Any], hashes: Mapping[str, str]) -> Iterator[st
         yield f"x = numpy.zeros((2, {shape}), dtype=numpy.{dtype})"
         yield from ("print(session.run(None, {session.get_inputs()[0].name: x})[0].shape)", "```")
     yield from ("", "The weights by name, for a network of your own (`load_state_dict`):", "", "```python")
-    yield from ("from safetensors.torch import load_file", "", 'weights = load_file("model.safetensors")', "print(len(weights))", "```")
+    yield from (
+        "from safetensors.torch import load_file",
+        "",
+        'weights = load_file("model.safetensors")',
+        "print(len(weights))",
+        "```",
+    )
     if described["changed_by"]:
         yield ""
         yield (
-            f"`{', '.join(described['changed_by'])}` changes what the model computes, so the weights alone are not the model: use a program, or "
-            "`fedstrata.inference.load`."
+            f"`{', '.join(described['changed_by'])}` changes what the model computes, so the weights alone are not the"
+            " model: use a program, or `fedstrata.inference.load`."
         )
 
 
 def _reads(described: Mapping[str, Any]) -> Iterator[str]:
     before = described["before_the_model"]
-    kind = f"tokens below {described['input']['tokens_below']}" if described["input"]["tokens_below"] else described["input"]["dtype"]
+    kind = (
+        f"tokens below {described['input']['tokens_below']}"
+        if described["input"]["tokens_below"]
+        else described["input"]["dtype"]
+    )
     yield f"- Input: [{', '.join(map(str, described['input']['shape']))}], {kind}."
     rule = (before.get("normalisation") or {}).get("rule")
-    yield f"- Before the model: {_text(rule) if rule else 'nothing; samples are read as they are'}. signature.json has the numbers."
+    yield (
+        f"- Before the model: {_text(rule) if rule else 'nothing; samples are read as they are'}. signature.json has"
+        " the numbers."
+    )
     if before.get("fit"):
         yield f"- Pictures: {_text(before['fit'])}."
     yield f"- Output: [{', '.join(map(str, described['output']['shape']))}], {described['output']['meaning']}."
     if described["labels"]:
         names = described["labels"]
-        yield f"- Classes: {', '.join(_text(n) for n in names[:CLASSES])}{f', ... ({len(names)} in all)' if len(names) > CLASSES else ''}."
+        yield (
+            "- Classes:"
+            f" {', '.join(_text(n) for n in names[:CLASSES])}{f', ... ({len(names)} in all)' if len(names) > CLASSES else ''}."
+        )
     if described["after_the_model"]:
         target = described["after_the_model"]
         yield f"- A number is turned into the units of the data by value * {target['std']:.6g} + {target['mean']:.6g}."
@@ -107,8 +126,14 @@ def _reads(described: Mapping[str, Any]) -> Iterator[str]:
 
 def _scores(found: Finished, client: int | None, facts: Facts) -> Iterator[str]:
     summary = found.result.summary
-    clients = sum(1 for i, s in found.result.clients.items() if s.get("personal") is not None and i not in found.federation.heldout)
-    server = f"{facts.test:,} samples of the server's test set" if facts.test else f"the own tests of {clients:,} clients"
+    clients = sum(
+        1
+        for i, s in found.result.clients.items()
+        if s.get("personal") is not None and i not in found.federation.heldout
+    )
+    server = (
+        f"{facts.test:,} samples of the server's test set" if facts.test else f"the own tests of {clients:,} clients"
+    )
     rows: list[tuple[str, float | None, str]] = []
     whose = "" if client is None else "the run: "
     if client is not None:
@@ -118,11 +143,23 @@ def _scores(found: Finished, client: int | None, facts: Facts) -> Iterator[str]:
         rows.append(("the shared model, on the client's own test", own.get("shared"), f"{n:,} samples"))
     for key, value in (summary.get("accuracy") or {}).items():
         out = f"the own tests of {facts.heldout:,} held-out clients"
-        on = out if key.startswith("heldout") else f"the own tests of {clients:,} clients" if key.startswith("personal") else server
+        on = (
+            out
+            if key.startswith("heldout")
+            else f"the own tests of {clients:,} clients"
+            if key.startswith("personal")
+            else server
+        )
         rows.append((whose + ACCURACY.get(key, key.replace("_", " ")), value, on))
     for key, value in (summary.get("metrics") or {}).items():
         if isinstance(value, int | float) and key != "accuracy":
-            rows.append((whose + key.replace("_", " "), value, server if "client" not in key and "personal" not in key else f"{clients:,} clients"))
+            rows.append(
+                (
+                    whose + key.replace("_", " "),
+                    value,
+                    server if "client" not in key and "personal" not in key else f"{clients:,} clients",
+                )
+            )
     yield "| score | value | on |"
     yield "|---|---|---|"
     for name, value, on in rows:
@@ -131,19 +168,32 @@ def _scores(found: Finished, client: int | None, facts: Facts) -> Iterator[str]:
     yield ""
     if facts.chance is not None:
         yield f"Always naming the commonest class of the test data would reach {facts.chance:.4f}."
-    yield "All numbers are of one run with one seed; they say nothing about the spread over seeds (`fedstrata compare` does)."
+    yield (
+        "All numbers are of one run with one seed; they say nothing about the spread over seeds (`fedstrata compare`"
+        " does)."
+    )
 
 
 def _data(facts: Facts) -> Iterator[str]:
-    yield f"- {_text(facts.name)}: {facts.train:,} training samples, {facts.validation:,} for validation, {facts.test:,} of the server's test set."
-    yield f"- Dealt to {facts.clients:,} clients by `{_text(facts.law)}`; {facts.heldout:,} of them were kept out of training."
+    yield (
+        f"- {_text(facts.name)}: {facts.train:,} training samples, {facts.validation:,} for validation, {facts.test:,}"
+        " of the server's test set."
+    )
+    yield (
+        f"- Dealt to {facts.clients:,} clients by `{_text(facts.law)}`; {facts.heldout:,} of them were kept out of"
+        " training."
+    )
     if facts.sizes:
         some = "" if len(facts.sizes) == facts.clients else f" (of {len(facts.sizes)} clients looked at)"
         yield f"- Training samples a client{some}: {min(facts.sizes):,} to {max(facts.sizes):,}."
     if facts.labels and facts.counts:
         totals = [sum(row[k] for row in facts.counts) for k in range(len(facts.labels))]
-        shown = ", ".join(f"{_text(label)} {n:,}" for label, n in list(zip(facts.labels, totals, strict=True))[:CLASSES])
-        yield f"- Training samples by class{'' if len(facts.sizes) == facts.clients else ', of those clients'}: {shown}."
+        shown = ", ".join(
+            f"{_text(label)} {n:,}" for label, n in list(zip(facts.labels, totals, strict=True))[:CLASSES]
+        )
+        yield (
+            f"- Training samples by class{'' if len(facts.sizes) == facts.clients else ', of those clients'}: {shown}."
+        )
     skew = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in facts.skew.items() if value is not None)
     yield f"- Skew between clients: {skew or 'not measured'}. `fedstrata doctor` explains these numbers."
     yield "- Where the data come from, and under which terms, is for whoever publishes this model to say."
@@ -156,11 +206,16 @@ def _training(found: Finished) -> Iterator[str]:
         yield f"  - {name_of(piece)}: {_text(type(piece).source or 'no publication is named')}."
     yield f'- What to cite: `fedstrata cite "{summary["method"]}"` prints it as BibTeX.'
     stopped = summary.get("stopped_by")
-    yield f"- Rounds: {summary['rounds']}{f', ended by {stopped}' if stopped else ''}; {parts.setup.cohort} clients a round."
+    yield (
+        f"- Rounds: {summary['rounds']}{f', ended by {stopped}' if stopped else ''}; {parts.setup.cohort} clients a"
+        " round."
+    )
     if summary.get("rounds_without_update"):
         yield f"- Rounds without an update: {summary['rounds_without_update']}."
     given = parts.config.flat()
-    changed = [f"`{k}={given[k]}`" for k in KEYS if k not in PLACEMENT and given[k] != KEYS[k].default and k != "rounds"]
+    changed = [
+        f"`{k}={given[k]}`" for k in KEYS if k not in PLACEMENT and given[k] != KEYS[k].default and k != "rounds"
+    ]
     yield f"- Settings besides the defaults: {', '.join(changed) or 'none'}."
     if custom := manifest(found.folder).get("custom"):
         yield f"- Given from Python, and so not in the configuration: {', '.join(custom)}."
@@ -170,31 +225,53 @@ def _costs(found: Finished) -> Iterator[str]:
     s = found.result.summary
     yield f"- Sent by clients: {size(s.get('bytes_up'))} (and {size(s.get('framing_up'))} of framing)."
     yield f"- Sent to clients: {size(s.get('bytes_down'))} (and {size(s.get('framing_down'))} of framing)."
-    yield f"- Clients' training: {work(s.get('flops'))}, {duration(s.get('seconds'))} with {s.get('executor')}, {s.get('workers')} worker(s)."
+    yield (
+        f"- Clients' training: {work(s.get('flops'))}, {duration(s.get('seconds'))} with {s.get('executor')},"
+        f" {s.get('workers')} worker(s)."
+    )
 
 
-def _limits(found: Finished, client: int | None, described: Mapping[str, Any], facts: Facts, notes: Sequence[str]) -> Iterator[str]:
+def _limits(
+    found: Finished, client: int | None, described: Mapping[str, Any], facts: Facts, notes: Sequence[str]
+) -> Iterator[str]:
     if client is not None:
-        yield "- This model was formed for one client, on its own data where the method fits on them: treat it as confidential as those data."
+        yield (
+            "- This model was formed for one client, on its own data where the method fits on them: treat it as"
+            " confidential as those data."
+        )
     else:
-        yield "- A model that was trained on clients' data may tell something about single samples; nothing was done here to bound that."
+        yield (
+            "- A model that was trained on clients' data may tell something about single samples; nothing was done here"
+            " to bound that."
+        )
     if found.engine.parts.config.local.precision != "float32":
-        yield "- The run computed in bfloat16; the files here compute in float32, so outputs differ from its evaluation in the third digit."
+        yield (
+            "- The run computed in bfloat16; the files here compute in float32, so outputs differ from its evaluation"
+            " in the third digit."
+        )
     worst = max(described["difference"].values())
     yield f"- On real samples the files differ from the run's evaluation by at most {worst:.1e} of the largest output."
     refused = found.result.summary.get("refused") or {}
     if refused:
-        yield f"- Replies left out in training: {', '.join(f'{count} {_text(code)}' for code, count in refused.items())}."
+        yield (
+            f"- Replies left out in training: {', '.join(f'{count} {_text(code)}' for code, count in refused.items())}."
+        )
     for note in dict.fromkeys((*notes, *facts.notes)):
         yield f"- {_text(note)}"
 
 
 def _intended() -> Iterator[str]:
-    yield "_To be written by whoever publishes this model: for whom and for what it is meant, what it must not be used for, and who was asked._"
+    yield (
+        "_To be written by whoever publishes this model: for whom and for what it is meant, what it must not be used"
+        " for, and who was asked._"
+    )
 
 
 def _licence() -> Iterator[str]:
-    yield "_To be filled in by whoever publishes this model, from the terms of the data and of the network. Nothing here grants a licence._"
+    yield (
+        "_To be filled in by whoever publishes this model, from the terms of the data and of the network. Nothing here"
+        " grants a licence._"
+    )
 
 
 def _versions(found: Finished, hashes: Mapping[str, str]) -> Iterator[str]:

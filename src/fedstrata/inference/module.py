@@ -42,13 +42,17 @@ def plain(kit: Kit, params: Params, task: Task, *, batch_statistics: bool) -> nn
 
 
 def network(bound: Bound, task: Task) -> nn.Module:
-    """A copy of a bound network with its head in place, torch's dropout instead of ours, and tensors that share no memory."""
+    """A copy of a bound network with its head in place, torch's dropout instead of ours, and tensors that share no
+    memory.
+    """
     body, head = copy.deepcopy((bound.body, bound.head))  # together, so that tied weights stay tied
     body.set_submodule(bound.head_name, head)
     for name, part in list(body.named_modules()):
         if isinstance(part, ChannelDropout):
             body.set_submodule(name, _CHANNELS.get(len(task.shape), nn.Dropout1d)(part.mask.p))
-        elif isinstance(part, Dropout) and not isinstance(body.get_submodule(name.rpartition(".")[0]), nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+        elif isinstance(part, Dropout) and not isinstance(
+            body.get_submodule(name.rpartition(".")[0]), nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
+        ):
             body.set_submodule(name, nn.Dropout(part.p))
         elif isinstance(part, _NormBase):
             part.momentum = part.__dict__.pop("_fedstrata_momentum", part.momentum)
@@ -80,7 +84,8 @@ def fill(module: nn.Module, params: Params) -> None:
 
 
 class Changed(nn.Module):
-    """A network with what its method changes in it: the network's own submodules under their own names, the method's features and head.
+    """A network with what its method changes in it: the network's own submodules under their own names, the method's
+    features and head.
 
     It stands in evaluation mode: it computes with the method's functions, and those look at the layers standing still.
 
@@ -133,10 +138,16 @@ class Changed(nn.Module):
         """[B, *shape] -> [B, classes]."""
         own = {name: attrgetter(name)(self) for name in self._spec.names}
         kept = {name: attrgetter(name)(self) for name in self._statistics.names}
-        params = Params(_flat(own), self._spec, buffers=Params(_flat(kept), self._statistics, views=kept), still=self._still, views=own)
+        params = Params(
+            _flat(own),
+            self._spec,
+            buffers=Params(_flat(kept), self._statistics, views=kept),
+            still=self._still,
+            views=own,
+        )
         return self._net(params.fix(self.settings), x)
 
-    def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002  # torch's signature
+    def train(self, mode: bool = True) -> Self:  # torch's signature  # noqa: FBT002
         """Evaluation mode only, where that makes a difference.
 
         Raises:
@@ -144,8 +155,9 @@ class Changed(nn.Module):
         """
         if mode and self._moves:
             raise ConfigError(
-                "this module stands in evaluation mode: its method changes the model, and dropout and batch norms would not move. "
-                "Train on with fedstrata.run(..., module=...), or on a network of your own with these weights."
+                "this module stands in evaluation mode: its method changes the model, and dropout and batch norms would"
+                " not move. Train on with fedstrata.run(..., module=...), or on a network of your own with these"
+                " weights."
             )
         return super().train(mode)
 

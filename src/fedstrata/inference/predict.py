@@ -57,11 +57,15 @@ class Predictions:
         return [float(value) for value in self.values]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A mapping a sample: name, predicted, then probability by class, then label and whether it is right (or the error)."""
+        """A mapping a sample: name, predicted, then probability by class, then label and whether it is right (or the
+        error).
+        """
         for place, (name, told) in enumerate(zip(self.names, self.predicted, strict=True)):
             row: dict[str, Any] = {"name": name, "predicted": told}
             if self.labels:
-                row |= {f"p_{label}": float(p) for label, p in zip(self.labels, self.values[place].tolist(), strict=True)}
+                row |= {
+                    f"p_{label}": float(p) for label, p in zip(self.labels, self.values[place].tolist(), strict=True)
+                }
             if self.truth is not None and self.labels:
                 label = self.labels[int(self.truth[place])]
                 row |= {"label": label, "correct": int(label == told)}
@@ -90,7 +94,9 @@ class Predictions:
         """
         target = Path(path)
         if target.is_dir():
-            raise ConfigError(f"out is {str(path)!r}, which is a folder; name a file for the predictions, such as predictions.csv.")
+            raise ConfigError(
+                f"out is {str(path)!r}, which is a folder; name a file for the predictions, such as predictions.csv."
+            )
         write_file(target, [self.to_csv().encode()], "predictions")
         return target
 
@@ -111,11 +117,13 @@ def predict(
 
     Args:
         run: the run folder.
-        data: a table (.csv, .tsv, .parquet) with the run's columns, a picture or a folder of pictures, an array (.npy, .npz, or in memory), a text
-            file with a text a line, or a data set in call syntax.
+        data: a table (.csv, .tsv, .parquet) with the run's columns, a picture or a folder of pictures, an array (.npy,
+            .npz, or in memory), a text file with a text a line, or a data set in call syntax.
         client: None for the shared model; a number or name for the model that this client uses itself.
-        split: of a data set in call syntax: test (of the run's own data set and a client: its own test samples) or train.
-        unknown: "refuse" a word that no training row has, or read it as "zeros", as the run reads such words of its test rows.
+        split: of a data set in call syntax: test (of the run's own data set and a client: its own test samples) or
+            train.
+        unknown: "refuse" a word that no training row has, or read it as "zeros", as the run reads such words of its
+            test rows.
         root: folder of the run's data, where they are not where the run had them.
         federation: again, where the run was given one.
         module: again, where the run was given one.
@@ -130,10 +138,15 @@ def predict(
         who, task = found.number(client), found.federation.task
         taken = read(data, found, client=who, split=split, unknown=unknown)
         engine = found.engine
-        outputs = engine.evaluator.predict(engine.kit, found.params(who), taken.samples, torch.arange(len(taken.samples)))
+        outputs = engine.evaluator.predict(
+            engine.kit, found.params(who), taken.samples, torch.arange(len(taken.samples))
+        )
         if not bool(outputs.isfinite().all()):
             row = int((~outputs.isfinite().all(1)).nonzero()[0])
-            raise StateError(f"the model's output for {taken.names[row]} is not finite; its numbers are far from those that it was trained on.")
+            raise StateError(
+                f"the model's output for {taken.names[row]} is not finite; its numbers are far from those that it was"
+                " trained on."
+            )
         intake = intake_of(found)
         classes = task.kind == "classification"
         values = outputs.double().softmax(1) if classes else intake.restore(outputs[:, 0])
@@ -141,5 +154,7 @@ def predict(
         score = None if truth is None else scores(outputs if classes else values[:, None], truth)
     notes = (*found.notes, *found.told(who), *taken.notes)
     if found.looks_at_batches:
-        notes += ("norms look at the batch: what is said of a sample hangs on the others beside it, up to 500 at a time.",)
+        notes += (
+            "norms look at the batch: what is said of a sample hangs on the others beside it, up to 500 at a time.",
+        )
     return Predictions(taken.names, task.labels if classes else (), values, truth, score, who, notes)

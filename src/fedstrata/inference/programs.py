@@ -35,8 +35,8 @@ def program_of(module: nn.Module, x: Tensor) -> Any:
             return torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
     except Exception as error:
         raise ConfigError(
-            f"torch.export cannot trace this model: {_reason(error)} A model whose path hangs on its values, or on the number of samples, has no "
-            "program; --format safetensors writes the weights alone."
+            f"torch.export cannot trace this model: {_reason(error)} A model whose path hangs on its values, or on the"
+            " number of samples, has no program; --format safetensors writes the weights alone."
         ) from error
 
 
@@ -57,7 +57,10 @@ def require_onnx() -> None:
     """
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"--format onnx needs {', '.join(missing)}: pip install 'fedstrata[onnx]'. --format torch-export needs nothing more.")
+        raise ConfigError(
+            f"--format onnx needs {', '.join(missing)}: pip install 'fedstrata[onnx]'. --format torch-export needs"
+            " nothing more."
+        )
 
 
 def onnx_bytes(program: Any) -> bytes:
@@ -73,7 +76,9 @@ def onnx_bytes(program: Any) -> bytes:
             assert made is not None, "with dynamo=True a program comes back"
             return bytes(made.model_proto.SerializeToString())
     except Exception as error:
-        raise ConfigError(f"this model cannot be written in ONNX: {_reason(error)} Use --format torch-export.") from error
+        raise ConfigError(
+            f"this model cannot be written in ONNX: {_reason(error)} Use --format torch-export."
+        ) from error
 
 
 @contextmanager
@@ -90,7 +95,10 @@ def _quiet(name: str) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}{'...' if len(text) > 300 else '.' if text and text[-1] not in '.!?' else ''}"
+    return (
+        f"{type(error).__name__}:"
+        f" {text[:300]}{'...' if len(text) > 300 else '.' if text and text[-1] not in '.!?' else ''}"
+    )
 
 
 def difference(found: Tensor, wanted: Tensor) -> float:

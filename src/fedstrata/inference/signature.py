@@ -31,7 +31,9 @@ def signature(found: Finished, client: int | None) -> dict[str, Any]:
         "output": {
             "shape": ["batch", task.classes],
             "dtype": "float32",
-            "meaning": "logits, in the order of labels; softmax gives probabilities" if classes else "one number a sample",
+            "meaning": (
+                "logits, in the order of labels; softmax gives probabilities" if classes else "one number a sample"
+            ),
         },
         "after_the_model": None if classes else _units(found),
         "client": None if client is None else {"number": client, "name": found.federation.client_name(client)},
@@ -53,7 +55,8 @@ def batch_norm(found: Finished) -> str | None:
         return None
     if found.looks_at_batches:
         return (
-            "statistics of the batch in hand, as the run was evaluated, 500 samples at a time: outputs hang on the other samples of the batch, so "
-            "give batches as mixed as the data" + (SINGLE if found.engine.evaluator.batch_statistics else "")
+            "statistics of the batch in hand, as the run was evaluated, 500 samples at a time: outputs hang on the"
+            " other samples of the batch, so give batches as mixed as the data"
+            + (SINGLE if found.engine.evaluator.batch_statistics else "")
         )
     return f"running statistics, as the run was evaluated (bn={found.engine.parts.config.bn})"

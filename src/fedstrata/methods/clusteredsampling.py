@@ -27,22 +27,26 @@ Distribution = dict[int, Fraction]  # client (its position among the eligible) -
 
 @dataclass(frozen=True)
 class ClusteredSampling(Piece):
-    """The server keeps every client's last update (0 before its first), clusters clients by them, and draws one from each of K distributions.
+    """The server keeps every client's last update (0 before its first), clusters clients by them, and draws one from
+    each of K distributions.
 
-    L1 distances between updates make a Ward tree. ``tree`` rows hands it the rows of the distance matrix as points, as the released code does;
-    ``tree`` condensed hands it the distances themselves. It is cut where a cluster would weigh more than 1 / K, p_i = n_i / n. The K heaviest
-    clusters become distributions, light to heavy, each client with mass K p_i; clients of the others fill these up to 1, in order, and may be
-    split. All masses are exact fractions: every distribution sums to 1, every client's to K p_i. A client drawn twice trains twice and counts twice.
+    L1 distances between updates make a Ward tree. ``tree`` rows hands it the rows of the distance matrix as points, as
+    the released code does; ``tree`` condensed hands it the distances themselves. It is cut where a cluster would weigh
+    more than 1 / K, p_i = n_i / n. The K heaviest clusters become distributions, light to heavy, each client with mass
+    K p_i; clients of the others fill these up to 1, in order, and may be split. All masses are exact fractions: every
+    distribution sums to 1, every client's to K p_i. A client drawn twice trains twice and counts twice.
 
-    A client with p_i above 1 / K fits into no distribution: it is refused, or, with ``heavy`` own, has floor(K p_i) distributions to itself, and what
-    is left of its mass is dealt out as that of the others. That keeps both sums; it is then drawn that often in every round. INFERRED: the rule for
-    heavy clients.
+    A client with p_i above 1 / K fits into no distribution: it is refused, or, with ``heavy`` own, has floor(K p_i)
+    distributions to itself, and what is left of its mass is dealt out as that of the others. That keeps both sums; it
+    is then drawn that often in every round. INFERRED: the rule for heavy clients.
 
-    Weights in the average are the run's: ``weighting`` samples as in the released code, uniform as in the paper, which is unbiased.
+    Weights in the average are the run's: ``weighting`` samples as in the released code, uniform as in the paper, which
+    is unbiased.
 
     Distances to and from every participant are computed anew (the released code forgets one of the two directions).
 
-    Source: Fraboni et al. 2021, "Clustered Sampling: Low-Variance and Improved Representativity for Clients Selection", Alg. 2.
+    Source: Fraboni et al. 2021, "Clustered Sampling: Low-Variance and Improved Representativity for Clients Selection",
+        Alg. 2.
     """
 
     source: ClassVar[str] = "Fraboni et al., ICML 2021, Alg. 2"
@@ -56,16 +60,17 @@ class ClusteredSampling(Piece):
         memory = psutil.virtual_memory().total
         if bytes_kept > memory:
             raise MethodError(
-                f"clusteredsampling keeps an update of {setup.layout.spec.total:,} numbers for each of {len(clients):,} clients and their distances: "
-                f"{bytes_kept / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB. Take a smaller model or fewer clients."
+                f"clusteredsampling keeps an update of {setup.layout.spec.total:,} numbers for each of {len(clients):,}"
+                f" clients and their distances: {bytes_kept / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB."
+                " Take a smaller model or fewer clients."
             )
         sizes = [setup.samples.size(i) for i in clients]
         most = max(sizes)
         if self.heavy == "refuse" and most * cohort > sum(sizes):
             raise MethodError(
-                f"clusteredsampling: client {clients[sizes.index(most)]} holds {most} of {sum(sizes)} samples, more than one part in "
-                f"{cohort} (the cohort), so no distribution can hold its mass. Set heavy=own, which draws it in every round, "
-                f"or cohort to {sum(sizes) // most} or less, or deal data more evenly."
+                f"clusteredsampling: client {clients[sizes.index(most)]} holds {most} of {sum(sizes)} samples, more"
+                f" than one part in {cohort} (the cohort), so no distribution can hold its mass. Set heavy=own, which"
+                f" draws it in every round, or cohort to {sum(sizes) // most} or less, or deal data more evenly."
             )
 
     def init(self, setup: Setup) -> State:
@@ -76,7 +81,9 @@ class ClusteredSampling(Piece):
         updates: State = {f"update/{i}": nothing for i in clients}
         return {"sizes": sizes, "distances": distances, **updates}
 
-    def sample(self, eligible: Sequence[int], slot: State, answers: Answers | None, rng: Generator, cohort: int) -> Sequence[int]:
+    def sample(
+        self, eligible: Sequence[int], slot: State, answers: Answers | None, rng: Generator, cohort: int
+    ) -> Sequence[int]:
         sizes, distances = _tensor(slot, "sizes"), _tensor(slot, "distances")
         found = distributions(distances.numpy(), sizes.tolist(), cohort, self.tree, rng)
         return [eligible[draw(one, rng)] for one in found]
@@ -85,14 +92,21 @@ class ClusteredSampling(Piece):
         fresh: State = dict(slot)
         template = zeros(v.params)
         for reply, sent in zip(v.replies, v.sent, strict=True):
-            move = reply.delta if sent is v.params else reply.delta + (sent.pick(reply.delta) - v.params.pick(reply.delta))
+            move = (
+                reply.delta if sent is v.params else reply.delta + (sent.pick(reply.delta) - v.params.pick(reply.delta))
+            )
             fresh[f"update/{reply.client}"] = (template | move).flat
         clients = list(v.setup.eligible)
         seen = {reply.client for reply in v.replies}
         distances = _tensor(slot, "distances").clone()
         for at, client in enumerate(clients):
             if client in seen:
-                row = torch.stack([_distance(_tensor(fresh, f"update/{client}"), _tensor(fresh, f"update/{other}")) for other in clients])
+                row = torch.stack(
+                    [
+                        _distance(_tensor(fresh, f"update/{client}"), _tensor(fresh, f"update/{other}"))
+                        for other in clients
+                    ]
+                )
                 distances[at, :], distances[:, at] = row, row
         return step, fresh | {"distances": distances}
 
@@ -100,7 +114,9 @@ class ClusteredSampling(Piece):
         return {costs.LABEL: costs.clusteredsampling(setup.layout.spec.total, setup.cohort, len(setup.eligible))}
 
 
-def distributions(distances: np.ndarray, sizes: Sequence[int], cohort: int, tree: Literal["rows", "condensed"], rng: Generator) -> list[Distribution]:
+def distributions(
+    distances: np.ndarray, sizes: Sequence[int], cohort: int, tree: Literal["rows", "condensed"], rng: Generator
+) -> list[Distribution]:
     """One distribution over clients for each place.
 
     Args:
@@ -110,7 +126,8 @@ def distributions(distances: np.ndarray, sizes: Sequence[int], cohort: int, tree
         tree: what Ward's method is given.
         rng: shuffles the clients of the clusters that are poured.
     Returns:
-        ``cohort`` mappings from position to probability, which sum to 1 each; those of one client sum to cohort * its share.
+        ``cohort`` mappings from position to probability, which sum to 1 each; those of one client sum to cohort * its
+        share.
     """
     total = sum(sizes)
     mass = [Fraction(cohort * n, total) for n in sizes]
@@ -137,7 +154,7 @@ def distributions(distances: np.ndarray, sizes: Sequence[int], cohort: int, tree
 
 def cut(distances: np.ndarray, mass: Sequence[Fraction], tree: Literal["rows", "condensed"]) -> list[list[int]]:
     """Clusters of clients, the largest subtrees whose masses sum to at most 1."""
-    from scipy.cluster.hierarchy import linkage  # noqa: PLC0415  # only here
+    from scipy.cluster.hierarchy import linkage  # only here  # noqa: PLC0415
     from scipy.spatial.distance import pdist, squareform  # noqa: PLC0415
 
     if len(mass) == 1:

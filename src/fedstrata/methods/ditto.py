@@ -13,11 +13,14 @@ from fedstrata.core.state import State
 
 @dataclass(frozen=True)
 class Ditto(Piece):
-    """Each client keeps v_i for ever and, before the global part, steps it by grad f(v) + mu (v - w), w the received model.
+    """Each client keeps v_i for ever and, before the global part, steps it by grad f(v) + mu (v - w), w the received
+    model.
 
-    The global part is FedAvg and alone is sent. ``epochs`` None is the run's local length. A client that never took part uses the global model.
+    The global part is FedAvg and alone is sent. ``epochs`` None is the run's local length. A client that never took
+    part uses the global model.
 
-    Source: Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", Alg. 1. mu 0.1 is INFERRED (the public
+    Source: Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization", Alg. 1. mu 0.1 is
+        INFERRED (the public
     library's default 0 makes v purely local training).
     """
 
@@ -27,7 +30,9 @@ class Ditto(Piece):
     epochs: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, "ditto.mu", self.mu, "the pull towards the global model, at least 0 (0 is local training)")
+        require(
+            self.mu >= 0, "ditto.mu", self.mu, "the pull towards the global model, at least 0 (0 is local training)"
+        )
         require(self.epochs is None or self.epochs >= 0, "ditto.epochs", self.epochs, "a number of epochs, at least 0")
 
     def init_client(self, setup: Setup) -> State:

@@ -15,10 +15,11 @@ from fedstrata.core.state import State
 class FedBABU(Piece):
     """The head is a random initialisation, the same for all, never trained and never sent; the body is FedAvg.
 
-    A client's own model is the global one after ``epochs`` of local training of the body and head, or of the head alone, at
-    ``local.lr`` without its schedule.
+    A client's own model is the global one after ``epochs`` of local training of the body and head, or of the head
+    alone, at ``local.lr`` without its schedule.
 
-    Source: Oh et al. 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification". Ten epochs as in the public library.
+    Source: Oh et al. 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification". Ten epochs as
+        in the public library.
     """
 
     source: ClassVar[str] = "Oh et al., ICLR 2022"
@@ -34,4 +35,10 @@ class FedBABU(Piece):
     def personalise(self, p: Params, own: State, v: View) -> Params:
         if not self.epochs:
             return p
-        return v.fit(p, "tune", epochs=self.epochs, lr=v.setup.lr, train=v.layout.select("role:head") if self.tune == "head" else None)
+        return v.fit(
+            p,
+            "tune",
+            epochs=self.epochs,
+            lr=v.setup.lr,
+            train=v.layout.select("role:head") if self.tune == "head" else None,
+        )

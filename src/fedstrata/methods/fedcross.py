@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedCross(Piece):
-    """Each model trains on one client; then w_j <- alpha v_j + (1 - alpha) v_co(j), v what came back. The server's model is the mean of all w_j.
+    """Each model trains on one client; then w_j <- alpha v_j + (1 - alpha) v_co(j), v what came back. The server's
+    model is the mean of all w_j.
 
-    Which place gets which model is drawn anew for each round, so that models move between clients where all take part, too. ``partner`` order, the
-    publication's in-order choice, takes the other models in turn: co(j) = j + 1 + (t mod (K - 1)), counted round, so that in K - 1 rounds each model
-    meets all others. ``partner`` unlike takes the one with the lowest cosine. A model whose reply is missing stays, and is nobody's partner. Norm
-    statistics are averaged over places and shared.
+    Which place gets which model is drawn anew for each round, so that models move between clients where all take part,
+    too. ``partner`` order, the publication's in-order choice, takes the other models in turn: co(j) = j + 1 + (t mod (K
+    - 1)), counted round, so that in K - 1 rounds each model meets all others. ``partner`` unlike takes the one with the
+    lowest cosine. A model whose reply is missing stays, and is nobody's partner. Norm statistics are averaged over
+    places and shared.
 
-    Source: Hu et al. 2024, "FedCross: Towards Accurate Federated Learning via Multi-Model Cross-Aggregation"; alpha 0.99. The turns of order are
+    Source: Hu et al. 2024, "FedCross: Towards Accurate Federated Learning via Multi-Model Cross-Aggregation"; alpha
+        0.99. The turns of order are
     those of public implementations.
     """
 
@@ -38,7 +41,12 @@ class FedCross(Piece):
     partner: Literal["order", "unlike"] = "order"
 
     def __post_init__(self) -> None:
-        require(0 <= self.alpha <= 1, "fedcross.alpha", self.alpha, "a model's own part when it is crossed, in [0, 1] (published: 0.99)")
+        require(
+            0 <= self.alpha <= 1,
+            "fedcross.alpha",
+            self.alpha,
+            "a model's own part when it is crossed, in [0, 1] (published: 0.99)",
+        )
 
     def init(self, setup: Setup) -> State:
         return {f"model/{j}": _bare(setup.params) for j in range(setup.cohort)}
@@ -54,7 +62,10 @@ class FedCross(Piece):
     def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerView) -> tuple[Params, State]:
         names = v.plan.average & v.layout.parameters
         dealt = _dealt(v.setup, v.round)
-        back = {dealt[r.place]: _moved(sent.pick(names), r.delta.pick(names)) for r, sent in zip(replies, v.sent, strict=True)}
+        back = {
+            dealt[r.place]: _moved(sent.pick(names), r.delta.pick(names))
+            for r, sent in zip(replies, v.sent, strict=True)
+        }
         models: State = dict(slot)
         for j, own in back.items():
             other = back[self._partner(j, back, v.round)]

@@ -18,10 +18,11 @@ from fedstrata.core.state import State
 class FedDyn(Piece):
     """Clients minimise F_i(y) - <h_i, y> + alpha/2 |y - w|^2 and then h_i <- h_i - alpha (y_i - w).
 
-    The server keeps h <- h - (alpha / m) sum over participants of (y_i - w) and sets w <- mean(y_i) - h / alpha; means are unweighted, m counts
-    all eligible clients.
+    The server keeps h <- h - (alpha / m) sum over participants of (y_i - w) and sets w <- mean(y_i) - h / alpha; means
+    are unweighted, m counts all eligible clients.
 
-    Source: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", Alg. 1. alpha 0.1 or 0.01 in the paper.
+    Source: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", Alg. 1. alpha 0.1 or 0.01 in the
+        paper.
     """
 
     source: ClassVar[str] = "Acar et al., ICLR 2021"
@@ -29,7 +30,12 @@ class FedDyn(Piece):
     alpha: float = 0.01
 
     def __post_init__(self) -> None:
-        require(self.alpha > 0, "feddyn.alpha", self.alpha, "the weight of the regulariser, above 0 (the server divides by it), for example 0.01")
+        require(
+            self.alpha > 0,
+            "feddyn.alpha",
+            self.alpha,
+            "the weight of the regulariser, above 0 (the server divides by it), for example 0.01",
+        )
 
     def init(self, setup: Setup) -> State:
         return {"drift": zeros(setup.params)}

@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedGen(Piece):
-    """Loss plus ``alpha`` CE(head(G(e', y')), y') plus ``beta`` KL(head(G(e, y)) || model(x)), from round 1 on; G is the server's.
+    """Loss plus ``alpha`` CE(head(G(e', y')), y') plus ``beta`` KL(head(G(e, y)) || model(x)), from round 1 on; G is
+    the server's.
 
-    e and e' are uniform noise, y the batch's labels, y' ``batch`` labels of any class; both in each local step anew. Head and model are the
-    client's own current ones, the target of the KL term has no gradient. Before it averages, the server teaches G with the heads that came back
-    (``steps`` of a fresh Adam; see :func:`fedstrata.methods.parts.generator.taught`), each label of a client weighed by its share of all clients' samples
-    of that label, which clients mail. ``shares`` mean is the released codes' product of two means, in which the label is lost.
+    e and e' are uniform noise, y the batch's labels, y' ``batch`` labels of any class; both in each local step anew.
+    Head and model are the client's own current ones, the target of the KL term has no gradient. Before it averages, the
+    server teaches G with the heads that came back (``steps`` of a fresh Adam; see
+    :func:`fedstrata.methods.parts.generator.taught`), each label of a client weighed by its share of all clients'
+    samples of that label, which clients mail. ``shares`` mean is the released codes' product of two means, in which the
+    label is lost.
 
-    Source: Zhu et al. 2021, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning"; numbers of FedPhoenix's released code, whose 10
+    Source: Zhu et al. 2021, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning"; numbers of
+        FedPhoenix's released code, whose 10
     times 5 steps are ``steps``. Initial weights of G are INFERRED (torch's).
     """
 
@@ -51,25 +55,51 @@ class FedGen(Piece):
     shares: Literal["sample", "mean"] = "sample"
 
     def __post_init__(self) -> None:
-        require(self.alpha >= 0, "fedgen.alpha", self.alpha, "the weight of generated features, at least 0 (0 with beta=0 is FedAvg; released: 0.2)")
+        require(
+            self.alpha >= 0,
+            "fedgen.alpha",
+            self.alpha,
+            "the weight of generated features, at least 0 (0 with beta=0 is FedAvg; released: 0.2)",
+        )
         require(self.beta >= 0, "fedgen.beta", self.beta, "the weight of the KL term, at least 0 (released: 0.2)")
         for name, least in (("latent", 1), ("hidden", 1), ("batch", 2), ("steps", 0)):
-            require(getattr(self, name) >= least, f"fedgen.{name}", getattr(self, name), f"a whole number, at least {least}")
+            require(
+                getattr(self, name) >= least, f"fedgen.{name}", getattr(self, name), f"a whole number, at least {least}"
+            )
         require(self.lr > 0, "fedgen.lr", self.lr, "the generator's step size, above 0 (released: 0.0003)")
-        require(self.decay >= 0, "fedgen.decay", self.decay, "the generator's weight decay, at least 0 (released: 0 and 0.01)")
-        require(self.diversity >= 0, "fedgen.diversity", self.diversity, "the weight of the term against equal features, at least 0 (released: 1)")
+        require(
+            self.decay >= 0,
+            "fedgen.decay",
+            self.decay,
+            "the generator's weight decay, at least 0 (released: 0 and 0.01)",
+        )
+        require(
+            self.diversity >= 0,
+            "fedgen.diversity",
+            self.diversity,
+            "the weight of the term against equal features, at least 0 (released: 1)",
+        )
 
     def check(self, setup: Setup) -> None:
         if setup.classes < 2 or width(setup.layout, setup.classes) is None:
             raise MethodError(
-                "fedgen generates what enters a linear head with an output for each class, and this model's head is none "
-                f"(outputs: {setup.classes}). Use a classification task and a model whose head is one linear layer."
+                "fedgen generates what enters a linear head with an output for each class, and this model's head is"
+                f" none (outputs: {setup.classes}). Use a classification task and a model whose head is one linear"
+                " layer."
             )
 
     def init(self, setup: Setup) -> State:
         features = width(setup.layout, setup.classes)
         assert features is not None
-        return {"generator": fresh(self.latent, setup.classes, self.hidden, features, random_streams.torch_stream(setup.seed, "fedgen.start"))}
+        return {
+            "generator": fresh(
+                self.latent,
+                setup.classes,
+                self.hidden,
+                features,
+                random_streams.torch_stream(setup.seed, "fedgen.start"),
+            )
+        }
 
     def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
         return params, {"generator": slot["generator"]} if seat.round and seat.place >= 0 else {}
@@ -87,7 +117,9 @@ class FedGen(Piece):
             y = (v.noise("labels", (self.batch,)) * classes).long()
             target = made(p, "like", b.y).detach().log_softmax(-1)
             output = net.head(p, net.features(p, b.x).to(target.dtype)).log_softmax(-1)
-            return self.alpha * net.loss(made(p, "any", y), y).mean() + self.beta * b.mean((target.exp() * (target - output)).sum(-1))
+            return self.alpha * net.loss(made(p, "any", y), y).mean() + self.beta * b.mean(
+                (target.exp() * (target - output)).sum(-1)
+            )
 
         return lambda p, b: loss(p, b) + terms(p, b)
 

@@ -22,15 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedMut(Piece):
-    """Place j of the next cohort starts from w + ``alpha`` c_kj (w - w_before) in every tensor k; the mean over places is unweighted.
+    """Place j of the next cohort starts from w + ``alpha`` c_kj (w - w_before) in every tensor k; the mean over places
+    is unweighted.
 
-    For each tensor the places get floor(K / 2) pairs of the controls 1 and ``bias`` * max(0, 1 - t / ``fade``) - 1 in random order, t the round that
-    ended, so the mutations cancel in the mean from round ``fade`` on. With an odd cohort the last place gets w itself. Round 0 sends w to all.
-    Evaluated is w. Write it left of server optimisers, whose step it then mutates along.
+    For each tensor the places get floor(K / 2) pairs of the controls 1 and ``bias`` * max(0, 1 - t / ``fade``) - 1 in
+    random order, t the round that ended, so the mutations cancel in the mean from round ``fade`` on. With an odd cohort
+    the last place gets w itself. Round 0 sends w to all. Evaluated is w. Write it left of server optimisers, whose step
+    it then mutates along.
 
-    The released code mutates every tensor of the state; we mutate parameters and copy norm statistics, because a mutated variance can be negative.
+    The released code mutates every tensor of the state; we mutate parameters and copy norm statistics, because a
+    mutated variance can be negative.
 
-    Source: Hu et al. 2024, "FedMut: Generalized Federated Learning via Stochastic Mutation"; alpha, bias and fade of its code.
+    Source: Hu et al. 2024, "FedMut: Generalized Federated Learning via Stochastic Mutation"; alpha, bias and fade of
+        its code.
     """
 
     source: ClassVar[str] = "Hu et al., AAAI 2024"
@@ -39,9 +43,21 @@ class FedMut(Piece):
     fade: int = 50
 
     def __post_init__(self) -> None:
-        require(self.alpha >= 0, "fedmut.alpha", self.alpha, "the strength of mutations, at least 0 (0 is FedAvg with uniform weights; published: 4)")
-        require(0 <= self.bias <= 2, "fedmut.bias", self.bias, "how far the two mutations of a pair are from cancelling, in [0, 2] (published: 0.3)")
-        require(self.fade >= 1, "fedmut.fade", self.fade, "the round by which the bias is gone, at least 1 (published: 50)")
+        require(
+            self.alpha >= 0,
+            "fedmut.alpha",
+            self.alpha,
+            "the strength of mutations, at least 0 (0 is FedAvg with uniform weights; published: 4)",
+        )
+        require(
+            0 <= self.bias <= 2,
+            "fedmut.bias",
+            self.bias,
+            "how far the two mutations of a pair are from cancelling, in [0, 2] (published: 0.3)",
+        )
+        require(
+            self.fade >= 1, "fedmut.fade", self.fade, "the round by which the bias is gone, at least 1 (published: 50)"
+        )
 
     def init(self, setup: Setup) -> State:
         return {"step": zeros(setup.params), "controls": torch.zeros(len(setup.layout.spec.names), setup.cohort)}

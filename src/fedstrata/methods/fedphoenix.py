@@ -16,7 +16,18 @@ from fedstrata.core.piece import Piece, View, require
 from fedstrata.core.plan import Seat, Setup
 from fedstrata.core.state import State
 from fedstrata.methods.parts import costs
-from fedstrata.methods.parts.resets import Law, Matrix, choose, draw, largest, matrices, moments, seeded, seeded_by, whole
+from fedstrata.methods.parts.resets import (
+    Law,
+    Matrix,
+    choose,
+    draw,
+    largest,
+    matrices,
+    moments,
+    seeded,
+    seeded_by,
+    whole,
+)
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -24,29 +35,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedPhoenix(Piece):
-    """In each active layer floor(theta n) of its n kernels, drawn anew for every client and round, get new values from ``law``.
+    """In each active layer floor(theta n) of its n kernels, drawn anew for every client and round, get new values from
+    ``law``.
 
-    A kernel is one output filter with all its input channels; biases, norms and (unless ``layers`` says so) linear layers stay. Mean and
-    standard deviation are the layer's own before the reset. Layer d of L (all convolutions, shallow to deep in the layout's order) is active in
-    round t under ``schedule``
+    A kernel is one output filter with all its input channels; biases, norms and (unless ``layers`` says so) linear
+    layers stay. Mean and standard deviation are the layer's own before the reset. Layer d of L (all convolutions,
+    shallow to deep in the layout's order) is active in round t under ``schedule``
 
     * stair: t L < (d + 1) ``stop``, so shallow layers settle first; reverse: t L < (L - d) ``stop``;
-    * linear: all, theta falling from round ``hold`` to 0 in round ``stop``; constant: all, in every round, whatever ``stop`` is.
+    * linear: all, theta falling from round ``hold`` to 0 in round ``stop``; constant: all, in every round, whatever
+      ``stop`` is.
 
-    ``layers`` fc or both resets rows of linear layers, too, in rounds before ``fc_stop`` (None is ``stop``). ``share`` below 1 draws only that share
-    of a kernel's entries anew, those of largest size; ``budget`` matched then takes theta / share kernels, as many numbers as whole kernels have.
-    ``resets`` common gives all clients of a round the same reset. ``at_least_one`` takes a kernel where floor(theta n) is 0.
+    ``layers`` fc or both resets rows of linear layers, too, in rounds before ``fc_stop`` (None is ``stop``). ``share``
+    below 1 draws only that share of a kernel's entries anew, those of largest size; ``budget`` matched then takes theta
+    / share kernels, as many numbers as whole kernels have. ``resets`` common gives all clients of a round the same
+    reset. ``at_least_one`` takes a kernel where floor(theta n) is 0.
 
-    The server averages the models that come back, as FedAvg does: an update is relative to what a client was *sent*, and ``reduce`` adds how that
-    differs from the server's model. With ``side`` server what is sent is the reset copy. With ``side`` client the server sends its model w and
-    does not know the start; the client resets in ``receive`` and reports its end minus w, so that w + sum p (end - w) is the mean of the ends again.
-    Were the update relative to the reset start, the mean would lose every reset. Pieces that pull towards the received model pull towards
-    w then, not towards the start.
+    The server averages the models that come back, as FedAvg does: an update is relative to what a client was *sent*,
+    and ``reduce`` adds how that differs from the server's model. With ``side`` server what is sent is the reset copy.
+    With ``side`` client the server sends its model w and does not know the start; the client resets in ``receive`` and
+    reports its end minus w, so that w + sum p (end - w) is the mean of the ends again. Were the update relative to the
+    reset start, the mean would lose every reset. Pieces that pull towards the received model pull towards w then, not
+    towards the start.
 
-    Source: "Rising from Ashes: Generalized Federated Learning via Dynamic Parameter Reset", NeurIPS 2025; its released code and rebuttal. The
-    schedule is its exact integer form. ``hold`` is INFERRED (the code's alternative gives no numbers). That linear layers go by rows and stop by a
-    bound of their own is INFERRED. The cut of the truncated normal, the width of Laplace's law and the orthogonal recipe are INFERRED.
-    ``budget`` is INFERRED in its arithmetic. ``resets`` common is INFERRED as an ablation.
+    Source: "Rising from Ashes: Generalized Federated Learning via Dynamic Parameter Reset", NeurIPS 2025; its released
+        code and rebuttal. The
+    schedule is its exact integer form. ``hold`` is INFERRED (the code's alternative gives no numbers). That linear
+    layers go by rows and stop by a bound of their own is INFERRED. The cut of the truncated normal, the width of
+    Laplace's law and the orthogonal recipe are INFERRED. ``budget`` is INFERRED in its arithmetic. ``resets`` common is
+    INFERRED as an ablation.
     """
 
     source: ClassVar[str] = "Rising from Ashes, NeurIPS 2025"
@@ -65,17 +82,50 @@ class FedPhoenix(Piece):
     at_least_one: bool = False
 
     def __post_init__(self) -> None:
-        require(0 <= self.theta <= 1, "fedphoenix.theta", self.theta, "a share of a layer's kernels, in [0, 1] (0 is FedAvg; published: 2/64)")
-        require(self.stop >= 0, "fedphoenix.stop", self.stop, "the round from which nothing is reset, at least 0 (published: 1000 of 1200)")
-        require(0 <= self.hold <= self.stop, "fedphoenix.hold", self.hold, f"a round in which theta begins to fall, in [0, stop={self.stop}]")
-        require(self.scale > 0, "fedphoenix.scale", self.scale, "a factor on the standard deviation, above 0 (published: 1)")
-        require((self.fc_stop or 0) >= 0, "fedphoenix.fc_stop", self.fc_stop, "the round from which no linear layer is reset, at least 0")
-        require(0 < self.share <= 1, "fedphoenix.share", self.share, "a share of a kernel's entries, in (0, 1] (published: 1/3, 2/3 and 1)")
-        require(self.ratio <= 1, "fedphoenix.theta", self.theta, f"at most share={self.share} with budget=matched, which takes theta / share kernels")
+        require(
+            0 <= self.theta <= 1,
+            "fedphoenix.theta",
+            self.theta,
+            "a share of a layer's kernels, in [0, 1] (0 is FedAvg; published: 2/64)",
+        )
+        require(
+            self.stop >= 0,
+            "fedphoenix.stop",
+            self.stop,
+            "the round from which nothing is reset, at least 0 (published: 1000 of 1200)",
+        )
+        require(
+            0 <= self.hold <= self.stop,
+            "fedphoenix.hold",
+            self.hold,
+            f"a round in which theta begins to fall, in [0, stop={self.stop}]",
+        )
+        require(
+            self.scale > 0, "fedphoenix.scale", self.scale, "a factor on the standard deviation, above 0 (published: 1)"
+        )
+        require(
+            (self.fc_stop or 0) >= 0,
+            "fedphoenix.fc_stop",
+            self.fc_stop,
+            "the round from which no linear layer is reset, at least 0",
+        )
+        require(
+            0 < self.share <= 1,
+            "fedphoenix.share",
+            self.share,
+            "a share of a kernel's entries, in (0, 1] (published: 1/3, 2/3 and 1)",
+        )
+        require(
+            self.ratio <= 1,
+            "fedphoenix.theta",
+            self.theta,
+            f"at most share={self.share} with budget=matched, which takes theta / share kernels",
+        )
         if self.side == "client" and self.resets == "common":
             raise ConfigError(
-                "fedphoenix(side=client, resets=common): clients that all draw the same reset would have to be told it, and then the server knows "
-                "every start, which is what side=client is against. Use resets=independent, or side=server."
+                "fedphoenix(side=client, resets=common): clients that all draw the same reset would have to be told it,"
+                " and then the server knows every start, which is what side=client is against. Use resets=independent,"
+                " or side=server."
             )
 
     @property
@@ -91,7 +141,11 @@ class FedPhoenix(Piece):
             case "reverse":
                 active = t * layers < (layers - depth) * self.stop
             case "linear":
-                return self.ratio if t <= self.hold < self.stop else self.ratio * max(0, self.stop - t) / max(1, self.stop - self.hold)
+                return (
+                    self.ratio
+                    if t <= self.hold < self.stop
+                    else self.ratio * max(0, self.stop - t) / max(1, self.stop - self.hold)
+                )
             case "constant":
                 active = True
         return self.ratio if active else 0.0
@@ -99,7 +153,11 @@ class FedPhoenix(Piece):
     def due(self, layout: Layout, t: int) -> Iterator[tuple[Matrix, int]]:
         """The layers that take part in a round, with how many kernels of each."""
         convs = matrices(layout, "conv") if self.layers != "fc" else []
-        rows = matrices(layout, "linear") if self.layers != "conv" and t < (self.stop if self.fc_stop is None else self.fc_stop) else []
+        rows = (
+            matrices(layout, "linear")
+            if self.layers != "conv" and t < (self.stop if self.fc_stop is None else self.fc_stop)
+            else []
+        )
         shares = [(m, self.ratio_at(d, len(convs), t)) for d, m in enumerate(convs)] + [(m, self.ratio) for m in rows]
         for m, share in shares:
             count = whole(share, m.rows, least=int(self.at_least_one))
@@ -144,19 +202,36 @@ class FedPhoenix(Piece):
         convs = matrices(setup.layout, "conv") if self.layers != "fc" else []
         found = convs + (matrices(setup.layout, "linear") if self.layers != "conv" else [])
         if not found:
-            return (f"fedphoenix(layers={self.layers}) resets nothing: the model has no such layer, so this is FedAvg. Try layers=both.",)
+            return (
+                (
+                    f"fedphoenix(layers={self.layers}) resets nothing: the model has no such layer, so this is FedAvg."
+                    " Try layers=both."
+                ),
+            )
         if not any(map(self.entries, found)):
             most = max(m.width for m in found)
-            return (f"fedphoenix(share={self.share:g}) resets nothing: of a kernel's {most} numbers that is none. Set share to 1/{most} or more.",)
+            return (
+                (
+                    f"fedphoenix(share={self.share:g}) resets nothing: of a kernel's {most} numbers that is none. Set"
+                    f" share to 1/{most} or more."
+                ),
+            )
         if any(True for _ in replace(self, stop=self.stop or 1, fc_stop=self.fc_stop or None).due(setup.layout, 0)):
-            return ("fedphoenix resets nothing: it stops in round 0, so this is FedAvg. Set stop (for linear layers fc_stop) to a later round.",)
+            return (
+                (
+                    "fedphoenix resets nothing: it stops in round 0, so this is FedAvg. Set stop (for linear layers"
+                    " fc_stop) to a later round."
+                ),
+            )
         rows = max(m.rows for m in found)
         told = (
-            f"fedphoenix resets nothing: theta={self.theta:g} of {rows} kernels (the widest layer) is less than one, so this is FedAvg. "
-            f"Set theta to 1/{rows} or more, or at_least_one=true."
+            f"fedphoenix resets nothing: theta={self.theta:g} of {rows} kernels (the widest layer) is less than one, so"
+            f" this is FedAvg. Set theta to 1/{rows} or more, or at_least_one=true."
         )
         return (told,)
 
     def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
         touched = [m for m, _ in self.due(setup.layout, 0)]
-        return {costs.LABEL: costs.fedphoenix(sum(m.rows * m.width for m in touched), self.ratio * self.share, setup.cohort)}
+        return {
+            costs.LABEL: costs.fedphoenix(sum(m.rows * m.width for m in touched), self.ratio * self.share, setup.cohort)
+        }

@@ -36,17 +36,20 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPhoenixBlend(Piece):
-    """W <- (1 - alpha) W + alpha S on floor(rho n) rows (columns) of each projection, S ~ N(mean, std) of that matrix, anew for every client.
+    """W <- (1 - alpha) W + alpha S on floor(rho n) rows (columns) of each projection, S ~ N(mean, std) of that matrix,
+    anew for every client.
 
-    ``qkv``, ``out`` and ``ffn`` say whether rows or columns are taken, or none: a row is what enters one neuron. Fused q, k and v (three times as
-    many rows as columns) are three matrices; the last matrix of an attention layer is its output projection; ffn are the linear layers of
-    the body that stand outside attention. alpha=1 resets whole lines, alpha=0 is FedAvg.
+    ``qkv``, ``out`` and ``ffn`` say whether rows or columns are taken, or none: a row is what enters one neuron. Fused
+    q, k and v (three times as many rows as columns) are three matrices; the last matrix of an attention layer is its
+    output projection; ffn are the linear layers of the body that stand outside attention. alpha=1 resets whole lines,
+    alpha=0 is FedAvg.
 
-    ``blocks`` stair: block b of B takes part in round t while t B < (b + 1) ``stop``, so early blocks settle first. ``blocks`` shift:
-    the focus moves from the first block to the last over ``stop`` rounds, f = (B - 1) t / stop, and block b has weight 1 - |b - f| / B:
-    it takes part with that probability, and with that part of alpha.
+    ``blocks`` stair: block b of B takes part in round t while t B < (b + 1) ``stop``, so early blocks settle first.
+    ``blocks`` shift: the focus moves from the first block to the last over ``stop`` rounds, f = (B - 1) t / stop, and
+    block b has weight 1 - |b - f| / B: it takes part with that probability, and with that part of alpha.
 
-    Source: proposed in the rebuttal of "Rising from Ashes", NeurIPS 2025, and not evaluated there. ``alpha`` 0.3 is INFERRED. ``rho`` is
+    Source: proposed in the rebuttal of "Rising from Ashes", NeurIPS 2025, and not evaluated there. ``alpha`` 0.3 is
+        INFERRED. ``rho`` is
     INFERRED (1/32). ``qkv`` is INFERRED. ``out`` is INFERRED. ``blocks`` is INFERRED in both its forms.
     """
 
@@ -61,9 +64,16 @@ class FedPhoenixBlend(Piece):
     at_least_one: bool = False
 
     def __post_init__(self) -> None:
-        require(0 <= self.alpha <= 1, "fedphoenixblend.alpha", self.alpha, "the strength of the blend, in [0, 1] (0 is FedAvg, 1 a reset)")
+        require(
+            0 <= self.alpha <= 1,
+            "fedphoenixblend.alpha",
+            self.alpha,
+            "the strength of the blend, in [0, 1] (0 is FedAvg, 1 a reset)",
+        )
         require(0 <= self.rho <= 1, "fedphoenixblend.rho", self.rho, "a share of rows or columns, in [0, 1]")
-        require(self.stop >= 0, "fedphoenixblend.stop", self.stop, "the round from which nothing is blended, at least 0")
+        require(
+            self.stop >= 0, "fedphoenixblend.stop", self.stop, "the round from which nothing is blended, at least 0"
+        )
 
     def weight(self, block: int, blocks: int, t: int) -> float:
         """How much a block takes part in a round, in [0, 1]."""
@@ -78,7 +88,9 @@ class FedPhoenixBlend(Piece):
         for part in found:
             lines: Lines = {"qkv": self.qkv, "out": self.out, "ffn": self.ffn}[part.role]
             weight = self.weight(part.block, blocks, t)
-            count = whole(self.rho, part.matrix.rows if lines == "rows" else part.matrix.width, least=int(self.at_least_one))
+            count = whole(
+                self.rho, part.matrix.rows if lines == "rows" else part.matrix.width, least=int(self.at_least_one)
+            )
             if lines != "none" and count and weight and part.matrix.rows * part.matrix.width > 1:
                 yield part, lines, count, weight
 
@@ -88,7 +100,9 @@ class FedPhoenixBlend(Piece):
         if not due:
             return p
         flat = p.flat.detach().clone()
-        coins = torch.rand(1 + max(part.block for part, *_ in due), generator=generator)  # a block takes part as a whole
+        coins = torch.rand(
+            1 + max(part.block for part, *_ in due), generator=generator
+        )  # a block takes part as a whole
         for part, lines, count, weight in due:
             if coins[part.block] < weight:
                 whole_matrix, (mean, std) = part.matrix.of(flat), moments(p, part.matrix)
@@ -107,10 +121,15 @@ class FedPhoenixBlend(Piece):
             return ()
         widest = max((max(p.matrix.rows, p.matrix.width) for p in parts(setup.layout)), default=0)
         if not widest:
-            return ("fedphoenixblend blends nothing: the model's body has no linear layer, so this is FedAvg. fedphoenix resets convolutions.",)
+            return (
+                (
+                    "fedphoenixblend blends nothing: the model's body has no linear layer, so this is FedAvg."
+                    " fedphoenix resets convolutions."
+                ),
+            )
         told = (
-            f"fedphoenixblend blends nothing: rho={self.rho:g} of at most {widest} rows or columns is less than one, so this is FedAvg. "
-            f"Set rho to 1/{widest} or more, or at_least_one=true."
+            f"fedphoenixblend blends nothing: rho={self.rho:g} of at most {widest} rows or columns is less than one, so"
+            f" this is FedAvg. Set rho to 1/{widest} or more, or at_least_one=true."
         )
         return (told,)
 
@@ -120,7 +139,11 @@ def parts(layout: Layout) -> list[Part]:
     found: list[Part] = []
     blocks: dict[str, int] = {}
     for group in layout.groups.values():
-        names = [n for n in group.names if len(layout.entries[n].shape) == 2 and layout.entries[n].kind in ("linear", "attention")]
+        names = [
+            n
+            for n in group.names
+            if len(layout.entries[n].shape) == 2 and layout.entries[n].kind in ("linear", "attention")
+        ]
         if group.role == "head" or not names:
             continue
         block = blocks.setdefault(group.name.rpartition(".")[0] or group.name, len(blocks))

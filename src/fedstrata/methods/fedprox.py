@@ -18,8 +18,9 @@ from fedstrata.methods.parts import costs
 class FedProx(Piece):
     """Local loss plus mu/2 times the squared distance to the received weights (parameters only, no statistics).
 
-    The term's gradient, mu (p - anchor), is added in closed form: one pass over the flat vector. ``distance=plain`` is the term of FedPart's
-    repository, mu times the sum over tensors of the distance itself, not squared; its gradient at the received weights is taken as 0.
+    The term's gradient, mu (p - anchor), is added in closed form: one pass over the flat vector. ``distance=plain`` is
+    the term of FedPart's repository, mu times the sum over tensors of the distance itself, not squared; its gradient at
+    the received weights is taken as 0.
 
     Source: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", eq. 2.
     """
@@ -30,7 +31,12 @@ class FedProx(Piece):
     distance: Literal["squared", "plain"] = "squared"
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, "fedprox.mu", self.mu, "the weight of the proximal term, at least 0 (0 is FedAvg), for example 0.01")
+        require(
+            self.mu >= 0,
+            "fedprox.mu",
+            self.mu,
+            "the weight of the proximal term, at least 0 (0 is FedAvg), for example 0.01",
+        )
 
     def gradient(self, gradient: Gradient, v: View) -> Gradient:
         if self.distance == "plain":

@@ -13,9 +13,11 @@ from fedstrata.core.state import State
 
 @dataclass(frozen=True)
 class FineTune(Piece):
-    """After training, a client's own model is fitted for ``epochs`` (or ``steps``) more on its own samples; nothing of it is sent.
+    """After training, a client's own model is fitted for ``epochs`` (or ``steps``) more on its own samples; nothing of
+    it is sent.
 
-    ``lr`` None is ``local.lr``, without its schedule; ``groups`` selects the layers that move. FineTune(steps=0) is the chain without it.
+    ``lr`` None is ``local.lr``, without its schedule; ``groups`` selects the layers that move. FineTune(steps=0) is the
+    chain without it.
 
     Source: the FT rows of FedFN and FedDr+ (there 5 epochs at a tenth of the learning rate).
     """
@@ -28,7 +30,10 @@ class FineTune(Piece):
 
     def __post_init__(self) -> None:
         require(
-            (self.epochs is None) != (self.steps is None), "finetune", f"epochs={self.epochs}, steps={self.steps}", "given either epochs or steps"
+            (self.epochs is None) != (self.steps is None),
+            "finetune",
+            f"epochs={self.epochs}, steps={self.steps}",
+            "given either epochs or steps",
         )
         require((self.epochs or 0) >= 0, "finetune.epochs", self.epochs, "a number of epochs, at least 0")
         require((self.steps or 0) >= 0, "finetune.steps", self.steps, "a number of steps, at least 0")
@@ -40,4 +45,11 @@ class FineTune(Piece):
     def personalise(self, p: Params, own: State, v: View) -> Params:
         if not (self.epochs or self.steps):
             return p
-        return v.fit(p, "finetune", epochs=self.epochs, steps=self.steps, lr=self.lr or v.setup.lr, train=v.layout.select(self.groups))
+        return v.fit(
+            p,
+            "finetune",
+            epochs=self.epochs,
+            steps=self.steps,
+            lr=self.lr or v.setup.lr,
+            train=v.layout.select(self.groups),
+        )

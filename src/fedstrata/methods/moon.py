@@ -20,9 +20,10 @@ from fedstrata.core.state import State
 class Moon(Piece):
     """Loss plus mu times -log(e^{cos(z, z_g)/tau} / (e^{cos(z, z_g)/tau} + e^{cos(z, z_p)/tau})), mean over the batch.
 
-    z enters the head; z_g comes from the received model, z_p from this client's own model after its previous participation, neither with a
-    gradient. Before a client has a previous model the term is 0. ``references`` is INFERRED: whether batch norms of the two reference models look
-    at the batch ("batch") or at running statistics ("eval").
+    z enters the head; z_g comes from the received model, z_p from this client's own model after its previous
+    participation, neither with a gradient. Before a client has a previous model the term is 0. ``references`` is
+    INFERRED: whether batch norms of the two reference models look at the batch ("batch") or at running statistics
+    ("eval").
 
     Source: Li et al. 2021, "Model-Contrastive Federated Learning", eq. 3. No projection head.
     """
@@ -33,7 +34,12 @@ class Moon(Piece):
     references: Literal["batch", "eval"] = "batch"
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, "moon.mu", self.mu, "the weight of the contrastive term, at least 0 (0 is FedAvg; published: 1 to 5)")
+        require(
+            self.mu >= 0,
+            "moon.mu",
+            self.mu,
+            "the weight of the contrastive term, at least 0 (0 is FedAvg; published: 1 to 5)",
+        )
         require(self.tau > 0, "moon.tau", self.tau, "a temperature, above 0 (published: 0.5)")
 
     def init_client(self, setup: Setup) -> State:

@@ -15,12 +15,14 @@ from fedstrata.core.state import State
 
 @dataclass(frozen=True)
 class PerFedAvg(Piece):
-    """t = w - alpha grad f(w; B1), then w steps along grad f(t; B2); B1 and B2 are the halves of one batch, so ``local.batch`` is twice theirs.
+    """t = w - alpha grad f(w; B1), then w steps along grad f(t; B2); B1 and B2 are the halves of one batch, so
+    ``local.batch`` is twice theirs.
 
-    ``alpha`` None is the local learning rate, as in the public library (which runs its local routine twice a round; we do not). ``hessian_free``
-    corrects by [grad f(w + delta g; B3) - grad f(w - delta g; B3)] / (2 delta), g the second gradient, with B3 a third of the batch (INFERRED).
-    A batch too small to be cut (a part would have no sample, or one where a batch norm needs two) serves as all its parts. A client's own
-    model is the global one after one step of size alpha on one local batch.
+    ``alpha`` None is the local learning rate, as in the public library (which runs its local routine twice a round; we
+    do not). ``hessian_free`` corrects by [grad f(w + delta g; B3) - grad f(w - delta g; B3)] / (2 delta), g the second
+    gradient, with B3 a third of the batch (INFERRED). A batch too small to be cut (a part would have no sample, or one
+    where a batch norm needs two) serves as all its parts. A client's own model is the global one after one step of size
+    alpha on one local batch.
 
     Source: Fallah et al. 2020, "Personalized Federated Learning: A Meta-Learning Approach", Alg. 1.
     """
@@ -33,7 +35,12 @@ class PerFedAvg(Piece):
 
     def __post_init__(self) -> None:
         require(self.alpha is None or self.alpha >= 0, "perfedavg.alpha", self.alpha, "the inner step size, at least 0")
-        require(self.delta > 0, "perfedavg.delta", self.delta, "the size of the finite difference, above 0, for example 0.001")
+        require(
+            self.delta > 0,
+            "perfedavg.delta",
+            self.delta,
+            "the size of the finite difference, above 0, for example 0.001",
+        )
 
     def gradient(self, gradient: Gradient, v: View) -> Gradient:
         alpha = v.lr if self.alpha is None else self.alpha
@@ -59,4 +66,7 @@ def _parts(b: Batch, n: int, least: int) -> list[Batch]:
     size = len(b.y) // n
     if size < least:
         return [b] * n
-    return [Batch(x, y, None) for x, y in zip(torch.split(b.x[: size * n], size), torch.split(b.y[: size * n], size), strict=True)]
+    return [
+        Batch(x, y, None)
+        for x, y in zip(torch.split(b.x[: size * n], size), torch.split(b.y[: size * n], size), strict=True)
+    ]

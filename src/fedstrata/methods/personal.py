@@ -23,7 +23,8 @@ class FedPer(Piece):
     def check(self, setup: Setup) -> None:
         setup.layout.select(self.personal)
 
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002  # the field's word
+    # the field's word
+    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         return plan.private(setup.layout.select(self.personal))
 
 
@@ -51,9 +52,11 @@ class FedBN(FedPer):
 
 @dataclass(frozen=True)
 class FedRep(FedPer):
-    """Private head; local training is first head epochs with the body frozen, then the run's own length on the body with the head frozen.
+    """Private head; local training is first head epochs with the body frozen, then the run's own length on the body
+    with the head frozen.
 
-    ``head_epochs`` is 1 as in the public library; the paper also uses ten, with one body epoch (set ``local.epochs=1``).
+    ``head_epochs`` is 1 as in the public library; the paper also uses ten, with one body epoch (set
+    ``local.epochs=1``).
 
     Source: Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning", Alg. 1.
     """

@@ -14,11 +14,13 @@ from fedstrata.core.state import State
 
 @dataclass(frozen=True)
 class PFedMe(Piece):
-    """For each batch, ``inner`` steps th <- th - lr (grad f(th) + lam (th - w) + decay th) on it, then w <- w - lam eta (w - th) once.
+    """For each batch, ``inner`` steps th <- th - lr (grad f(th) + lam (th - w) + decay th) on it, then w <- w - lam eta
+    (w - th) once.
 
-    eta is the local learning rate; th starts at the received model and is carried from batch to batch. w is sent; the server moves by
-    (1 - beta) w + beta mean. A client evaluates its th; one that never took part uses the global model. ``lam`` 15 is INFERRED (the usual
-    paper value; the public library has 1), ``decay`` 0.001 is the library's extra term, ``beta`` 1 is plain (its default 0 never moves).
+    eta is the local learning rate; th starts at the received model and is carried from batch to batch. w is sent; the
+    server moves by (1 - beta) w + beta mean. A client evaluates its th; one that never took part uses the global model.
+    ``lam`` 15 is INFERRED (the usual paper value; the public library has 1), ``decay`` 0.001 is the library's extra
+    term, ``beta`` 1 is plain (its default 0 never moves).
 
     Source: Dinh et al. 2020, "Personalized Federated Learning with Moreau Envelopes", Alg. 1.
     """

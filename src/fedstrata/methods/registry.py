@@ -1,4 +1,7 @@
-"""Every registered method: one row each. A row without examples, limit (or reason and reference test) fails the laws."""
+"""Every registered method: one row each.
+
+A row without examples, limit (or reason and reference test) fails the laws.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,9 @@ class Limit:
 
 @dataclass(frozen=True)
 class NoLimit:
-    """Why a method has no limit law, and the test against an independent reference instead ("file::test", below tests/)."""
+    """Why a method has no limit law, and the test against an independent reference instead ("file::test", below
+    tests/).
+    """
 
     why: str
     reference: str
@@ -110,7 +115,13 @@ _ROWS: list[Row] = [
         _without("controls are never zero after the first round", "scaffold"),
         cite=("karimireddy2020scaffold",),
     ),
-    Row(FedAvgM, "momentum on the server", ("fedavgm(beta=0.9)",), Limit("fedavgm(beta=0, lr=1)", "fedavg"), cite=("hsu2019measuring",)),
+    Row(
+        FedAvgM,
+        "momentum on the server",
+        ("fedavgm(beta=0.9)",),
+        Limit("fedavgm(beta=0, lr=1)", "fedavg"),
+        cite=("hsu2019measuring",),
+    ),
     Row(
         FedAdagrad,
         "Adagrad on the server",
@@ -235,8 +246,20 @@ _ROWS: list[Row] = [
         _without("who takes part follows from clusters, whatever is set", "clusteredsampling"),
         cite=("fraboni2021clustered",),
     ),
-    Row(FedPer, "private head", ("fedper",), Limit("fedper(personal='all')", "local"), cite=("arivazhagan2019federated",)),
-    Row(LGFedAvg, "private body, shared head", ("lgfedavg",), Limit("lgfedavg(personal='role:head')", "fedper"), cite=("liang2020think",)),
+    Row(
+        FedPer,
+        "private head",
+        ("fedper",),
+        Limit("fedper(personal='all')", "local"),
+        cite=("arivazhagan2019federated",),
+    ),
+    Row(
+        LGFedAvg,
+        "private body, shared head",
+        ("lgfedavg",),
+        Limit("lgfedavg(personal='role:head')", "fedper"),
+        cite=("liang2020think",),
+    ),
     Row(
         FedRep,
         "private head, trained in a phase of its own",
@@ -251,7 +274,9 @@ _ROWS: list[Row] = [
         Limit("fedbabu(epochs=0)", "fedrep(head_epochs=0)"),
         cite=("oh2022fedbabu",),
     ),
-    Row(FedBN, "private norm layers", ("fedbn",), Limit("fedbn", "fedper(personal='kind:norm')"), cite=("li2021fedbn",)),
+    Row(
+        FedBN, "private norm layers", ("fedbn",), Limit("fedbn", "fedper(personal='kind:norm')"), cite=("li2021fedbn",)
+    ),
     Row(
         Ditto,
         "private model pulled towards the global one",
@@ -273,7 +298,13 @@ _ROWS: list[Row] = [
         _without("w moves only through th, lam=0 stands still", "pfedme"),
         cite=("dinh2020personalized",),
     ),
-    Row(Local, "no communication", ("local",), Limit("local", "fedper(personal='all')"), uncited="training alone is the absence of a method"),
+    Row(
+        Local,
+        "no communication",
+        ("local",),
+        Limit("local", "fedper(personal='all')"),
+        uncited="training alone is the absence of a method",
+    ),
     Row(
         FineTune,
         "each client adapts a private copy",
@@ -328,13 +359,21 @@ def _row(plugin: plugins.Plugin, offered: object) -> Row:
     if not isinstance(offered, Row) or not (isinstance(offered.piece, type) and issubclass(offered.piece, Piece)):
         plugins.wanted(plugin, offered, "a fedstrata.methods.Row, or a subclass of fedstrata.Piece")
     if "__dataclass_fields__" not in vars(offered.piece):
-        plugins.refuse(plugin, f"{offered.piece.__name__} is no dataclass of settings; write @dataclass(frozen=True) above the class.")
+        plugins.refuse(
+            plugin,
+            f"{offered.piece.__name__} is no dataclass of settings; write @dataclass(frozen=True) above the class.",
+        )
     if offered.name != plugin.name:
-        plugins.refuse(plugin, f"its class is {offered.piece.__name__}, so the entry point must be called {offered.name!r}.")
+        plugins.refuse(
+            plugin, f"its class is {offered.piece.__name__}, so the entry point must be called {offered.name!r}."
+        )
     return offered
 
 
 def method(text: str) -> Method:
-    """A method from call syntax; see :func:`fedstrata.core.chain.parse`. Packages are imported for the names that they offer."""
+    """A method from call syntax; see :func:`fedstrata.core.chain.parse`.
+
+    Packages are imported for the names that they offer.
+    """
     named = {call.name: find(call.name).piece for call in parse_calls(text) if call.name != "fedavg"}
     return chain.parse(text, named)

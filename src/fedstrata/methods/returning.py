@@ -16,7 +16,8 @@ from fedstrata.core.state import State
 
 @dataclass(frozen=True)
 class Returning(Piece):
-    """A client is sent the layer groups that moved since its last round, all of them at its first; the rest it has kept. The model is the same.
+    """A client is sent the layer groups that moved since its last round, all of them at its first; the rest it has
+    kept. The model is the same.
 
     It saves downlink where few layers move (fedpart), at the price of a model stored by each client. Write it last.
 
@@ -29,17 +30,26 @@ class Returning(Piece):
 
     def init(self, setup: Setup) -> State:
         return {
-            "moved": torch.zeros(len(setup.layout.groups), dtype=torch.int64),  # the round, counted from 1, in which each group moved last
-            "seen": torch.zeros(setup.clients, dtype=torch.int64),  # the round in which each client was last sent the model; 0 is never
+            "moved": torch.zeros(
+                len(setup.layout.groups), dtype=torch.int64
+            ),  # the round, counted from 1, in which each group moved last
+            "seen": torch.zeros(
+                setup.clients, dtype=torch.int64
+            ),  # the round in which each client was last sent the model; 0 is never
         }
 
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002  # the field's word
+    # the field's word
+    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         seen, groups = _tensor(slot["seen"]), list(setup.layout.groups.values())
         places = dict(plan.places)
         for place, client in enumerate(plan.cohort):
             own, stale = plan.at(place), (_tensor(slot["moved"]) >= seen[client]).tolist()
             known = frozenset(n for group, moved in zip(groups, stale, strict=True) if not moved for n in group.names)
-            places[place] = {**places.get(place, {}), "down": own.down - known, "keep": own.keep | (own.down & setup.layout.parameters)}
+            places[place] = {
+                **places.get(place, {}),
+                "down": own.down - known,
+                "keep": own.keep | (own.down & setup.layout.parameters),
+            }
         return replace(plan, places=places)
 
     def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:

@@ -19,8 +19,9 @@ from fedstrata.core.state import State
 class Scaffold(Piece):
     """Local steps follow g - c_i + c; client and server controls are refreshed from where the local steps went.
 
-    c_i' = c_i - c + (received - y) / (K' lr), with K' the local steps, or, under SGD momentum rho, (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho).
-    Both server means are unweighted; c moves by the share of clients that took part. Statistics of norms are averaged plainly.
+    c_i' = c_i - c + (received - y) / (K' lr), with K' the local steps, or, under SGD momentum rho, (K - rho (1 - rho^K)
+    / (1 - rho)) / (1 - rho). Both server means are unweighted; c moves by the share of clients that took part.
+    Statistics of norms are averaged plainly.
 
     Source: Karimireddy et al. 2020, Alg. 1, option II; the momentum form is that of the FedDr harness.
     """
@@ -35,7 +36,10 @@ class Scaffold(Piece):
 
     def check(self, setup: Setup) -> None:
         if setup.optimizer != "sgd":
-            raise MethodError(f"scaffold reads gradients off local steps of SGD; local.optimizer is {setup.optimizer}. Set local.optimizer=sgd.")
+            raise MethodError(
+                f"scaffold reads gradients off local steps of SGD; local.optimizer is {setup.optimizer}. Set"
+                " local.optimizer=sgd."
+            )
 
     def init(self, setup: Setup) -> State:
         return {"control": zeros(setup.params)}

@@ -40,7 +40,8 @@ class FedAvgM(Piece):
 
 @dataclass(frozen=True)
 class _Adaptive(Piece):
-    """w <- w + lr m / (sqrt(second) + tau), m <- beta1 m + (1 - beta1) step; no bias correction; second starts at tau squared.
+    """w <- w + lr m / (sqrt(second) + tau), m <- beta1 m + (1 - beta1) step; no bias correction; second starts at tau
+    squared.
 
     Parameters only; statistics of norms are averaged.
     """
@@ -81,7 +82,8 @@ class _Adaptive(Piece):
 
 @dataclass(frozen=True)
 class FedAdagrad(_Adaptive):
-    """Adagrad on the server: second <- second + step^2; no momentum. ``lr`` 0.01 is INFERRED (the paper tunes it for each task).
+    """Adagrad on the server: second <- second + step^2; no momentum. ``lr`` 0.01 is INFERRED (the paper tunes it for
+    each task).
 
     Source: Reddi et al. 2021, "Adaptive Federated Optimization", Alg. 2.
     """
@@ -101,7 +103,8 @@ class _Moments(_Adaptive):
 
 @dataclass(frozen=True)
 class FedAdam(_Moments):
-    """Adam on the server: second <- beta2 second + (1 - beta2) step^2. ``lr`` 0.01 is INFERRED (the paper tunes it for each task).
+    """Adam on the server: second <- beta2 second + (1 - beta2) step^2. ``lr`` 0.01 is INFERRED (the paper tunes it for
+    each task).
 
     Source: Reddi et al. 2021, "Adaptive Federated Optimization", Alg. 2.
     """
@@ -112,7 +115,8 @@ class FedAdam(_Moments):
 
 @dataclass(frozen=True)
 class FedYogi(_Moments):
-    """Yogi on the server: second <- second - (1 - beta2) step^2 sign(second - step^2). ``lr`` 0.01 is INFERRED (tuned in the paper).
+    """Yogi on the server: second <- second - (1 - beta2) step^2 sign(second - step^2). ``lr`` 0.01 is INFERRED (tuned
+    in the paper).
 
     Source: Reddi et al. 2021, "Adaptive Federated Optimization", Alg. 2.
     """

@@ -1,7 +1,7 @@
 """Networks of attention layers: FedPart's text transformer and the small vision transformer.
 
-Attention is written out as matrix products with a softmax, so that dropout draws from the derived stream, second derivatives exist (gradient
-inversion needs them), and clients can be stacked.
+Attention is written out as matrix products with a softmax, so that dropout draws from the derived stream, second
+derivatives exist (gradient inversion needs them), and clients can be stacked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, D] -> [B, L, D]."""
         batch, length, width = x.shape
-        parts = self.qkv(x).reshape(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)  # [3, B, H, L, D/H]
+        parts = (
+            self.qkv(x).reshape(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        )  # [3, B, H, L, D/H]
         q, k, v = parts.unbind(0)
         scores = (q / math.sqrt(width // self.heads)) @ k.transpose(-2, -1)  # [B, H, L, L]
         mixed = self.drop(scores.softmax(-1)) @ v  # [B, H, L, D/H]
@@ -69,7 +71,9 @@ class Transformer(Model):
 
     drop: Layer
 
-    def __init__(self, vocabulary: int, classes: int, width: int, *, heads: int, feedforward: int, layers: int, drop: float) -> None:
+    def __init__(
+        self, vocabulary: int, classes: int, width: int, *, heads: int, feedforward: int, layers: int, drop: float
+    ) -> None:
         super().__init__()
         self.width = width
         self.embedding = nn.Embedding(vocabulary, width)
@@ -86,7 +90,10 @@ class Transformer(Model):
         return self.head(y[:, -1])
 
     def start(self, generator: torch.Generator) -> None:
-        """Embedding U(-0.1, 0.1); one encoder layer is drawn and the others are copies of it, so that all start equal (FedPart)."""
+        """Embedding U(-0.1, 0.1).
+
+        One encoder layer is drawn and the others are copies of it, so that all start equal (FedPart).
+        """
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1, generator=generator)
         first, *rest = self.layers
         assert isinstance(first, EncoderLayer)
@@ -104,20 +111,34 @@ class Transformer(Model):
         for i in range(len(self.layers)):
             at = f"layers.{i}"
             groups.append(GroupSpec(f"{at}.attention", "attention", (f"{at}.attention",)))
-            groups.append(GroupSpec(f"{at}.feedforward", "feedforward", tuple(f"{at}.{part}" for part in ("linear1", "linear2", "norm1", "norm2"))))
+            groups.append(
+                GroupSpec(
+                    f"{at}.feedforward",
+                    "feedforward",
+                    tuple(f"{at}.{part}" for part in ("linear1", "linear2", "norm1", "norm2")),
+                )
+            )
         return [*groups, GroupSpec("head", "linear", ("head",))]
 
 
 def sinusoids(like: Tensor) -> Tensor:
-    """Positions as sines and cosines (Vaswani et al. 2017), [L, D] for ``like`` [B, L, D]. Computed, not kept: a buffer would be sent."""
+    """Positions as sines and cosines (Vaswani et al. 2017), [L, D] for ``like`` [B, L, D].
+
+    Computed, not kept: a buffer would be sent.
+    """
     length, width = like.shape[-2:]
-    rates = torch.exp(torch.arange(0, width, 2, dtype=like.dtype, device=like.device) * (-math.log(10000.0) / width))  # [D/2]
+    rates = torch.exp(
+        torch.arange(0, width, 2, dtype=like.dtype, device=like.device) * (-math.log(10000.0) / width)
+    )  # [D/2]
     angles = torch.arange(length, dtype=like.dtype, device=like.device)[:, None] * rates  # [L, D/2]
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
-def transformer(task: Task, width: int = 200, heads: int = 2, feedforward: int = 200, layers: int = 3, *, dropout: float = 0.1) -> Model:
-    """FedPart's text classifier: embedding, three post-norm encoder layers, prediction from the last position; 8 layer groups.
+def transformer(
+    task: Task, width: int = 200, heads: int = 2, feedforward: int = 200, layers: int = 3, *, dropout: float = 0.1
+) -> Model:
+    """FedPart's text classifier: embedding, three post-norm encoder layers, prediction from the last position; 8 layer
+    groups.
 
     Args:
         task: rows of tokens.
@@ -130,10 +151,21 @@ def transformer(task: Task, width: int = 200, heads: int = 2, feedforward: int =
     vocabulary, _ = tokens(task, "transformer")
     _divides("transformer", width, heads)
     if width % 2:
-        raise ConfigError(f"transformer(width={width}): positions are pairs of sine and cosine, so the width is even. Write width={width + 1}.")
+        raise ConfigError(
+            f"transformer(width={width}): positions are pairs of sine and cosine, so the width is even. Write"
+            f" width={width + 1}."
+        )
     if feedforward < 1 or layers < 1:
         raise ConfigError(f"transformer(feedforward={feedforward}, layers={layers}): both are at least 1.")
-    return Transformer(vocabulary, outputs(task, "transformer"), width, heads=heads, feedforward=feedforward, layers=layers, drop=dropout)
+    return Transformer(
+        vocabulary,
+        outputs(task, "transformer"),
+        width,
+        heads=heads,
+        feedforward=feedforward,
+        layers=layers,
+        drop=dropout,
+    )
 
 
 class Patches(nn.Module):
@@ -195,7 +227,10 @@ class VisionTransformer(Model):
         return self.head(self.norm(x)[:, 0])
 
     def start(self, generator: torch.Generator) -> None:
-        """Linear weights and positions from a normal with standard deviation 0.02 cut at 2, biases 0 (Touvron et al. 2021)."""
+        """Linear weights and positions from a normal with standard deviation 0.02 cut at 2, biases 0 (Touvron et al.
+
+        2021).
+        """
         fill(self, generator)
         for part in self.modules():
             if isinstance(part, nn.Linear):
@@ -206,16 +241,23 @@ class VisionTransformer(Model):
         fill_affine(self.patches.conv.weight, self.patches.conv.bias, generator)
 
     def layer_groups(self) -> list[GroupSpec]:
-        """Patches with token and positions; for each layer attention and feed-forward, each with the norm before it; last norm; head."""
+        """Patches with token and positions; for each layer attention and feed-forward, each with the norm before it.
+
+        Last norm; head.
+        """
         groups = [GroupSpec("patches", "embedding", ("patches",))]
         for i in range(len(self.layers)):
             at = f"layers.{i}"
             groups.append(GroupSpec(f"{at}.attention", "attention", (f"{at}.norm1", f"{at}.attention")))
-            groups.append(GroupSpec(f"{at}.feedforward", "feedforward", (f"{at}.norm2", f"{at}.linear1", f"{at}.linear2")))
+            groups.append(
+                GroupSpec(f"{at}.feedforward", "feedforward", (f"{at}.norm2", f"{at}.linear1", f"{at}.linear2"))
+            )
         return [*groups, GroupSpec("norm", "norm", ("norm",)), GroupSpec("head", "linear", ("head",))]
 
 
-def vit_s(task: Task, patch: int = 4, layers: int = 12, width: int = 384, heads: int = 6, *, dropout: float = 0.0) -> Model:
+def vit_s(
+    task: Task, patch: int = 4, layers: int = 12, width: int = 384, heads: int = 6, *, dropout: float = 0.0
+) -> Model:
     """ViT-S: 12 pre-norm layers, 384 wide, 6 heads, class token, learned positions.
 
     Args:
@@ -232,11 +274,17 @@ def vit_s(task: Task, patch: int = 4, layers: int = 12, width: int = 384, heads:
         raise ConfigError(f"vit_s(layers={layers}, patch={patch}): both are at least 1.")
     if size[0] % patch or size[1] % patch:
         fits = ", ".join(str(p) for p in range(1, min(size) + 1) if size[0] % p == 0 and size[1] % p == 0)
-        raise DataError(f"vit_s(patch={patch}): images of {size[0]} x {size[1]} pixels do not divide into such patches. Set patch to one of {fits}.")
+        raise DataError(
+            f"vit_s(patch={patch}): images of {size[0]} x {size[1]} pixels do not divide into such patches. Set patch"
+            f" to one of {fits}."
+        )
     patches = Patches(channels, (size[0] // patch) * (size[1] // patch), patch, width)
     return VisionTransformer(patches, outputs(task, "vit_s"), layers=layers, width=width, heads=heads, drop=dropout)
 
 
 def _divides(model: str, width: int, heads: int) -> None:
     if heads < 1 or width < 1 or width % heads:
-        raise ConfigError(f"{model}(width={width}, heads={heads}): each head takes an equal part of the width, so width is a multiple of heads.")
+        raise ConfigError(
+            f"{model}(width={width}, heads={heads}): each head takes an equal part of the width, so width is a multiple"
+            " of heads."
+        )

@@ -27,7 +27,9 @@ class Model(nn.Module):
 
     head_name = "head"
     channels_last = False
-    """Whether batches of images are handed over with channels last in memory, which convolutions of this model are faster on."""
+    """Whether batches of images are handed over with channels last in memory, which convolutions of this model are
+    faster on.
+    """
 
     head: Layer
 
@@ -44,7 +46,8 @@ class Norms:
         model: the model's name, for messages.
         kind: batch, group or none.
         groups: for kind "group".
-        track: for kind "batch": keep running statistics; without them a batch is normalised by itself in evaluation too.
+        track: for kind "batch": keep running statistics; without them a batch is normalised by itself in evaluation
+            too.
     """
 
     model: str
@@ -63,23 +66,31 @@ class Norms:
 
     def images(self, channels: int) -> nn.Module:
         """The norm after a convolution with ``channels`` outputs."""
-        return nn.BatchNorm2d(channels, track_running_stats=self.track) if self.kind == "batch" else self._other(channels)
+        return (
+            nn.BatchNorm2d(channels, track_running_stats=self.track) if self.kind == "batch" else self._other(channels)
+        )
 
     def rows(self, features: int) -> nn.Module:
         """The norm after a linear layer with ``features`` outputs."""
-        return nn.BatchNorm1d(features, track_running_stats=self.track) if self.kind == "batch" else self._other(features)
+        return (
+            nn.BatchNorm1d(features, track_running_stats=self.track) if self.kind == "batch" else self._other(features)
+        )
 
     def _other(self, channels: int) -> nn.Module:
         if self.kind == "none":
             return nn.Identity()
         if channels % self.groups:
             fits = ", ".join(str(g) for g in range(1, min(channels, 64) + 1) if channels % g == 0)
-            raise ConfigError(f"{self.model}: {channels} channels do not split into {self.groups} equal groups. Set groups to one of {fits}.")
+            raise ConfigError(
+                f"{self.model}: {channels} channels do not split into {self.groups} equal groups. Set groups to one of"
+                f" {fits}."
+            )
         return nn.GroupNorm(self.groups, channels)
 
 
 def max_pool(x: Tensor, size: int, stride: int, padding: int = 0, *, channels_last: bool) -> Tensor:
-    """[B, C, H, W] -> [B, C, H', W']: torch's max-pool by its path for channels last, which is many times faster on a CPU.
+    """[B, C, H, W] -> [B, C, H', W']: torch's max-pool by its path for channels last, which is many times faster on a
+    CPU.
 
     Args:
         x: images.
@@ -93,13 +104,26 @@ def max_pool(x: Tensor, size: int, stride: int, padding: int = 0, *, channels_la
 
 
 class Conv(nn.Module):
-    """Convolution with bias, norm, ReLU; then a 2x2 max-pool and dropout where asked: [B, C, H, W] -> [B, F, H', W']."""
+    """Convolution with bias, norm, ReLU.
+
+    Then a 2x2 max-pool and dropout where asked: [B, C, H, W] -> [B, F, H', W'].
+    """
 
     channels_last = False
     norm: Layer
     drop: Layer
 
-    def __init__(self, inputs: int, width: int, norms: Norms, *, kernel: int = 3, padding: int = 1, pool: bool = False, bias: bool = True) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        norms: Norms,
+        *,
+        kernel: int = 3,
+        padding: int = 1,
+        pool: bool = False,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(inputs, width, kernel, padding=padding, bias=bias)
         self.norm = norms.images(width)
@@ -147,7 +171,8 @@ def fill(module: nn.Module, generator: torch.Generator, conv: ConvInit = "torch"
     Args:
         module: holds Conv2d, Linear, Embedding and norm layers; parameters of any other module are its own business.
         generator: the only source of random numbers.
-        conv: "torch" (uniform, PyTorch's default) or "fan_out" (normal, He et al. 2015, biases 0: torchvision's and FedPart's ResNets, FedFN's VGG).
+        conv: "torch" (uniform, PyTorch's default) or "fan_out" (normal, He et al. 2015, biases 0: torchvision's and
+            FedPart's ResNets, FedFN's VGG).
     """
     for part in module.modules():
         match part:

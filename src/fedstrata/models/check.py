@@ -19,17 +19,19 @@ _OTHERS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def check(module: nn.Module, task: Task) -> str | None:
-    """Try a module on a batch of two made-up samples, on a copy: it is left as it was, and so is torch's random generator.
+    """Try a module on a batch of two made-up samples, on a copy: it is left as it was, and so is torch's random
+    generator.
 
     Args:
         module: any module on the CPU that should map ``[B, *task.shape]`` to ``[B, task.classes]``.
         task: shape, classes and vocabulary of the data.
     Returns:
-        the name of the head: the linear layer whose output is the model's output; None where there is none (methods that need a head then say so).
+        the name of the head: the linear layer whose output is the model's output; None where there is none (methods
+        that need a head then say so).
     Raises:
         DataError: samples that the model cannot read, or more or fewer outputs than classes.
-        ConfigError: outputs that are not finite or are probabilities, parameters without a shape yet, a wrong ``head_name``, or randomness from
-            torch's own generator while training, for example functional dropout.
+        ConfigError: outputs that are not finite or are probabilities, parameters without a shape yet, a wrong
+            ``head_name``, or randomness from torch's own generator while training, for example functional dropout.
     """
     _has_shapes(module)
     probe = made_up(task)
@@ -68,7 +70,10 @@ def swap_dropout(module: nn.Module) -> nn.Module:
         return _ours(swapped, "the module itself")
     for name, part in list(swapped.named_modules()):
         if isinstance(part, _OTHERS):
-            raise ConfigError(f"layer {name} is {type(part).__name__}, which has no seeded counterpart here. Use fedstrata.core.network.Dropout.")
+            raise ConfigError(
+                f"layer {name} is {type(part).__name__}, which has no seeded counterpart here. Use"
+                " fedstrata.core.network.Dropout."
+            )
         if isinstance(part, (nn.Dropout, *_CHANNELS)):
             swapped.set_submodule(name, _ours(part, f"layer {name}"))
     return swapped
@@ -95,16 +100,31 @@ def _generator_kept() -> Iterator[None]:
 def _has_shapes(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ConfigError(f"parameter {name} has no shape yet (a lazy layer). Run one batch through the model before handing it over.")
+            raise ConfigError(
+                f"parameter {name} has no shape yet (a lazy layer). Run one batch through the model before handing it"
+                " over."
+            )
         if parameter.device.type == "meta":
-            raise ConfigError(f"parameter {name} lies on the meta device and holds no numbers. Materialise and initialise the model first.")
+            raise ConfigError(
+                f"parameter {name} lies on the meta device and holds no numbers. Materialise and initialise the model"
+                " first."
+            )
         if not parameter.is_floating_point():
-            raise ConfigError(f"parameter {name} is {parameter.dtype}; parameters are real numbers, trained as float32. Make it a buffer.")
+            raise ConfigError(
+                f"parameter {name} is {parameter.dtype}; parameters are real numbers, trained as float32. Make it a"
+                " buffer."
+            )
         if not parameter.requires_grad:
-            raise ConfigError(f"parameter {name} has requires_grad=False, but all parameters are trained here. Make it a buffer, or set it to True.")
+            raise ConfigError(
+                f"parameter {name} has requires_grad=False, but all parameters are trained here. Make it a buffer, or"
+                " set it to True."
+            )
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.momentum is None:
-            raise ConfigError(f"layer {name} has momentum=None: it counts batches, which clients do not share. Give it a number such as 0.1.")
+            raise ConfigError(
+                f"layer {name} has momentum=None: it counts batches, which clients do not share. Give it a number such"
+                " as 0.1."
+            )
 
 
 def made_up(task: Task, samples: int = 2) -> Tensor:
@@ -123,23 +143,41 @@ def _forward(module: nn.Module, probe: Tensor, task: Task) -> Tensor:
     except Exception as error:  # whatever a user's module raises becomes one clear sentence
         raise DataError(_diagnosis(module, task, error)) from error
     if not isinstance(out, Tensor):
-        raise ConfigError(f"the model returns {type(out).__name__}; a tensor [batch, {task.classes}] is wanted. Return the logits only.")
+        raise ConfigError(
+            f"the model returns {type(out).__name__}; a tensor [batch, {task.classes}] is wanted. Return the logits"
+            " only."
+        )
     return out
 
 
 def _diagnosis(module: nn.Module, task: Task, error: Exception) -> str:
     """Why a module refuses the probe: usually its first layer expects another width."""
-    name, first = next(((n, m) for n, m in module.named_modules() if isinstance(m, (nn.modules.conv._ConvNd, nn.Linear, nn.Embedding))), ("", None))
+    name, first = next(
+        (
+            (n, m)
+            for n, m in module.named_modules()
+            if isinstance(m, (nn.modules.conv._ConvNd, nn.Linear, nn.Embedding))
+        ),
+        ("", None),
+    )
     shape = tuple(task.shape)
     if isinstance(first, nn.modules.conv._ConvNd) and task.vocabulary == 0 and first.in_channels != shape[0]:
         given = (
-            f"the data have {shape[0]} channel(s) (samples of shape {shape}), but the model's first convolution, {name}, takes {first.in_channels}"
+            f"the data have {shape[0]} channel(s) (samples of shape {shape}), but the model's first convolution,"
+            f" {name}, takes {first.in_channels}"
         )
-        return f"{given}. Give that layer {shape[0]}, or choose a model by name: those take their channels from the data."
+        return (
+            f"{given}. Give that layer {shape[0]}, or choose a model by name: those take their channels from the data."
+        )
     if isinstance(first, nn.Embedding) and task.vocabulary > first.num_embeddings:
-        return f"the data have a vocabulary of {task.vocabulary}, but the model's embedding, {name}, holds {first.num_embeddings}. Make it larger."
+        return (
+            f"the data have a vocabulary of {task.vocabulary}, but the model's embedding, {name}, holds"
+            f" {first.num_embeddings}. Make it larger."
+        )
     if isinstance(first, nn.Embedding) and task.vocabulary == 0:
-        return f"the model begins with an embedding ({name}) and reads tokens, but samples are numbers of shape {shape}."
+        return (
+            f"the model begins with an embedding ({name}) and reads tokens, but samples are numbers of shape {shape}."
+        )
     kind = f"tokens below {task.vocabulary}" if task.vocabulary else "numbers"
     reason = " ".join(str(error).split())[:300]
     return f"the model cannot read a batch of 2 samples of shape {shape} ({kind}): {type(error).__name__}: {reason}"
@@ -147,23 +185,43 @@ def _diagnosis(module: nn.Module, task: Task, error: Exception) -> str:
 
 def _fits(out: Tensor, module: nn.Module, task: Task) -> None:
     if out.dim() == 2 and out.shape[0] == 2 and out.shape[1] != task.classes:
-        last = [f" (layer {n})" for n, m in module.named_modules() if isinstance(m, nn.Linear) and m.out_features == out.shape[1]]
+        last = [
+            f" (layer {n})"
+            for n, m in module.named_modules()
+            if isinstance(m, nn.Linear) and m.out_features == out.shape[1]
+        ]
         where = last[-1] if last else ""
-        raise DataError(f"the task has {task.classes} classes, but the model's head{where} gives {out.shape[1]} outputs. Give it {task.classes}.")
+        raise DataError(
+            f"the task has {task.classes} classes, but the model's head{where} gives {out.shape[1]} outputs. Give it"
+            f" {task.classes}."
+        )
     if tuple(out.shape) != (2, task.classes):
-        raise DataError(f"a batch of 2 samples gives outputs of shape {tuple(out.shape)}; [batch, classes] = (2, {task.classes}) is wanted.")
+        raise DataError(
+            f"a batch of 2 samples gives outputs of shape {tuple(out.shape)}; [batch, classes] = (2, {task.classes}) is"
+            " wanted."
+        )
     _finite(out, "evaluation")
-    if task.classes > 1 and bool((out >= 0).all()) and torch.allclose(out.sum(1), torch.ones(2, dtype=out.dtype), atol=1e-5):
-        raise ConfigError("the model returns probabilities (rows sum to 1); the loss takes logits. Leave the softmax out.")
+    if (
+        task.classes > 1
+        and bool((out >= 0).all())
+        and torch.allclose(out.sum(1), torch.ones(2, dtype=out.dtype), atol=1e-5)
+    ):
+        raise ConfigError(
+            "the model returns probabilities (rows sum to 1); the loss takes logits. Leave the softmax out."
+        )
 
 
 def _finite(out: Tensor, mode: str) -> None:
     if not bool(out.isfinite().all()):
-        raise ConfigError(f"the model's outputs are not finite in {mode} mode on standard normal inputs. Check its initialisation.")
+        raise ConfigError(
+            f"the model's outputs are not finite in {mode} mode on standard normal inputs. Check its initialisation."
+        )
 
 
 def _draws_nothing(module: nn.Module, probe: Tensor, task: Task) -> None:
-    """Refuse a module that moves torch's own generator while training: threads and processes would then differ from the loop."""
+    """Refuse a module that moves torch's own generator while training: threads and processes would then differ from the
+    loop.
+    """
     generator = torch.Generator().manual_seed(1)
     uniforms: Callable[[torch.Size], Tensor] = lambda shape: torch.rand(shape, generator=generator)
     for part in module.modules():
@@ -173,7 +231,11 @@ def _draws_nothing(module: nn.Module, probe: Tensor, task: Task) -> None:
     out = _forward(module, probe, task)
     _keeps_buffers(module, buffers)
     if not torch.equal(before, torch.get_rng_state()):
-        layers = [n for n, m in module.named_modules() if isinstance(m, (nn.Dropout, *_CHANNELS, *_OTHERS)) and getattr(m, "p", 0) > 0]
+        layers = [
+            n
+            for n, m in module.named_modules()
+            if isinstance(m, (nn.Dropout, *_CHANNELS, *_OTHERS)) and getattr(m, "p", 0) > 0
+        ]
         found = (
             f"its layers {', '.join(layers[:5])} are"
             if layers
@@ -184,12 +246,17 @@ def _draws_nothing(module: nn.Module, probe: Tensor, task: Task) -> None:
             if layers
             else "use the layer fedstrata.core.network.Dropout, which draws from the seeded stream"
         )
-        raise ConfigError(f"the model draws from torch's own random generator while training ({found}), so runs could not be repeated: {remedy}.")
+        raise ConfigError(
+            f"the model draws from torch's own random generator while training ({found}), so runs could not be"
+            f" repeated: {remedy}."
+        )
     _finite(out, "training")
 
 
 def _norms_see_several(trial: nn.Module, probe: Tensor) -> None:
-    """Refuse group norms over one value, which is always 0 then, or over two, which are always 1 and -1: no gradient would pass."""
+    """Refuse group norms over one value, which is always 0 then, or over two, which are always 1 and -1: no gradient
+    would pass.
+    """
     seen: dict[str, int] = {}
 
     def watch(name: str, parts: int) -> Callable[..., None]:
@@ -209,25 +276,34 @@ def _norms_see_several(trial: nn.Module, probe: Tensor) -> None:
     alone = [name for name, values in seen.items() if values <= 2]
     if alone:
         raise ConfigError(
-            f"layer {alone[0]} normalises groups of {seen[alone[0]]}, of which at most the sign is left (no gradient): the model could not learn. "
-            "Give it at least 3 values a group (wider layers or fewer groups), or use another norm."
+            f"layer {alone[0]} normalises groups of {seen[alone[0]]}, of which at most the sign is left (no gradient):"
+            " the model could not learn. Give it at least 3 values a group (wider layers or fewer groups), or use"
+            " another norm."
         )
 
 
 def _keeps_buffers(module: nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Refuse a module that remembers training outside of batch norms: nobody would send it, and workers would carry it from client to client."""
+    """Refuse a module that remembers training outside of batch norms: nobody would send it, and workers would carry it
+    from client to client.
+    """
     norms = [n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     for name, buffer in module.named_buffers():
         if name.rpartition(".")[0] not in norms and (name not in before or not torch.equal(buffer, before[name])):
-            raise ConfigError(f"buffer {name} changes while the model trains; only statistics of batch norms may. Keep it constant.")
+            raise ConfigError(
+                f"buffer {name} changes while the model trains; only statistics of batch norms may. Keep it constant."
+            )
 
 
 def _head(trial: nn.Module, probe: Tensor, out: Tensor, task: Task, *, declared: str | None) -> str | None:
     """The linear layer that ends the model, found by leaving it out on a copy."""
-    candidates = [n for n, m in trial.named_modules() if n and isinstance(m, nn.Linear) and m.out_features == task.classes]
+    candidates = [
+        n for n, m in trial.named_modules() if n and isinstance(m, nn.Linear) and m.out_features == task.classes
+    ]
     if declared is not None:
         if declared not in candidates or not _ends_in(trial, declared, probe, out):
-            raise ConfigError(f"head_name is {declared!r}, but the model's output is not the output of a linear layer of that name.")
+            raise ConfigError(
+                f"head_name is {declared!r}, but the model's output is not the output of a linear layer of that name."
+            )
         return declared
     return next((name for name in reversed(candidates) if _ends_in(trial, name, probe, out)), None)
 
@@ -238,8 +314,12 @@ def _ends_in(trial: nn.Module, name: str, probe: Tensor, out: Tensor) -> bool:
     without.set_submodule(name, nn.Identity())
     try:
         features = without(probe)
-    except Exception:  # noqa: BLE001 - a layer further on misses the head's width: then this is not the head
+    except Exception:  # noqa: BLE001
         return False
-    if not isinstance(features, Tensor) or features.dim() != 2 or features.shape != (2, getattr(head, "in_features", -1)):
+    if (
+        not isinstance(features, Tensor)
+        or features.dim() != 2
+        or features.shape != (2, getattr(head, "in_features", -1))
+    ):
         return False
     return torch.allclose(head(features), out, rtol=1e-5, atol=1e-6)

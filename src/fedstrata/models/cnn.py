@@ -1,4 +1,6 @@
-"""Convolution networks without shortcuts: FedAvg's CNN, the small CNN, FedSMU's and DLG's LeNet, FedLAG's cnn20, VGG-11 and VGG-16."""
+"""Convolution networks without shortcuts: FedAvg's CNN, the small CNN, FedSMU's and DLG's LeNet, FedLAG's cnn20, VGG-11
+and VGG-16.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ class ConvNet(Model):
     """Convolutions, then hidden linear layers with ReLU and dropout, then the head."""
 
     def __init__(
-        self, convs: list[Conv], flat: int, hidden: tuple[int, ...], classes: int, *, drops: list[nn.Module], init: ConvInit = "torch", pool: int = 0
+        self,
+        convs: list[Conv],
+        flat: int,
+        hidden: tuple[int, ...],
+        classes: int,
+        *,
+        drops: list[nn.Module],
+        init: ConvInit = "torch",
+        pool: int = 0,
     ) -> None:
         super().__init__()
         self.init, self.pool = init, pool
@@ -44,14 +54,23 @@ class ConvNet(Model):
         fill(self, generator, self.init)
 
 
-def _two_convs(task: Task, norms: Norms, convs: tuple[int, int], hidden: tuple[int, ...], *, padding: int, drop: float) -> Model:
+def _two_convs(
+    task: Task, norms: Norms, convs: tuple[int, int], hidden: tuple[int, ...], *, padding: int, drop: float
+) -> Model:
     """Two 5x5 convolutions, each with a 2x2 pool, then ``hidden``."""
     name = norms.model
     channels, *size = image(task, name)
     if not 0 <= padding <= 2:
-        raise ConfigError(f"{name}(padding={padding}): write 0, 1, or 2, which keeps the size (the 'same' of TensorFlow).")
+        raise ConfigError(
+            f"{name}(padding={padding}): write 0, 1, or 2, which keeps the size (the 'same' of TensorFlow)."
+        )
     smallest = next(s for s in range(1, 20) if _after(s, padding) >= 1)
-    at_least((size[0], size[1]), smallest, name, f"Write {name}(padding=2), which goes down to 4 x 4, or take mlp." if padding < 2 else "Take mlp.")
+    at_least(
+        (size[0], size[1]),
+        smallest,
+        name,
+        f"Write {name}(padding=2), which goes down to 4 x 4, or take mlp." if padding < 2 else "Take mlp.",
+    )
     flat = convs[1] * _after(size[0], padding) * _after(size[1], padding)
     layers = [Conv(a, b, norms, kernel=5, padding=padding, pool=True) for a, b in pairwise((channels, *convs))]
     for layer in layers:
@@ -72,7 +91,8 @@ def cnn(task: Task, norm: Norm = "none", padding: int = 0, dropout: float = 0.0,
     Args:
         task: images.
         norm: after each convolution.
-        padding: 0 gives the 878,538 parameters that PyTorch libraries use on 3 x 32 x 32; 2 the 1,663,370 of the paper on 1 x 28 x 28.
+        padding: 0 gives the 878,538 parameters that PyTorch libraries use on 3 x 32 x 32; 2 the 1,663,370 of the paper
+            on 1 x 28 x 28.
         dropout: of channels after each convolution and of units after the hidden layer.
         groups: for ``norm = group``.
     """
@@ -80,7 +100,10 @@ def cnn(task: Task, norm: Norm = "none", padding: int = 0, dropout: float = 0.0,
 
 
 def small_cnn(task: Task, norm: Norm = "none", padding: int = 0, dropout: float = 0.0, groups: int = 2) -> Model:
-    """FedPhoenix's small CNN: 5x5 conv 6, pool, 5x5 conv 16, pool, 120, 84, classes; its dropout control is dropout=0.3."""
+    """FedPhoenix's small CNN: 5x5 conv 6, pool, 5x5 conv 16, pool, 120, 84, classes.
+
+    Its dropout control is dropout=0.3.
+    """
     return _two_convs(task, Norms("small_cnn", norm, groups), (6, 16), (120, 84), padding=padding, drop=dropout)
 
 
@@ -90,13 +113,27 @@ def lenet(task: Task, norm: Norm = "none", padding: int = 0, dropout: float = 0.
 
 
 class SmoothNet(Model):
-    """5x5 convolutions with strides instead of pools and an activation without kinks, then the head: a network that can be differentiated twice."""
+    """5x5 convolutions with strides instead of pools and an activation without kinks, then the head: a network that can
+    be differentiated twice.
+    """
 
-    def __init__(self, channels: int, strides: tuple[int, ...], width: int, flat: int, classes: int, *, activation: str, spread: float) -> None:
+    def __init__(
+        self,
+        channels: int,
+        strides: tuple[int, ...],
+        width: int,
+        flat: int,
+        classes: int,
+        *,
+        activation: str,
+        spread: float,
+    ) -> None:
         super().__init__()
         self.bend, self.spread = activation, spread
         widths = (channels, *(width for _ in strides))
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 5, stride=s, padding=2) for (a, b), s in zip(pairwise(widths), strides, strict=True))
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, 5, stride=s, padding=2) for (a, b), s in zip(pairwise(widths), strides, strict=True)
+        )
         self.head = nn.Linear(flat, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -125,9 +162,14 @@ def dlg_lenet(task: Task, activation: Literal["sigmoid", "tanh", "elu"] = "sigmo
     """
     channels, *size = image(task, "dlg_lenet")
     if spread < 0:
-        raise ConfigError(f"dlg_lenet(spread={spread}): parameters start from U(-spread, spread), with spread at least 0; 0 is PyTorch's default.")
+        raise ConfigError(
+            f"dlg_lenet(spread={spread}): parameters start from U(-spread, spread), with spread at least 0; 0 is"
+            " PyTorch's default."
+        )
     cells = -(-size[0] // 4) * -(-size[1] // 4)
-    return SmoothNet(channels, (2, 2, 1), 12, 12 * cells, outputs(task, "dlg_lenet"), activation=activation, spread=spread)
+    return SmoothNet(
+        channels, (2, 2, 1), 12, 12 * cells, outputs(task, "dlg_lenet"), activation=activation, spread=spread
+    )
 
 
 def cnn20(task: Task, norm: Norm = "none", dropout: float = 0.0, groups: int = 8) -> Model:
@@ -140,12 +182,19 @@ def cnn20(task: Task, norm: Norm = "none", dropout: float = 0.0, groups: int = 8
         groups: for ``norm = group``.
     """
     return _stacked(
-        task, Norms("cnn20", norm, groups), ((32, 32), (64, 64), (128, 128)), (512,), hidden_drop=dropout, conv_drop=dropout, channels=True
+        task,
+        Norms("cnn20", norm, groups),
+        ((32, 32), (64, 64), (128, 128)),
+        (512,),
+        hidden_drop=dropout,
+        conv_drop=dropout,
+        channels=True,
     )
 
 
 def vgg11(task: Task, norm: Norm = "none", dropout: float = 0.0, groups: int = 32) -> Model:
-    """FedFN's VGG-11: eight 3x3 convs (64 to 512, five pools), then 512, 512, classes; convs start normal with fan-out, biases 0.
+    """FedFN's VGG-11: eight 3x3 convs (64 to 512, five pools), then 512, 512, classes; convs start normal with fan-out,
+    biases 0.
 
     Args:
         task: images of at least 32 x 32 pixels.
@@ -157,7 +206,15 @@ def vgg11(task: Task, norm: Norm = "none", dropout: float = 0.0, groups: int = 3
     return _stacked(task, Norms("vgg11", norm, groups), stages, (512, 512), hidden_drop=dropout, init="fan_out")
 
 
-def vgg16(task: Task, norm: Norm = "batch", dropout: float = 0.5, conv_dropout: float = 0.0, pool: int = 0, *, groups: int = 32) -> Model:
+def vgg16(
+    task: Task,
+    norm: Norm = "batch",
+    dropout: float = 0.5,
+    conv_dropout: float = 0.0,
+    pool: int = 0,
+    *,
+    groups: int = 32,
+) -> Model:
     """FedPhoenix's VGG-16-BN: thirteen 3x3 convs with bias (64 to 512, five pools), then 4096, 4096, classes.
 
     Args:
@@ -171,7 +228,16 @@ def vgg16(task: Task, norm: Norm = "batch", dropout: float = 0.5, conv_dropout: 
     stages = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
     if pool < 0:
         raise ConfigError(f"vgg16(pool={pool}): the last map is averaged to pool x pool values; 0 leaves it as it is.")
-    return _stacked(task, Norms("vgg16", norm, groups), stages, (4096, 4096), hidden_drop=dropout, conv_drop=conv_dropout, init="fan_out", pool=pool)
+    return _stacked(
+        task,
+        Norms("vgg16", norm, groups),
+        stages,
+        (4096, 4096),
+        hidden_drop=dropout,
+        conv_drop=conv_dropout,
+        init="fan_out",
+        pool=pool,
+    )
 
 
 def _stacked(
@@ -186,7 +252,10 @@ def _stacked(
     init: ConvInit = "torch",
     pool: int = 0,
 ) -> Model:
-    """Stages of 3x3 convolutions that keep the size, each ending in a 2x2 pool; then ``hidden``. A VGG has no dropout after its fifth pool."""
+    """Stages of 3x3 convolutions that keep the size, each ending in a 2x2 pool; then ``hidden``.
+
+    A VGG has no dropout after its fifth pool.
+    """
     name = norms.model
     before, *size = image(task, name)
     shrink = 2 ** len(stages)
@@ -197,7 +266,9 @@ def _stacked(
             layers.append(Conv(before, width, norms, pool=i == len(widths) - 1))
             before = width
         if depth < 4:
-            layers[-1].drop = drop_layer(conv_drop, name, setting="conv_dropout" if name == "vgg16" else "dropout", channels=channels)
+            layers[-1].drop = drop_layer(
+                conv_drop, name, setting="conv_dropout" if name == "vgg16" else "dropout", channels=channels
+            )
     cells = pool * pool if pool else (size[0] // shrink) * (size[1] // shrink)
     drops = [drop_layer(hidden_drop, name) for _ in hidden]
     return ConvNet(layers, before * cells, hidden, outputs(task, name), drops=drops, init=init, pool=pool)

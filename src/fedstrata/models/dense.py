@@ -41,7 +41,9 @@ class Perceptron(Model):
         names = (*(f"layers.{i}.linear" for i in range(len(hidden))), "head")
         plain = norms.kind == "none" and drop == 0.0
         self.linear_chain = tuple((f"{n}.weight", f"{n}.bias") for n in names) if plain else ()
-        """(weight, bias) names where the model is linear layers with ReLU between them and nothing else: executors may stack it."""
+        """(weight, bias) names where the model is linear layers with ReLU between them and nothing else: executors may
+        stack it.
+        """
 
     def forward(self, x: Tensor, exits: int | None = None) -> Tensor:
         """[B, ...] -> [B, classes]; or the features [B, H] behind so many hidden layers."""
@@ -56,7 +58,9 @@ def logistic(task: Task) -> Model:
     return Perceptron(numbers(task, "logistic"), (), outputs(task, "logistic"), Norms("logistic", "none"), 0.0)
 
 
-def mlp(task: Task, norm: Norm = "none", hidden: tuple[int, ...] = (128,), dropout: float = 0.0, groups: int = 8) -> Model:
+def mlp(
+    task: Task, norm: Norm = "none", hidden: tuple[int, ...] = (128,), dropout: float = 0.0, groups: int = 8
+) -> Model:
     """Hidden layers with ReLU on the flattened sample.
 
     Args:
@@ -67,5 +71,8 @@ def mlp(task: Task, norm: Norm = "none", hidden: tuple[int, ...] = (128,), dropo
         groups: for ``norm = group``.
     """
     if not hidden or min(hidden) < 1:
-        raise ConfigError(f"mlp(hidden={list(hidden)}): every hidden layer needs at least 1 unit; the model without hidden layers is logistic.")
+        raise ConfigError(
+            f"mlp(hidden={list(hidden)}): every hidden layer needs at least 1 unit; the model without hidden layers is"
+            " logistic."
+        )
     return Perceptron(numbers(task, "mlp"), hidden, outputs(task, "mlp"), Norms("mlp", norm, groups), dropout)

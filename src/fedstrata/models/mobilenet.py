@@ -8,7 +8,17 @@ from torch.nn import functional
 from fedstrata.models.blocks import Layer, Model, Norm, Norms, drop_layer
 from fedstrata.models.task import Task, image, outputs
 
-_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))  # (width, stride)
+_BLOCKS = (
+    (64, 1),
+    (128, 2),
+    (128, 1),
+    (256, 2),
+    (256, 1),
+    (512, 2),
+    *((512, 1),) * 5,
+    (1024, 2),
+    (1024, 1),
+)  # (width, stride)
 _DROPPED = (4, 6, 9, 12)  # blocks, counted from 1, that FedPhoenix's control follows with dropout
 
 
@@ -58,14 +68,14 @@ class MobileNet(Model):
         return self.head(self.drop(x))
 
 
-def mobilenet(task: Task, norm: Norm = "batch", track: bool = True, groups: int = 8, dropout: float = 0.0) -> Model:  # noqa: FBT001, FBT002 - a setting in call syntax
+def mobilenet(task: Task, norm: Norm = "batch", track: bool = True, groups: int = 8, dropout: float = 0.0) -> Model:  # noqa: FBT002
     """MobileNet v1 with a stride-1 stem: 32, then thirteen separable blocks up to 1024.
 
     Args:
         task: images of any size.
         norm: after each convolution; without one the convolutions get biases.
-        track: keep running statistics of batch norms. FedFN builds them without: then a batch is normalised by itself at test time, too, and
-            accuracy depends on what else is in the batch.
+        track: keep running statistics of batch norms. FedFN builds them without: then a batch is normalised by itself
+            at test time, too, and accuracy depends on what else is in the batch.
         groups: for ``norm = group``.
         dropout: after blocks 4, 6, 9, 12 and before the head (FedPhoenix's control takes 0.5).
     """

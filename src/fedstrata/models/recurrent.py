@@ -18,7 +18,10 @@ _FUSED = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten.mkldnn_rnn_layer_backw
 
 
 def _products(x: Sequence[int], weight: Sequence[int], recurrent: Sequence[int]) -> int:
-    """FLOPs of all steps of one LSTM layer: x [L, B, D], weight [4H, D], recurrent [4H, H]; a multiplication and an addition are two."""
+    """FLOPs of all steps of one LSTM layer: x [L, B, D], weight [4H, D], recurrent [4H, H].
+
+    A multiplication and an addition are two.
+    """
     return 2 * x[0] * x[1] * weight[0] * (weight[1] + recurrent[1])
 
 
@@ -27,7 +30,9 @@ def _count_forward(x: Sequence[int], weight: Sequence[int], recurrent: Sequence[
 
 
 def _count_backward(x: Sequence[int], weight: Sequence[int], recurrent: Sequence[int], *_: object, **__: object) -> int:
-    return 2 * _products(x, weight, recurrent)  # with respect to inputs and to weights; the fused kernel always does both
+    return 2 * _products(
+        x, weight, recurrent
+    )  # with respect to inputs and to weights; the fused kernel always does both
 
 
 for _operator, _formula in zip(_FUSED, (_count_forward, _count_backward), strict=True):
@@ -38,8 +43,8 @@ for _operator, _formula in zip(_FUSED, (_count_forward, _count_backward), strict
 class LSTM(nn.Module):
     """One LSTM layer with the parameters of ``torch.nn.LSTM``.
 
-    That class keeps a second list of its weights, which goes stale when parameters are replaced by views or by ``functional_call``; this one
-    reads them on each call.
+    That class keeps a second list of its weights, which goes stale when parameters are replaced by views or by
+    ``functional_call``; this one reads them on each call.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -55,7 +60,15 @@ class LSTM(nn.Module):
         zero = x.new_zeros(1, x.shape[0], self.hidden)
         weights: list[Tensor] = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
         y, _, _ = torch.lstm(
-            x, (zero, zero), weights, has_biases=True, num_layers=1, dropout=0.0, train=self.training, bidirectional=False, batch_first=True
+            x,
+            (zero, zero),
+            weights,
+            has_biases=True,
+            num_layers=1,
+            dropout=0.0,
+            train=self.training,
+            bidirectional=False,
+            batch_first=True,
         )
         return y
 

@@ -31,7 +31,8 @@ class Row:
         summary: one line.
         source: paper or project whose network it is.
         factory: ``(task, settings...)``; with a parameter called ``norm`` where the norm can be chosen.
-        ours: drawn on the meta device and filled from one generator; a user's factory draws as it likes, in a fork of torch's generator.
+        ours: drawn on the meta device and filled from one generator; a user's factory draws as it likes, in a fork of
+            torch's generator.
         cite: keys of ``fedstrata.citations``, or BibTeX entries of your own.
         uncited: why there is nothing to cite.
     """
@@ -53,7 +54,9 @@ class Row:
     @property
     def settings(self) -> Mapping[str, object]:
         """Settings with their defaults, as written in call syntax."""
-        return {n: p.default for n, p in inspect.signature(self.factory).parameters.items() if n not in ("task", "norm")}
+        return {
+            n: p.default for n, p in inspect.signature(self.factory).parameters.items() if n not in ("task", "norm")
+        }
 
     def parameters(self, task: Task, norm: Norm | None = None) -> int:
         """Parameters at the default settings; no memory is taken for our own models."""
@@ -68,8 +71,9 @@ def register(name: str, factory: Factory, *, summary: str = "", source: str = "r
 
     Args:
         name: a Python name, not taken yet.
-        factory: called with ``task`` and the settings that a user writes (annotated, so that types are checked); a parameter ``norm`` gets the
-            configured norm. It returns any module: ``[B, *task.shape] -> [B, task.classes]``. Dropout must be :class:`fedstrata.core.network.Dropout`.
+        factory: called with ``task`` and the settings that a user writes (annotated, so that types are checked); a
+            parameter ``norm`` gets the configured norm. It returns any module: ``[B, *task.shape] -> [B,
+            task.classes]``. Dropout must be :class:`fedstrata.core.network.Dropout`.
         summary: one line for ``fedstrata list models``.
         source: where the network comes from.
     Raises:
@@ -86,13 +90,20 @@ def register(name: str, factory: Factory, *, summary: str = "", source: str = "r
 def _check_factory(name: str, factory: Factory) -> None:
     parameters = inspect.signature(factory).parameters
     if "task" not in parameters:
-        raise ConfigError(f"the factory of model {name!r} needs a parameter called task (its shape, classes and vocabulary).")
+        raise ConfigError(
+            f"the factory of model {name!r} needs a parameter called task (its shape, classes and vocabulary)."
+        )
     if "norm" in parameters and parameters["norm"].default is inspect.Parameter.empty:
-        raise ConfigError(f"the factory of model {name!r} needs a default for norm: what it is built with when no norm is chosen.")
+        raise ConfigError(
+            f"the factory of model {name!r} needs a default for norm: what it is built with when no norm is chosen."
+        )
 
 
 def rows() -> tuple[Row, ...]:
-    """All models, ours first, in the order of registration; those of installed packages are in ``fedstrata.common.plugins``."""
+    """All models, ours first, in the order of registration.
+
+    Those of installed packages are in ``fedstrata.common.plugins``.
+    """
     return tuple(_ROWS.values())
 
 
@@ -113,7 +124,13 @@ def find(name: str) -> Row:
 
 def _row(plugin: plugins.Plugin, offered: object) -> Row:
     """A plug-in's row, of a factory or of a row of its own."""
-    row = offered if isinstance(offered, Row) else Row(plugin.name, plugin.about, plugin.origin, offered) if callable(offered) else None
+    row = (
+        offered
+        if isinstance(offered, Row)
+        else Row(plugin.name, plugin.about, plugin.origin, offered)
+        if callable(offered)
+        else None
+    )
     if row is None or isinstance(offered, type):
         plugins.wanted(plugin, offered, "a function (task, settings...) -> nn.Module, or a fedstrata.models.Row")
     if row.name != plugin.name:
@@ -144,9 +161,16 @@ def build(spec: str, task: Task, norm: Norm | None, generator: torch.Generator) 
         try:
             model = _bare(row, task, given)
             model.to_empty(device="cpu")
-        except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # torch names neither the model nor the setting
+        except (
+            RuntimeError,
+            TypeError,
+            OverflowError,
+            MemoryError,
+        ) as error:  # torch names neither the model nor the setting
             reason = str(error).splitlines()[0][:200]
-            raise ConfigError(f"model {spec} cannot be made, probably as it is larger than memory ({reason}). Use smaller layers.") from error
+            raise ConfigError(
+                f"model {spec} cannot be made, probably as it is larger than memory ({reason}). Use smaller layers."
+            ) from error
         model.start(generator)
         channels_last = row.name in CHANNELS_LAST and given.get("norm", row.norm) != "group"
         for part in model.modules():
@@ -183,21 +207,30 @@ def _read(spec: str, norm: Norm | None) -> tuple[Row, dict[str, Any]]:
     call = parse_call(spec)
     row = find(call.name)
     if "norm" in call.named:
-        raise ConfigError(f"model {call.name}: norm is a setting of its own. Write norm={call.named['norm']} beside model={call.name}.")
+        raise ConfigError(
+            f"model {call.name}: norm is a setting of its own. Write norm={call.named['norm']} beside"
+            f" model={call.name}."
+        )
     given = _arguments(call, row.factory)
     if norm is None:
         return row, given
     if norm not in typing.get_args(Norm):
-        raise ConfigError(f"norm is {norm!r}; it is one of {', '.join(typing.get_args(Norm))}.{nearest(norm, typing.get_args(Norm))}")
+        raise ConfigError(
+            f"norm is {norm!r}; it is one of {', '.join(typing.get_args(Norm))}.{nearest(norm, typing.get_args(Norm))}"
+        )
     if row.norm is not None:
         given["norm"] = norm
     elif norm != "none":
-        raise ConfigError(f"model {call.name} has no {norm} norm: its norm layers, if any, are part of it. Leave norm unset.")
+        raise ConfigError(
+            f"model {call.name} has no {norm} norm: its norm layers, if any, are part of it. Leave norm unset."
+        )
     return row, given
 
 
 def _arguments(call: Call, factory: Factory) -> dict[str, Any]:
-    """Arguments checked against the factory's signature, without task and norm, which are not the model call's business."""
+    """Arguments checked against the factory's signature, without task and norm, which are not the model call's
+    business.
+    """
 
     def settings() -> None: ...
 
@@ -209,7 +242,10 @@ def _arguments(call: Call, factory: Factory) -> dict[str, Any]:
 
 
 CHANNELS_LAST = frozenset({"cnn", "small_cnn", "lenet", "cnn20", "resnet8", "resnet9", "mobilenet"})
-"""Models that train faster on channels-last images on one CPU thread; ``bench/channels_last.py`` measures it. VGG and group norms are slower."""
+"""Models that train faster on channels-last images on one CPU thread; ``bench/channels_last.py`` measures it.
+
+VGG and group norms are slower.
+"""
 
 _OURS: tuple[tuple[str, Factory, str, tuple[str, ...]], ...] = (
     ("logistic", dense.logistic, "classical", ()),

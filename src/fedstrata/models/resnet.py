@@ -31,7 +31,10 @@ class Shortcut(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with a shortcut (He et al. 2016, basic block). ``down`` is defined last: its depth is behind conv2."""
+    """Two 3x3 convolutions with a shortcut (He et al. 2016, basic block).
+
+    ``down`` is defined last: its depth is behind conv2.
+    """
 
     def __init__(self, inputs: int, width: int, stride: int, norms: Norms) -> None:
         super().__init__()
@@ -53,7 +56,9 @@ class ResNet(Model):
 
     drop: Layer
 
-    def __init__(self, channels: int, classes: int, widths: tuple[int, ...], norms: Norms, *, blocks: int, stem: int, drop: float) -> None:
+    def __init__(
+        self, channels: int, classes: int, widths: tuple[int, ...], norms: Norms, *, blocks: int, stem: int, drop: float
+    ) -> None:
         super().__init__()
         self.stem, self.stages = stem, tuple(f"layer{i + 1}" for i in range(len(widths)))
         self.init: ConvInit = "fan_out"
@@ -85,7 +90,10 @@ class ResNet(Model):
         fill(self, generator, self.init)
 
     def layer_groups(self) -> list[GroupSpec]:
-        """Each convolution with its norm, the classifier last; a shortcut joins conv1 or conv2 of its block where asked."""
+        """Each convolution with its norm, the classifier last.
+
+        A shortcut joins conv1 or conv2 of its block where asked.
+        """
         shell = nn.Module()
         shell._modules = self._modules  # the layout's own rule, without this method
         groups = derive_groups(shell)
@@ -117,7 +125,9 @@ def resnet8(
         init: "fan_out" (FedPart, torchvision) or "torch" (FedFN, FedPhoenix).
         down: layer group of the shortcuts: their own, or that of a convolution of their block.
     """
-    return _resnet(task, Norms("resnet8", norm, groups), (64, 128, 256), blocks=1, stem=stem, drop=dropout, init=init, down=down)
+    return _resnet(
+        task, Norms("resnet8", norm, groups), (64, 128, 256), blocks=1, stem=stem, drop=dropout, init=init, down=down
+    )
 
 
 def resnet18(
@@ -130,7 +140,8 @@ def resnet18(
     init: ConvInit = "fan_out",
     down: Down = "own",
 ) -> Model:
-    """ResNet-18: four stages of two basic blocks, 64 to 512 wide; 21 layer groups, or the 18 of FedPart's rebuttal with down=conv2.
+    """ResNet-18: four stages of two basic blocks, 64 to 512 wide; 21 layer groups, or the 18 of FedPart's rebuttal with
+    down=conv2.
 
     Args:
         task: images.
@@ -141,10 +152,29 @@ def resnet18(
         init: "fan_out" (FedPart, torchvision) or "torch" (FedFN, FedPhoenix).
         down: layer group of the shortcuts: their own, or that of a convolution of their block.
     """
-    return _resnet(task, Norms("resnet18", norm, groups), (64, 128, 256, 512), blocks=2, stem=stem, drop=dropout, init=init, down=down)
+    return _resnet(
+        task,
+        Norms("resnet18", norm, groups),
+        (64, 128, 256, 512),
+        blocks=2,
+        stem=stem,
+        drop=dropout,
+        init=init,
+        down=down,
+    )
 
 
-def _resnet(task: Task, norms: Norms, widths: tuple[int, ...], *, blocks: int, stem: int, drop: float, init: ConvInit, down: Down) -> Model:
+def _resnet(
+    task: Task,
+    norms: Norms,
+    widths: tuple[int, ...],
+    *,
+    blocks: int,
+    stem: int,
+    drop: float,
+    init: ConvInit,
+    down: Down,
+) -> Model:
     channels, _, _ = image(task, norms.model)
     model = ResNet(channels, outputs(task, norms.model), widths, norms, blocks=blocks, stem=stem, drop=drop)
     model.init, model.down = init, down

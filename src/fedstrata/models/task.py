@@ -1,4 +1,7 @@
-"""What a model must know of the data: the shape of one sample, the classes, the vocabulary. Models take their input width from here."""
+"""What a model must know of the data: the shape of one sample, the classes, the vocabulary.
+
+Models take their input width from here.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ def outputs(task: Task, model: str) -> int:
     """
     if task.classes < 1:
         raise DataError(
-            f"model {model} cannot have {task.classes} outputs: the task says classes={task.classes}. It needs 1 for regression, else at least 2."
+            f"model {model} cannot have {task.classes} outputs: the task says classes={task.classes}. It needs 1 for"
+            " regression, else at least 2."
         )
     return task.classes
 
@@ -64,13 +68,20 @@ def image(task: Task, model: str) -> tuple[int, int, int]:
     if len(task.shape) == 3 and min(task.shape) >= 1:
         channels, height, width = task.shape
         return channels, height, width
-    remedy = f"Add the channel axis: {(1, *task.shape)}." if len(task.shape) == 2 else "Use mlp or logistic, which flatten."
-    raise DataError(f"model {model} reads images [channels, height, width], but one sample has shape {task.shape}. {remedy}")
+    remedy = (
+        f"Add the channel axis: {(1, *task.shape)}." if len(task.shape) == 2 else "Use mlp or logistic, which flatten."
+    )
+    raise DataError(
+        f"model {model} reads images [channels, height, width], but one sample has shape {task.shape}. {remedy}"
+    )
 
 
 def _not_tokens(task: Task, model: str, wanted: str) -> None:
     if task.vocabulary > 0:
-        raise DataError(f"model {model} reads {wanted}, but the samples are tokens (vocabulary {task.vocabulary}). Use char_lstm or transformer.")
+        raise DataError(
+            f"model {model} reads {wanted}, but the samples are tokens (vocabulary {task.vocabulary}). Use char_lstm or"
+            " transformer."
+        )
 
 
 def at_least(size: tuple[int, int], smallest: int, model: str, remedy: str) -> None:
@@ -82,7 +93,8 @@ def at_least(size: tuple[int, int], smallest: int, model: str, remedy: str) -> N
     if min(size) < smallest:
         wanted, given = f"{smallest} x {smallest}", f"{size[0]} x {size[1]}"
         raise DataError(
-            f"model {model} needs images of at least {wanted} pixels, these have {given}: its convolutions and pools would leave nothing. {remedy}"
+            f"model {model} needs images of at least {wanted} pixels, these have {given}: its convolutions and pools"
+            f" would leave nothing. {remedy}"
         )
 
 
@@ -93,7 +105,12 @@ def tokens(task: Task, model: str) -> tuple[int, int]:
         DataError: numbers instead of tokens, or samples that are not one row.
     """
     if task.vocabulary < 1:
-        raise DataError(f"model {model} reads tokens, but samples are numbers of shape {task.shape}. Use cnn or resnet8 for images, mlp for tables.")
+        raise DataError(
+            f"model {model} reads tokens, but samples are numbers of shape {task.shape}. Use cnn or resnet8 for images,"
+            " mlp for tables."
+        )
     if len(task.shape) != 1 or task.shape[0] < 1:
-        raise DataError(f"model {model} reads one row of tokens a sample, (length,), but one sample has shape {task.shape}.")
+        raise DataError(
+            f"model {model} reads one row of tokens a sample, (length,), but one sample has shape {task.shape}."
+        )
     return task.vocabulary, task.shape[0]

@@ -1,4 +1,7 @@
-"""What a run leaves for people: results, tables, pictures, progress. Pictures are in ``figures``, as matplotlib is only loaded by those who draw."""
+"""What a run leaves for people: results, tables, pictures, progress.
+
+Pictures are in ``figures``, as matplotlib is only loaded by those who draw.
+"""
 
 from fedstrata.report.files import write
 from fedstrata.report.progress import progress

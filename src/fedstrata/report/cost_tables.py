@@ -28,13 +28,21 @@ def as_plain(value: Any) -> Any:
 def show(description: Any, console: Console) -> None:
     """Facts first, then a table for each list of records."""
     plain: dict[str, Any] = as_plain(description)
-    records = {name: value for name, value in plain.items() if isinstance(value, list) and value and isinstance(value[0], dict)}
-    facts = {_words(name): _text(name, value) for name, value in plain.items() if name not in records and value not in (None, [], {})}
+    records = {
+        name: value for name, value in plain.items() if isinstance(value, list) and value and isinstance(value[0], dict)
+    }
+    facts = {
+        _words(name): _text(name, value)
+        for name, value in plain.items()
+        if name not in records and value not in (None, [], {})
+    }
     console.print(facts_table(facts))
     for name, rows in records.items():
         table = Table(box=box.SIMPLE_HEAD, title=_words(name), title_justify="left")
         for column, first in rows[0].items():
-            table.add_column(column.replace("_", " "), justify="right" if isinstance(first, int | float) else "left", overflow="fold")
+            table.add_column(
+                column.replace("_", " "), justify="right" if isinstance(first, int | float) else "left", overflow="fold"
+            )
         for row in rows:
             table.add_row(*(_text(column, value) for column, value in row.items()))
         console.print(table)

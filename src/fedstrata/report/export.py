@@ -1,19 +1,22 @@
 """Tables of a comparison as files. Column names are stable: programs may rely on them; new columns may be added behind.
 
 table.csv, a row a method
-    label, method, baseline, informative, own_models (clients use models of their own), shared_unused (nobody uses the shared model);
-    for each score (selected, window, final, best, personal, personal_selected, heldout, rmse, ...) SCORE_mean, SCORE_std (n - 1), SCORE_n (seeds);
-    the same for each cost: bytes_up, bytes_down, bytes (payload), flops, seconds, eval_seconds, rounds;
-    for each headline score SCORE_target, SCORE_target_seeds (how many reached it), and SCORE_target_rounds, _bytes, _flops, _seconds (means over
-    these), SCORE_front_bytes and SCORE_front_flops (on the Pareto front);
-    stability_std, stability_drop, stability_personal_std, stability_personal_drop; clients_worst10, clients_spread, clients_n (scores).
+    label, method, baseline, informative, own_models (clients use models of their own), shared_unused (nobody uses the
+    shared model); for each score (selected, window, final, best, personal, personal_selected, heldout, rmse, ...)
+    SCORE_mean, SCORE_std (n - 1), SCORE_n (seeds); the same for each cost: bytes_up, bytes_down, bytes (payload),
+    flops, seconds, eval_seconds, rounds; for each headline score SCORE_target, SCORE_target_seeds (how many reached
+    it), and SCORE_target_rounds, _bytes, _flops, _seconds (means over these), SCORE_front_bytes and SCORE_front_flops
+    (on the Pareto front); stability_std, stability_drop, stability_personal_std, stability_personal_drop;
+    clients_worst10, clients_spread, clients_n (scores).
 differences.csv, a row a method, headline score and other method
-    label, score, kind ("baseline" or "rival", the best other method), against, n (seeds in common), mean, low, high (95 %), p, corrected,
-    verdict, note.
+    label, score, kind ("baseline" or "rival", the best other method), against, n (seeds in common), mean, low, high (95
+    %), p, corrected, verdict, note.
 runs.csv, a row a finished run
-    label, method, seed, every score and cost, selected_round, stopped_by, executor, workers, rounds_without_update, model_sha256, refused.
+    label, method, seed, every score and cost, selected_round, stopped_by, executor, workers, rounds_without_update,
+    model_sha256, refused.
 rounds.csv, a row a round of every run
-    label, seed, and what rounds.jsonl holds (round counts from 0), nested names with a dot: metrics.auc, measures.drift.norm.
+    label, seed, and what rounds.jsonl holds (round counts from 0), nested names with a dot: metrics.auc,
+    measures.drift.norm.
 clients.csv, a row a client of every run
     label, seed, client, name, and its scores in the last evaluation: personal, shared.
 
@@ -35,7 +38,20 @@ from fedstrata.report.files import atomic
 
 FIRST: Mapping[str, Sequence[str]] = {
     "table": ("label", "method"),
-    "differences": ("label", "score", "kind", "against", "n", "mean", "low", "high", "p", "corrected", "verdict", "note"),
+    "differences": (
+        "label",
+        "score",
+        "kind",
+        "against",
+        "n",
+        "mean",
+        "low",
+        "high",
+        "p",
+        "corrected",
+        "verdict",
+        "note",
+    ),
     "runs": ("label", "method", "seed"),
     "rounds": ("label", "seed", "round"),
     "clients": ("label", "seed", "client", "name"),
@@ -79,7 +95,7 @@ def tables(comparison: Comparison, findings: Findings) -> dict[str, list[frames.
 def parquet_note() -> str:
     """Why no parquet files can be written; empty where they can."""
     try:
-        import pyarrow as pa  # noqa: F401, PLC0415  # optional
+        import pyarrow as pa  # optional  # noqa: PLC0415
     except ImportError:
         return NOTE
     return ""
@@ -98,13 +114,18 @@ def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], path: P
 
 def write_parquet(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], path: Path) -> Path:
     """Rows as parquet; a column is numbers, truth values or text, after its values, and numbers where it has none."""
-    import pyarrow as pa  # noqa: PLC0415  # optional
+    import pyarrow as pa  # optional  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
 
     data = {name: _alike([row.get(name) for row in rows]) for name in columns}
     empty = {name for name, values in data.items() if all(value is None for value in values)}
     with atomic(path) as draft:
-        parquet.write_table(pa.table({name: pa.array(values, pa.float64() if name in empty else None) for name, values in data.items()}), draft)
+        parquet.write_table(
+            pa.table(
+                {name: pa.array(values, pa.float64() if name in empty else None) for name, values in data.items()}
+            ),
+            draft,
+        )
     return path
 
 

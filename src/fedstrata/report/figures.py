@@ -1,4 +1,7 @@
-"""Pictures, drawn by matplotlib's objects on Agg: no window, no state of a process. Colours are safe for colour-blind readers."""
+"""Pictures, drawn by matplotlib's objects on Agg: no window, no state of a process.
+
+Colours are safe for colour-blind readers.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +46,16 @@ class Picture(Figure):
             ConfigError: another suffix, or a folder that is not there.
         """
         if path.suffix.lower() not in KINDS:
-            raise ConfigError(f"a picture is a PNG, SVG or PDF file, and {str(path)!r} ends with {path.suffix}; call it {path.stem}.png.")
+            raise ConfigError(
+                f"a picture is a PNG, SVG or PDF file, and {str(path)!r} ends with {path.suffix}; call it"
+                f" {path.stem}.png."
+            )
         if not path.parent.is_dir() or path.is_dir():
-            wrong = f"{str(path)!r} is a folder" if path.is_dir() else f"there is no folder {str(path.parent)!r} for {path.name}"
+            wrong = (
+                f"{str(path)!r} is a folder"
+                if path.is_dir()
+                else f"there is no folder {str(path.parent)!r} for {path.name}"
+            )
             raise ConfigError(f"{wrong}; name a file in a folder that is there.")
         return _save(self, path)
 
@@ -67,7 +77,10 @@ def curve_picture(results: Sequence[Result]) -> Picture:
     score = _score(results)
     names = short_names([result.name for result in results])
     for place, (result, name) in enumerate(zip(results, names, strict=True)):
-        style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "linestyle": STROKES[place // len(COLOURS) % len(STROKES)]}
+        style: dict[str, Any] = {
+            "color": COLOURS[place % len(COLOURS)],
+            "linestyle": STROKES[place // len(COLOURS) % len(STROKES)],
+        }
         for axes, key in ((left, score), (right, "loss")):
             x, y = _series(result, key)
             axes.plot(x, y, label=name, marker="." if len(x) <= 40 else None, linewidth=1.6, **style)

@@ -38,7 +38,8 @@ def write(result: Result, federation: Federation, folder: Path | None = None) ->
     Returns:
         the files written.
     """
-    from fedstrata.report.figures import curve, partition  # noqa: PLC0415  # matplotlib is only loaded by those who draw
+    # matplotlib is only loaded by those who draw
+    from fedstrata.report.figures import curve, partition  # noqa: PLC0415
 
     folder = folder or result.folder
     if folder is None:
@@ -84,7 +85,8 @@ def clients_csv(
     took_part: Mapping[int, int] | None = None,
     scores: Mapping[int, Scores] | None = None,
 ) -> Path:
-    """A line a client: samples for training, validation and its own test, whether it was kept out, rounds it took part in, label counts, scores.
+    """A line a client: samples for training, validation and its own test, whether it was kept out, rounds it took part
+    in, label counts, scores.
 
     A column ``name`` follows the number where clients have names of their own (a client column, folders, writers).
 
@@ -93,7 +95,8 @@ def clients_csv(
         path: of the CSV file.
         clients: ids, in the order of the lines; None is all.
         took_part: rounds by client.
-        scores: scores of the last evaluation by client; columns have the prefix "score_", and a missing value is an empty cell.
+        scores: scores of the last evaluation by client; columns have the prefix "score_", and a missing value is an
+            empty cell.
     """
     took_part, scores = took_part or {}, scores or {}
     ids = range(federation.clients) if clients is None else clients
@@ -104,15 +107,39 @@ def clients_csv(
     out = csv.writer(text, lineterminator="\n")
     named = ["name"] if federation.named else []
     out.writerow(
-        ["client", *named, "training", "validation", "test", "heldout", "rounds", *(f"label_{x}" for x in labels), *(SCORE + x for x in columns)]
+        [
+            "client",
+            *named,
+            "training",
+            "validation",
+            "test",
+            "heldout",
+            "rounds",
+            *(f"label_{x}" for x in labels),
+            *(SCORE + x for x in columns),
+        ]
     )
     for client in ids:
         own = federation.testing(client)
-        sizes = [len(federation.training(client)), len(federation.validating(client)), 0 if own is None else len(own[1])]
+        sizes = [
+            len(federation.training(client)),
+            len(federation.validating(client)),
+            0 if own is None else len(own[1]),
+        ]
         counts = federation.counts(client).tolist() if labels else []
         found = scores.get(client, {})
         name = [federation.client_name(client)] if named else []
-        out.writerow([client, *name, *sizes, int(client in heldout), took_part.get(client, 0), *counts, *(_cell(found.get(x)) for x in columns)])
+        out.writerow(
+            [
+                client,
+                *name,
+                *sizes,
+                int(client in heldout),
+                took_part.get(client, 0),
+                *counts,
+                *(_cell(found.get(x)) for x in columns),
+            ]
+        )
     return _text(path, text.getvalue())
 
 
@@ -131,7 +158,9 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
-            flat |= {f"{name}.{inner}": _cell(item) for inner, item in value.items() if not isinstance(item, list | dict)}
+            flat |= {
+                f"{name}.{inner}": _cell(item) for inner, item in value.items() if not isinstance(item, list | dict)
+            }
         else:
             flat[name] = len(value) if isinstance(value, list | tuple) else _cell(value)
     return flat

@@ -16,7 +16,8 @@ from fedstrata.runs.result import Result
 def result_html(result: Result) -> str:
     """What a run came to: a line a fact, and its notes."""
     rows = "".join(
-        f"<tr><th scope='row' style='text-align:left'>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts_of_run(result)
+        f"<tr><th scope='row' style='text-align:left'>{escape(name)}</th><td>{escape(value)}</td></tr>"
+        for name, value in facts_of_run(result)
     )
     return f"<table><caption>{escape(title_of_run(result.summary))}</caption><tbody>{rows}</tbody></table>{_notes(result.notes)}"
 
@@ -27,7 +28,10 @@ def comparison_html(comparison: Comparison, findings: Findings) -> str:
     head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in heads)
     body = "".join(_row(line, findings.headline) for line in findings.lines)
     chance = "" if findings.chance is None else f"; chance {findings.chance:.3f}"
-    caption = f"{findings.seeds} seeds, mean ± standard deviation, and the difference to {comparison.baseline} with its 95 % interval{chance}"
+    caption = (
+        f"{findings.seeds} seeds, mean ± standard deviation, and the difference to {comparison.baseline} with its 95 %"
+        f" interval{chance}"
+    )
     table = f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f"<p><strong>{escape(findings.answer)}</strong></p>{table}{_notes(flag.text for flag in findings.flags)}"
 
@@ -36,11 +40,20 @@ def _row(line: Line, headline: Sequence[str]) -> str:
     cells = []
     for score in headline:
         below = difference(line.differences.get(score))
-        unused = " (nobody uses this model)" if line.unused and not score.startswith("personal") and score in line.scores else ""
-        cells.append(escape(mean(line.scores.get(score)) + unused) + (f"<br><small>{escape(below)}</small>" if below else ""))
+        unused = (
+            " (nobody uses this model)"
+            if line.unused and not score.startswith("personal") and score in line.scores
+            else ""
+        )
+        cells.append(
+            escape(mean(line.scores.get(score)) + unused) + (f"<br><small>{escape(below)}</small>" if below else "")
+        )
     for key, write in (("bytes", size), ("flops", work), ("seconds", duration)):
         cells.append(escape(write(line.costs[key].mean if key in line.costs else None)))
-    return f"<tr><th scope='row' style='text-align:left'>{escape(line.label)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return (
+        "<tr><th scope='row'"
+        f" style='text-align:left'>{escape(line.label)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    )
 
 
 def _notes(texts: Iterable[str]) -> str:

@@ -1,4 +1,6 @@
-"""A comparison as one figure, for scripts and notebooks: the headline score against rounds, mean over seeds with a band."""
+"""A comparison as one figure, for scripts and notebooks: the headline score against rounds, mean over seeds with a
+band.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from fedstrata.report.terminal import short_names
 def means(comparison: Comparison, findings: Findings) -> Picture:
     """A line a method, a pane for the shared models and one for the personal ones where clients test.
 
-    The line is the mean over the seeds evaluated in a round; the band, of two seeds or more, one standard deviation to either side.
+    The line is the mean over the seeds evaluated in a round; the band, of two seeds or more, one standard deviation to
+    either side.
     """
     panes = [score.startswith("personal") for score in findings.headline] or [False]
     figure = Picture(figsize=(4.8 * len(panes), 3.8), layout="constrained")
@@ -25,7 +28,10 @@ def means(comparison: Comparison, findings: Findings) -> Picture:
     score = "accuracy" if findings.larger else "RMSE"
     for axes, personal in zip(figure.subplots(1, len(panes), squeeze=False)[0], panes, strict=True):
         for place, (line, name) in enumerate(zip(findings.lines, names, strict=True)):
-            style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "linestyle": STROKES[place // len(COLOURS) % len(STROKES)]}
+            style: dict[str, Any] = {
+                "color": COLOURS[place % len(COLOURS)],
+                "linestyle": STROKES[place // len(COLOURS) % len(STROKES)],
+            }
             rounds, values = _curve(comparison, line.label, personal=personal, regression=not findings.larger)
             middle = np.array([np.mean(seeds) for seeds in values])
             axes.plot(rounds, middle, label=name, linewidth=1.6, marker="." if len(rounds) <= 20 else None, **style)
@@ -42,7 +48,9 @@ def means(comparison: Comparison, findings: Findings) -> Picture:
     return figure
 
 
-def _curve(comparison: Comparison, label: str, *, personal: bool, regression: bool) -> tuple[list[int], list[list[float]]]:
+def _curve(
+    comparison: Comparison, label: str, *, personal: bool, regression: bool
+) -> tuple[list[int], list[list[float]]]:
     """Evaluated rounds, and the scores of the seeds in each."""
     found: dict[int, list[float]] = {}
     for result in comparison.runs(label):

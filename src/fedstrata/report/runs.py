@@ -29,8 +29,8 @@ def report(results: Sequence[Result], console: Console, out: Path | None = None)
         console: for the tables.
         out: folder for files; default the run folder of one run, ./report for several.
     Returns:
-        the files written: a table of rounds a run (CSV), curve.png, report.html with its pictures (PNG and SVG, in a folder of their own), and for
-        a single run clients.csv and partition.png.
+        the files written: a table of rounds a run (CSV), curve.png, report.html with its pictures (PNG and SVG, in a
+        folder of their own), and for a single run clients.csv and partition.png.
     """
     alone = results[0] if len(results) == 1 else None
     folder = out or (alone.folder if alone and alone.folder else Path("report"))
@@ -46,7 +46,10 @@ def report(results: Sequence[Result], console: Console, out: Path | None = None)
         made, facts = _of_one(alone, folder, console)
         files = [rounds_csv(alone, folder / "rounds.csv"), *made]
     else:
-        files = [rounds_csv(result, folder / f"rounds-{name}.csv") for name, result in zip(_names(results), results, strict=True)]
+        files = [
+            rounds_csv(result, folder / f"rounds-{name}.csv")
+            for name, result in zip(_names(results), results, strict=True)
+        ]
         files.append(curve(results, folder / "curve.png"))
     page, pictures = _page(results, facts, folder)
     console.print("files: " + ", ".join(str(file) for file in files), soft_wrap=True)
@@ -68,10 +71,16 @@ def _names(results: Sequence[Result]) -> list[str]:
 
 
 def _of_one(result: Result, folder: Path, console: Console) -> tuple[list[Path], Facts | None]:
-    """Files that need the federation, and its facts; where its data are not here, the curve alone, and the reason is said."""
+    """Files that need the federation, and its facts.
+
+    Where its data are not here, the curve alone, and the reason is said.
+    """
     assert result.folder is not None, "a result that was read has a folder"
     if "federation" in manifest(result.folder).get("custom", ()):
-        console.print("note: clients.csv and partition.png are not made anew: the run was given a federation from Python", soft_wrap=True)
+        console.print(
+            "note: clients.csv and partition.png are not made anew: the run was given a federation from Python",
+            soft_wrap=True,
+        )
         return [curve([result], folder / "curve.png")], None
     try:
         federation = Config.read(result.folder / "config.toml").federation()

@@ -63,13 +63,19 @@ def facts_of_run(result: Result) -> Iterable[tuple[str, str]]:
     if summary.get("refused"):
         yield "replies left out", ", ".join(f"{count} {code}" for code, count in summary["refused"].items())
     if summary.get("rounds_without_update"):
-        yield "rounds without an update", f"{summary['rounds_without_update']} of {summary.get('rounds', '-')}; the model stayed as it was"
+        yield (
+            "rounds without an update",
+            f"{summary['rounds_without_update']} of {summary.get('rounds', '-')}; the model stayed as it was",
+        )
     yield "sent by clients", _with_framing(summary, "up")
     yield "sent to clients", _with_framing(summary, "down")
     yield "clients' training", work(summary.get("flops"))
     yield "training time", duration(summary.get("seconds"))
     if summary.get("executor"):
-        yield "executor", f"{summary['executor']}, {summary.get('workers', 1)} worker{'s' if summary.get('workers', 1) != 1 else ''}"
+        yield (
+            "executor",
+            f"{summary['executor']}, {summary.get('workers', 1)} worker{'s' if summary.get('workers', 1) != 1 else ''}",
+        )
     if summary.get("model_sha256"):
         yield "model sha256", f"{summary['model_sha256'][:16]}..."
     if result.folder is not None:
@@ -93,7 +99,9 @@ def comparison(results: Sequence[Result]) -> Table:
         s, accuracy = result.summary, result.summary.get("accuracy") or {}
         scores = [number(accuracy.get(c)) for c in shown]
         costs = [size(s.get("bytes_up")), size(s.get("bytes_down")), work(s.get("flops")), duration(s.get("seconds"))]
-        table.add_row(name, str(s.get("method", "-")), str(s.get("seed", "-")), str(s.get("rounds", "-")), *scores, *costs)
+        table.add_row(
+            name, str(s.get("method", "-")), str(s.get("seed", "-")), str(s.get("rounds", "-")), *scores, *costs
+        )
     return table
 
 
@@ -101,13 +109,15 @@ def short_names(names: Sequence[str]) -> list[str]:
     """Names of runs without what long ones share at their beginning; the rest still tells them apart."""
     if len(names) < 2 or max(map(len, names)) <= LONG:
         return list(names)
-    shared = commonprefix(names).rfind("-") + 1  # noqa: RUF071  # letters are meant, not path components
+    shared = commonprefix(names).rfind("-") + 1  # letters are meant, not path components
     return [f"...{name[shared:]}" if shared > LONG // 2 else name for name in names]
 
 
 def rounds_table(result: Result, most: int = 20) -> Table:
     """Evaluated rounds of one run; evenly spaced ones where they are more than ``most``, and always the last."""
-    rows = [row for row in result.rounds if row.get("accuracy") is not None or row.get("metrics")] or list(result.rounds)
+    rows = [row for row in result.rounds if row.get("accuracy") is not None or row.get("metrics")] or list(
+        result.rounds
+    )
     stride = max(1, -(-len(rows) // most))
     table = Table(box=box.SIMPLE_HEAD, title=_rounds_title(result, stride), title_justify="left")
     for name in ("round", "accuracy", "personal", "loss", "replies", "refused", "up", "down", "time"):
@@ -128,7 +138,9 @@ def rounds_table(result: Result, most: int = 20) -> Table:
 
 
 def _rounds_title(result: Result, stride: int) -> str:
-    return f"{result.name}: {len(result.rounds)} rounds" + (f", one in {stride} evaluated ones shown" if stride > 1 else "")
+    return f"{result.name}: {len(result.rounds)} rounds" + (
+        f", one in {stride} evaluated ones shown" if stride > 1 else ""
+    )
 
 
 def facts_table(facts: Mapping[str, str], title: str = "") -> Table:
@@ -164,8 +176,17 @@ MARKS: Mapping[str, str] = {"better": "*", "worse": "*", "not shown": "", "no co
 
 
 def comparison_table(findings: Findings) -> Table:
-    """A line a method, the headline scores with paired differences below them; 120 columns hold 8 methods with two headlines."""
-    table = Table(box=box.SIMPLE_HEAD, title=_heading(findings), title_justify="left", caption=_legend(findings), caption_justify="left")
+    """A line a method, the headline scores with paired differences below them.
+
+    120 columns hold 8 methods with two headlines.
+    """
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=_heading(findings),
+        title_justify="left",
+        caption=_legend(findings),
+        caption_justify="left",
+    )
     table.collapse_padding, table.pad_edge = True, False
     table.add_column("method", overflow="fold", max_width=18 if len(findings.headline) > 1 else 40)
     for score in findings.headline:
@@ -174,7 +195,10 @@ def comparison_table(findings: Findings) -> Table:
     for name in heads:
         table.add_column(name, justify="right", no_wrap=True)
     for line in findings.lines:
-        costs = [_cost(line.costs.get(key), write) for key, write in (("bytes", size), ("flops", work), ("seconds", duration))]
+        costs = [
+            _cost(line.costs.get(key), write)
+            for key, write in (("bytes", size), ("flops", work), ("seconds", duration))
+        ]
         reached = [_way(line.targets.get(score)) for score in findings.targets]
         table.add_row(Text(line.label), *(_cell(line, score) for score in findings.headline), *costs, *reached)
     return table
@@ -193,7 +217,13 @@ def flag_lines(findings: Findings) -> list[str]:
 def comparison_text(findings: Findings, width: int = 120) -> str:
     """The answer, the table and the flags as plain text."""
     console = Console(  # force_jupyter: in a notebook rich would show it instead of writing it
-        width=width, file=io.StringIO(), record=True, markup=False, highlight=False, color_system=None, force_jupyter=False
+        width=width,
+        file=io.StringIO(),
+        record=True,
+        markup=False,
+        highlight=False,
+        color_system=None,
+        force_jupyter=False,
     )
     console.print(findings.answer)
     console.print(comparison_table(findings))
@@ -206,7 +236,11 @@ def _heading(findings: Findings) -> str:
     seeds = f"{findings.seeds} seed{'s' if findings.seeds != 1 else ''}, differences to {findings.baseline}"
     if findings.chance is None:
         return seeds
-    limit = "" if all(line.informative for line in findings.lines) else f" (not informative: the baseline is under {border(findings.chance)})"
+    limit = (
+        ""
+        if all(line.informative for line in findings.lines)
+        else f" (not informative: the baseline is under {border(findings.chance)})"
+    )
     return f"{seeds}, chance {findings.chance:.3f}{limit}"
 
 
@@ -242,7 +276,9 @@ def difference(it: Difference | None) -> str:
     """A paired difference, its interval and its mark: "+0.021 [0.008, 0.034] *"; nothing for the baseline."""
     if it is None or it.verdict == "baseline":
         return ""
-    interval = "" if it.low is None or it.high is None else f" [{number(_zero(it.low), 3)}, {number(_zero(it.high), 3)}]"
+    interval = (
+        "" if it.low is None or it.high is None else f" [{number(_zero(it.low), 3)}, {number(_zero(it.high), 3)}]"
+    )
     sign = "+" if _zero(it.mean) >= 0 else ""
     return f"{sign}{number(_zero(it.mean), 3)}{interval} {MARKS[it.verdict]}".rstrip()
 

@@ -79,7 +79,8 @@ def restored(
         module: as in :func:`run`.
         method: as in :func:`run`.
     Raises:
-        StateError: no run there, one that is not finished, a damaged checkpoint, or another run's configuration, data or model.
+        StateError: no run there, one that is not finished, a damaged checkpoint, or another run's configuration, data
+            or model.
     """
     folder = Path(folder)
     read_manifest(folder)

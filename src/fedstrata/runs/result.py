@@ -45,7 +45,8 @@ class Result:
 
     @classmethod
     def read(cls, folder: str | Path) -> Result:
-        """A run from its folder. Rounds are there for unfinished runs too; their summary holds what the last round knows.
+        """A run from its folder. Rounds are there for unfinished runs too; their summary holds what the last round
+        knows.
 
         Raises:
             StateError: no run there, or files that are damaged.
@@ -77,7 +78,8 @@ class Result:
         Args:
             path: of a PNG, SVG or PDF file; none gives a matplotlib figure, which a notebook shows.
         """
-        from fedstrata.report.figures import curve_picture  # noqa: PLC0415  # matplotlib is only loaded by those who draw
+        # noqa: PLC0415  # matplotlib is only loaded by those who draw
+        from fedstrata.report.figures import curve_picture
 
         picture = curve_picture([self])
         return picture if path is None else picture.write(Path(path))
@@ -91,7 +93,8 @@ class Result:
             ConfigError: another word.
             FedstrataError: pandas is not installed.
         """
-        from fedstrata.analysis.frames import clients_of, frame, picked, rounds_of  # noqa: PLC0415  # frames know results
+        # noqa: PLC0415  # frames know results
+        from fedstrata.analysis.frames import clients_of, frame, picked, rounds_of
 
         rows = picked(what, {"rounds": rounds_of, "clients": clients_of})
         return frame(rows(self))

@@ -92,7 +92,8 @@ def resume(
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
 ) -> Result:
-    """Continue a run from its last committed round to the model that an uninterrupted run would have reached, bit for bit.
+    """Continue a run from its last committed round to the model that an uninterrupted run would have reached, bit for
+    bit.
 
     Args:
         folder: of the run.
@@ -105,7 +106,8 @@ def resume(
         observers: as in :func:`run`.
         stop: as in :func:`run`.
     Raises:
-        StateError: no run there, a damaged checkpoint, or a configuration, data set or code that is not this run's; nothing stored is changed.
+        StateError: no run there, a damaged checkpoint, or a configuration, data set or code that is not this run's;
+            nothing stored is changed.
     """
     folder = Path(folder)
     parts, notes = recalled(folder, federation=federation, module=module, method=method)
@@ -190,7 +192,8 @@ class _Run:
             )
         )
 
-    # ---- checkpoints --------------------------------------------------------------------------------------------------------------------
+    # ---- checkpoints
+    # --------------------------------------------------------------------------------------------------------------------
 
     def _kept(self, *, previous: bool | None) -> Checkpoint | None:
         """The executor that the run had chosen is kept, so that a resume measures nothing anew."""
@@ -249,7 +252,8 @@ class _Run:
         self.length, self.saved = meta["lines"], checkpoint.round
         take_up(engine, checkpoint)
 
-    # ---- the end ------------------------------------------------------------------------------------------------------------------------
+    # ---- the end
+    # ------------------------------------------------------------------------------------------------------------------------
 
     def _finish(self, engine: Engine) -> Result:
         if engine.by_client is None and self.parts.federation.own_test is not None:
@@ -271,7 +275,8 @@ def _named(params: Params) -> list[bytes | memoryview]:
     return [head, *(container.raw(tensors[n]) for n in order)]
 
 
-# ---- the folder -----------------------------------------------------------------------------------------------------------------------------
+# ---- the folder
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def _turn(config: Config, executor: str | None, workers: int | None) -> Config:

@@ -1,7 +1,8 @@
 """Files that are either wholly there or not there at all.
 
-Every file is written beside its place, hashed on the way, flushed to the disk, and renamed; so a kill, a full disk or a power cut leaves the
-old file or the new one. Named crash points let a test kill the process between any two of these steps.
+Every file is written beside its place, hashed on the way, flushed to the disk, and renamed; so a kill, a full disk or a
+power cut leaves the old file or the new one. Named crash points let a test kill the process between any two of these
+steps.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ _REMEDIES = {
 
 
 def crash_point(name: str) -> None:
-    """A named place where a test may kill the process; without the environment variable FEDSTRATA_CRASH nothing happens.
+    """A named place where a test may kill the process; without the environment variable FEDSTRATA_CRASH nothing
+    happens.
 
-    ``FEDSTRATA_CRASH=name:count`` sends SIGKILL to this process when it passes that name for the count-th time; ``*:count`` counts all
-    names together, and a count of 0 never kills, so that :func:`passed` tells how many points a run has.
+    ``FEDSTRATA_CRASH=name:count`` sends SIGKILL to this process when it passes that name for the count-th time;
+    ``*:count`` counts all names together, and a count of 0 never kills, so that :func:`passed` tells how many points a
+    run has.
     """
     order = os.environ.get(_CRASH)
     if not order:
@@ -51,7 +54,10 @@ def crash_point(name: str) -> None:
 
 
 def passed() -> dict[str, int]:
-    """How often each crash point was passed by this process, ``*`` for all together; counted only while FEDSTRATA_CRASH is set."""
+    """How often each crash point was passed by this process, ``*`` for all together.
+
+    Counted only while FEDSTRATA_CRASH is set.
+    """
     return dict(_passed)
 
 
@@ -73,9 +79,11 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview], what: str) -> St
     Args:
         path: where it will be. Call :func:`sync_folder` before anything relies on the new name after a power cut.
         parts: its bytes; a memoryview of bytes is not copied.
-        what: prefix of the crash points ``begin``, ``inside`` (after every block), ``written``, ``synced``, ``renamed``.
+        what: prefix of the crash points ``begin``, ``inside`` (after every block), ``written``, ``synced``,
+            ``renamed``.
     Raises:
-        StateError: the disk is full, the folder is not writable, or the disk failed. The half-written file is gone, the old one untouched.
+        StateError: the disk is full, the folder is not writable, or the disk failed. The half-written file is gone, the
+            old one untouched.
     """
     temporary = path.with_name(path.name + ".tmp")
     digest, length = hashlib.sha256(), 0
@@ -157,7 +165,10 @@ def read_file(path: Path, stamp: Stamp | None = None, *, limit: int | None = Non
 
 
 def verify(path: Path, stamp: Stamp) -> None:
-    """Read a file back, block by block; :class:`~fedstrata.common.errors.StateError` unless every byte is as stamped."""
+    """Read a file back, block by block.
+
+    :class:`~fedstrata.common.errors.StateError` unless every byte is as stamped.
+    """
     digest, block, place = hashlib.sha256(), bytearray(_BLOCK), 0
     view = memoryview(block)
     try:
@@ -185,12 +196,17 @@ def refuse(verb: str, path: Path, error: OSError) -> NoReturn:
     if isinstance(error, FileNotFoundError) and verb == "read":
         raise DamagedError(f"{path} is missing.") from error
     remedy = _REMEDIES.get(error.errno or 0, "Check the disk and the folder")
-    raise StateError(f"cannot {verb} {path}: {os.strerror(error.errno or 0)}. {remedy}; what was saved before is intact.") from error
+    raise StateError(
+        f"cannot {verb} {path}: {os.strerror(error.errno or 0)}. {remedy}; what was saved before is intact."
+    ) from error
 
 
 @contextlib.contextmanager
 def _opened(path: Path, how: int) -> Iterator[int]:
-    """A file descriptor; new files are private to the user, links are refused (a run folder is never a way to another place)."""
+    """A file descriptor.
+
+    New files are private to the user, links are refused (a run folder is never a way to another place).
+    """
     handle = os.open(path, how | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         yield handle

@@ -1,8 +1,8 @@
 """Checkpoints: a round is committed as a whole, or it never happened.
 
-``state-<round>.safetensors`` holds tensors, ``rows-<round>.safetensors`` the clients' rows, and ``state-<round>.json``, written last, names
-every file with its length and SHA-256 and carries a digest of itself. What no manifest names is garbage. The two newest good checkpoints are
-kept; older ones go only after the new one was read back from the disk.
+``state-<round>.safetensors`` holds tensors, ``rows-<round>.safetensors`` the clients' rows, and ``state-<round>.json``,
+written last, names every file with its length and SHA-256 and carries a digest of itself. What no manifest names is
+garbage. The two newest good checkpoints are kept; older ones go only after the new one was read back from the disk.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def save(folder: Path, checkpoint: Checkpoint, rows: RowStore | None = None) -> 
         checkpoint: what to keep.
         rows: committed in the same step; None where no method keeps any.
     Raises:
-        StateError: the round is committed already, meta are not plain JSON, or the disk refuses; the checkpoint before is intact.
+        StateError: the round is committed already, meta are not plain JSON, or the disk refuses; the checkpoint before
+            is intact.
     """
     meta = _plain(checkpoint.meta)
     atomic_files.make_folder(folder)
@@ -83,21 +84,28 @@ def load(folder: Path, rows: RowStore | None = None, *, previous: bool = False) 
     Args:
         folder: where :func:`save` wrote.
         rows: opened on the rows of that checkpoint; None where they are not wanted.
-        previous: take the checkpoint before the newest one. Once that was found good, the newest one's files are renamed to ``*.aside``.
+        previous: take the checkpoint before the newest one. Once that was found good, the newest one's files are
+            renamed to ``*.aside``.
     Raises:
-        StateError: nothing there, or something is damaged; the message names the file and the way on. Nothing is deleted or changed then.
+        StateError: nothing there, or something is damaged; the message names the file and the way on. Nothing is
+            deleted or changed then.
     """
     rounds = committed(folder)
     if not rounds:
         raise StateError(f"{folder} holds no checkpoint; start the run anew.")
     if previous and len(rounds) < 2:
-        raise StateError(f"{folder} holds one checkpoint only, of round {rounds[0]}; there is none before it. Start the run anew in another folder.")
+        raise StateError(
+            f"{folder} holds one checkpoint only, of round {rounds[0]}; there is none before it. Start the run anew in"
+            " another folder."
+        )
     chosen = rounds[1 if previous else 0]
     try:
         checkpoint = _read(folder, chosen, rows)
     except DamagedError as error:
         if previous or len(rounds) < 2:
-            raise StateError(f"{error} There is no other checkpoint to fall back on; start the run anew in another folder.") from error
+            raise StateError(
+                f"{error} There is no other checkpoint to fall back on; start the run anew in another folder."
+            ) from error
         way = f"fedstrata resume {folder.parent} --previous continues from the checkpoint before, of round {rounds[1]}."
         raise StateError(f"{error} The file is kept as it is; {way}") from error
     if previous:
@@ -109,7 +117,9 @@ def committed(folder: Path) -> list[int]:
     """Rounds that have a manifest, newest first; whether they are good is seen when they are read."""
     if not folder.is_dir():
         return []
-    return sorted((int(match[1]) for path in folder.iterdir() if (match := _MANIFEST.fullmatch(path.name))), reverse=True)
+    return sorted(
+        (int(match[1]) for path in folder.iterdir() if (match := _MANIFEST.fullmatch(path.name))), reverse=True
+    )
 
 
 def _tensor_parts(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
@@ -128,12 +138,18 @@ def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
         reason = "something in them reads back as something else (a tuple, a key that is not text)"
     except (TypeError, ValueError, RecursionError) as error:
         reason = str(error)
-    raise StateError(f"a checkpoint's meta are plain JSON (text keys, finite numbers, 64-bit integers, lists); {reason}.")
+    raise StateError(
+        f"a checkpoint's meta are plain JSON (text keys, finite numbers, 64-bit integers, lists); {reason}."
+    )
 
 
-def _write_manifest(folder: Path, number: int, meta: dict[str, Any], files: Mapping[str, Stamp], part: dict[str, Any] | None) -> Stamp:
+def _write_manifest(
+    folder: Path, number: int, meta: dict[str, Any], files: Mapping[str, Stamp], part: dict[str, Any] | None
+) -> Stamp:
     stamped = {name: {"sha256": stamp.sha256, "bytes": stamp.bytes} for name, stamp in files.items()}
-    body = json.dumps({"format": _FORMAT, "round": number, "meta": meta, "files": stamped, "rows": part}, allow_nan=False).encode()
+    body = json.dumps(
+        {"format": _FORMAT, "round": number, "meta": meta, "files": stamped, "rows": part}, allow_nan=False
+    ).encode()
     text = _PREFIX % hashlib.sha256(body).hexdigest().encode() + body + b"}\n"
     return atomic_files.write_file(folder / f"state-{number}.json", [text], "manifest")
 
@@ -147,7 +163,10 @@ def _read_manifest(folder: Path, number: int) -> dict[str, Any]:
         raise DamagedError(f"{path} is damaged: its {len(text)} bytes do not match the digest in it.")
     manifest: dict[str, Any] = container.read_json(body, depth=_DEPTH + 2)
     if manifest["format"] != _FORMAT or manifest["round"] != number:
-        raise StateError(f"{path} is of format {manifest['format']}, round {manifest['round']}; format {_FORMAT}, round {number} is wanted.")
+        raise StateError(
+            f"{path} is of format {manifest['format']}, round {manifest['round']}; format {_FORMAT}, round {number} is"
+            " wanted."
+        )
     return manifest
 
 
@@ -187,7 +206,10 @@ def _stamps(manifest: dict[str, Any]) -> dict[str, Stamp]:
 
 
 def _prune(folder: Path) -> None:
-    """Delete what neither of the two newest good checkpoints needs. The manifest of a bad one between them is put aside, not deleted."""
+    """Delete what neither of the two newest good checkpoints needs.
+
+    The manifest of a bad one between them is put aside, not deleted.
+    """
     keep: set[str] = set()
     good = 0
     for number in committed(folder):
@@ -206,7 +228,10 @@ def _prune(folder: Path) -> None:
 
 
 def _set_aside(folder: Path, number: int, keep: set[str]) -> None:
-    """Put a checkpoint's own files away under another name; the manifest first, so that a kill in between leaves the one before as newest."""
+    """Put a checkpoint's own files away under another name.
+
+    The manifest first, so that a kill in between leaves the one before as newest.
+    """
     for name in (f"state-{number}.json", f"state-{number}.safetensors", f"rows-{number}.safetensors"):
         if name not in keep and (folder / name).exists():
             _rename_aside(folder / name)

@@ -1,13 +1,13 @@
 """Per-client rows: what is kept for a client between rounds (personal layers, control variates, momenta).
 
-A row exists once it was first written; a client that was never asked costs nothing. Rows are copied on write, round by round: all rows
-written since the last commit go into one new file ``rows-<round>.safetensors``, older files are never changed, and the checkpoint manifest
-names the files in the order of their writing. A client's row is the one in the newest file that has it, so the index needs no bytes of its
-own, however many clients were seen.
+A row exists once it was first written; a client that was never asked costs nothing. Rows are copied on write, round by
+round: all rows written since the last commit go into one new file ``rows-<round>.safetensors``, older files are never
+changed, and the checkpoint manifest names the files in the order of their writing. A client's row is the one in the
+newest file that has it, so the index needs no bytes of its own, however many clients were seen.
 
-Old rows are dead weight. A file of which more than ``STALE`` is dead has its living rows moved into the next file written, and where there
-are more than ``FILES`` files the smaller half is merged; so the disk holds at most about twice the living rows, plus what the checkpoint
-before needs.
+Old rows are dead weight. A file of which more than ``STALE`` is dead has its living rows moved into the next file
+written, and where there are more than ``FILES`` files the smaller half is merged; so the disk holds at most about twice
+the living rows, plus what the checkpoint before needs.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class _Rows(ABC):
         """Keep copies of these rows.
 
         Raises:
-            StateError: a round before the last one, or a tensor that cannot be stored; nothing of the call is kept then.
+            StateError: a round before the last one, or a tensor that cannot be stored; nothing of the call is kept
+                then.
         """
         if at < self._round:
             raise StateError(f"rows of round {at} after rows of round {self._round}: rounds only go forward.")
@@ -117,7 +118,10 @@ class _Rows(ABC):
             self._take(name, stamp, np.array(sorted(sources), dtype=np.int64))
             self._fresh = {}
         self._round = at
-        return {"seen": len(self._where), "files": [{"name": n, "sha256": f.stamp.sha256, "bytes": f.stamp.bytes} for n, f in self._files.items()]}
+        return {
+            "seen": len(self._where),
+            "files": [{"name": n, "sha256": f.stamp.sha256, "bytes": f.stamp.bytes} for n, f in self._files.items()],
+        }
 
     def open(self, folder: Path, part: Part) -> None:
         """Replace everything by the rows that the part names.
@@ -135,7 +139,9 @@ class _Rows(ABC):
             raise DamagedError(f"{folder}: the rows files hold {len(self._where)} clients; {part['seen']} were saved.")
 
     def _emptied(self, name: str) -> list[str]:
-        """Files whose living rows move into the next one: mostly dead ones, one of the same name, and the smaller half of too many."""
+        """Files whose living rows move into the next one: mostly dead ones, one of the same name, and the smaller half
+        of too many.
+        """
         chosen = [n for n, f in self._files.items() if f.living < (1 - STALE) * len(f.clients) or n == name]
         rest = sorted((n for n in self._files if n not in chosen), key=lambda n: self._files[n].living)
         return chosen + (rest[: len(rest) // 2] if len(rest) >= FILES else [])
@@ -200,7 +206,10 @@ class MemoryRows(_Rows):
 
 
 class MappedRows(_Rows):
-    """Rows in the committed files, read through memory maps; only what was written since the last commit is held in memory."""
+    """Rows in the committed files, read through memory maps.
+
+    Only what was written since the last commit is held in memory.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,7 +257,8 @@ def preflight(clients: int, bytes_per_row: int, where: Path | None) -> None:
     Args:
         clients: how many can ever get a row: at most the population, and at most cohort times rounds.
         bytes_per_row: of one client's row.
-        where: the folder of the files, for rows on disk; None for rows in memory. Disk is counted twice, for old rows not yet cleared.
+        where: the folder of the files, for rows on disk; None for rows in memory. Disk is counted twice, for old rows
+            not yet cleared.
     Raises:
         StateError: with the arithmetic and the options.
     """
@@ -259,10 +269,10 @@ def preflight(clients: int, bytes_per_row: int, where: Path | None) -> None:
         return
     place = "memory" if where is None else f"the disk of {where}"
     raise StateError(
-        f"rows of {clients:,} clients x {amount(bytes_per_row)}{' x 2 (old rows are cleared later)' * (copies - 1)} = {amount(need)}; "
-        f"{amount(free)} of {place} are free, and {ROOM:.0%} of that may be planned. Options: "
-        f"{'keep rows on disk; ' if where is None else 'another disk; '}fewer clients, or fewer rounds x cohort; "
-        "a smaller model, or fewer layers in the row; a method without state per client."
+        f"rows of {clients:,} clients x {amount(bytes_per_row)}{' x 2 (old rows are cleared later)' * (copies - 1)} ="
+        f" {amount(need)}; {amount(free)} of {place} are free, and {ROOM:.0%} of that may be planned. Options:"
+        f" {'keep rows on disk; ' if where is None else 'another disk; '}fewer clients, or fewer rounds x cohort; a"
+        " smaller model, or fewer layers in the row; a method without state per client."
     )
 
 
@@ -291,6 +301,14 @@ def _check_row(client: int, row: Row) -> None:
             check_name(name, LIMITS)
         except WireError as error:
             raise StateError(f"client {client}'s row: {error}") from error
-        if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        if (
+            not isinstance(tensor, Tensor)
+            or tensor.dtype not in DTYPES
+            or tensor.device.type != "cpu"
+            or tensor.layout != torch.strided
+        ):
             kind = f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise StateError(f"client {client}'s row: {name} is {kind}; a dense CPU tensor of {', '.join(DTYPES.values())} can be kept.")
+            raise StateError(
+                f"client {client}'s row: {name} is {kind}; a dense CPU tensor of {', '.join(DTYPES.values())} can be"
+                " kept."
+            )

@@ -109,7 +109,9 @@ class RowFile:
             raise DamagedError(f"{path} is not a rows file: {error}") from error
         if contents.metadata != _FORMAT:
             raise DamagedError(f"{path} is not a rows file that this version reads: {contents.metadata}.")
-        numbers = [key.removesuffix(".clients") for key in contents.entries if key.endswith(".clients") and "/" not in key]
+        numbers = [
+            key.removesuffix(".clients") for key in contents.entries if key.endswith(".clients") and "/" not in key
+        ]
         self._groups = [_group(self._map, contents, number) for number in numbers]
         self.clients: NDArray[np.int64] = np.concatenate([group.clients for group in self._groups])
 

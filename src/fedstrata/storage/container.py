@@ -1,8 +1,10 @@
 """The safetensors container and strict JSON: the one byte format of messages and of checkpoints.
 
-Layout: 8 bytes little-endian header length, a JSON header padded with spaces to a multiple of 8, then raw little-endian data. Tensors lie in
-the safetensors library's own order (wide types first, then by name), so every tensor is aligned and equal content gives equal bytes.
-Everything read is checked before anything is allocated; whatever is wrong is a :class:`~fedstrata.common.errors.WireError`.
+Layout: 8 bytes little-endian header length, a JSON header padded with spaces to a multiple of 8, then raw little-endian
+    data. Tensors lie in
+the safetensors library's own order (wide types first, then by name), so every tensor is aligned and equal content gives
+equal bytes. Everything read is checked before anything is allocated; whatever is wrong is a
+:class:`~fedstrata.common.errors.WireError`.
 
 Source: the safetensors format description; held against the library (0.8) in tests/wire.
 """
@@ -42,7 +44,9 @@ _NAME = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9_@.:/#+-]*")
 _ALIGN = 8
 
 if sys.byteorder != "little":  # raw memory is the format; a silent swap would be a silent wrong model
-    raise ImportError("fedstrata writes tensors as they lie in memory and needs a little-endian machine; this one is big-endian.")
+    raise ImportError(
+        "fedstrata writes tensors as they lie in memory and needs a little-endian machine; this one is big-endian."
+    )
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,10 @@ def check_name(name: object, limits: Limits) -> str:
     """The name itself if it is a plain one within the limit."""
     if not isinstance(name, str) or len(name) > limits.name or not _NAME.fullmatch(name):
         length = len(name) if isinstance(name, str) else 0
-        raise WireError(f"{cut(name)} ({length} characters) is not a name: at most {limits.name} of letters, digits and _ @ . : / # + - are allowed.")
+        raise WireError(
+            f"{cut(name)} ({length} characters) is not a name: at most {limits.name} of letters, digits and _ @ . : / #"
+            " + - are allowed."
+        )
     return name
 
 
@@ -101,7 +108,9 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 def sha256_of(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 over the little-endian bytes of the tensors in the order given (model_sha256: parameters, then buffers, in layout order)."""
+    """SHA-256 over the little-endian bytes of the tensors in the order given (model_sha256: parameters, then buffers,
+    in layout order).
+    """
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(raw(tensor))
@@ -140,7 +149,10 @@ def head(shapes: Shapes, metadata: Mapping[str, str], limits: Limits = LIMITS) -
     text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGN)
     if len(text) > limits.header or 8 + len(text) + offset > limits.message:
-        raise WireError(f"a header of {len(text)} and data of {offset} bytes; the limits are {limits.header} and {limits.message} in all.")
+        raise WireError(
+            f"a header of {len(text)} and data of {offset} bytes; the limits are {limits.header} and {limits.message}"
+            " in all."
+        )
     return len(text).to_bytes(8, "little") + text, order, offset
 
 
@@ -170,7 +182,9 @@ def parse(data: memoryview, limits: Limits = LIMITS) -> Contents:
         raise WireError(f"a message of {total} bytes; even an empty one has 8 and a header.")
     length = int.from_bytes(data[:8], "little")
     if length > limits.header or length > total - 8:
-        raise WireError(f"a header of {length} bytes is declared; the limit is {limits.header} and {total - 8} bytes follow.")
+        raise WireError(
+            f"a header of {length} bytes is declared; the limit is {limits.header} and {total - 8} bytes follow."
+        )
     table = read_json(bytes(data[8 : 8 + length]), depth=limits.depth, objects=limits.tensors + 2)
     if not isinstance(table, dict):
         raise WireError("the header is not a JSON object.")
@@ -184,7 +198,10 @@ def parse(data: memoryview, limits: Limits = LIMITS) -> Contents:
     offset = 0
     for name, entry in entries.items():
         if entry.begin != offset:
-            raise WireError(f"{cut(name)} starts at byte {entry.begin} of the data; {offset} is the next free one (no gaps, no overlap).")
+            raise WireError(
+                f"{cut(name)} starts at byte {entry.begin} of the data; {offset} is the next free one (no gaps, no"
+                " overlap)."
+            )
         offset = entry.end
     if offset != total - 8 - length:
         raise WireError(f"the tensors take {offset} bytes of data; {total - 8 - length} follow the header.")
@@ -198,7 +215,10 @@ def _entry(name: str, spec: object, limits: Limits) -> Entry:
     if not isinstance(dtype, str) or dtype not in _BY_NAME:
         raise WireError(f"{cut(name)} has dtype {cut(dtype)}; one of {', '.join(DTYPES.values())} is accepted.")
     if not _counts(shape) or len(shape) > limits.rank or math.prod(max(n, 1) for n in shape) > limits.message:
-        raise WireError(f"{cut(name)} has shape {cut(shape)}; up to {limits.rank} axes, and {limits.message} entries in all, are accepted.")
+        raise WireError(
+            f"{cut(name)} has shape {cut(shape)}; up to {limits.rank} axes, and {limits.message} entries in all, are"
+            " accepted."
+        )
     if not _counts(offsets) or len(offsets) != 2:
         raise WireError(f"{cut(name)} has data_offsets {cut(offsets)}; two byte positions are wanted.")
     kind, (begin, end) = _BY_NAME[dtype], offsets
@@ -221,23 +241,32 @@ def tensors(contents: Contents, data: memoryview) -> dict[str, Tensor]:
 
 
 def over(contents: Contents, buffer: bytearray, start: int) -> dict[str, Tensor]:
-    """The tensors as views of ``buffer``, whose data begin at ``start`` (a multiple of 8); copied only where memory is not :func:`aligned`."""
+    """The tensors as views of ``buffer``, whose data begin at ``start`` (a multiple of 8).
+
+    Copied only where memory is not :func:`aligned`.
+    """
     result = {}
     for name, entry in contents.entries.items():
         count = math.prod(entry.shape)
         if not count:
             result[name] = torch.empty(entry.shape, dtype=entry.dtype)
             continue
-        if entry.dtype == torch.bool and torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=start + entry.begin).max() > 1:
+        if (
+            entry.dtype == torch.bool
+            and torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=start + entry.begin).max() > 1
+        ):
             raise WireError(f"{cut(name)} holds a byte that is neither 0 (false) nor 1 (true).")
-        result[name] = aligned(torch.frombuffer(buffer, dtype=entry.dtype, count=count, offset=start + entry.begin).reshape(entry.shape))
+        result[name] = aligned(
+            torch.frombuffer(buffer, dtype=entry.dtype, count=count, offset=start + entry.begin).reshape(entry.shape)
+        )
     return result
 
 
 def aligned(tensor: Tensor) -> Tensor:
     """The tensor in memory that begins where torch's own does, at a multiple of 64 bytes; copied where it does not.
 
-    Products with a single sample choose their kernel by it, and the last bits follow: a model read back must compute what it did before.
+    Products with a single sample choose their kernel by it, and the last bits follow: a model read back must compute
+    what it did before.
     """
     return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
 
@@ -259,7 +288,9 @@ def read_json(text: bytes, *, depth: int, objects: int | None = None) -> Any:
     """
     _check_nesting(text, depth, objects)
     try:
-        return json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_constant, parse_float=_finite, parse_int=_integer)
+        return json.loads(
+            text.decode(), object_pairs_hook=_unique, parse_constant=_constant, parse_float=_finite, parse_int=_integer
+        )
     except UnicodeDecodeError as error:
         raise WireError(f"the JSON text is not UTF-8 at byte {error.start}.") from error
     except json.JSONDecodeError as error:

@@ -35,7 +35,8 @@ def append_line(path: Path, row: Mapping[str, Any]) -> int:
         the file's length in bytes, to be kept in the checkpoint of the same round.
 
     Raises:
-        StateError: the row is not plain JSON, the last line is torn (:func:`truncate_lines` first), or the disk refuses.
+        StateError: the row is not plain JSON, the last line is torn (:func:`truncate_lines` first), or the disk
+            refuses.
     """
     try:
         text = json.dumps(dict(row), allow_nan=False, ensure_ascii=False).encode() + b"\n"
@@ -153,7 +154,9 @@ def _take(handle: int, folder: Path) -> None:
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps(owner).encode(), 0)
     except BlockingIOError as error:
-        raise StateError(f"{folder} is in use by {_owner(handle)}. Wait for that run to end, or choose another folder.") from error
+        raise StateError(
+            f"{folder} is in use by {_owner(handle)}. Wait for that run to end, or choose another folder."
+        ) from error
     except OSError as error:
         atomic_files.refuse("lock", folder, error)
 

@@ -31,7 +31,8 @@ def study(
         root: folder of the runs' data, where they are not where the runs had them.
         name: what a study that is given as a value is called in its files; default its class.
     Raises:
-        ConfigError: an unknown study or setting, too few or many runs, runs that do not fit it, or an ``out`` that cannot be written to.
+        ConfigError: an unknown study or setting, too few or many runs, runs that do not fit it, or an ``out`` that
+            cannot be written to.
         StateError: no run there, one that is not finished or is damaged.
     """
     called, chosen = find(what) if isinstance(what, str) else (name or type(what).__name__.lower(), what)
@@ -43,7 +44,10 @@ def study(
         raise ConfigError(f"out is {str(out)!r}, which is a file; name a folder.")
     for folder in folders:
         if where is not None and where.resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"out is {str(out)!r}, which lies in the run {str(folder)!r}, and runs are only read; name another folder.")
+            raise ConfigError(
+                f"out is {str(out)!r}, which lies in the run {str(folder)!r}, and runs are only read; name another"
+                " folder."
+            )
     opened = {label: finished(folder, root=root) for label, folder in zip(labels, folders, strict=True)}
     if where is None:
         return finite(chosen.study(opened))

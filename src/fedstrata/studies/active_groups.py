@@ -1,4 +1,6 @@
-"""Which layers the network of a moment computes with: one that grows leaves some out, and settings of a network are no layers."""
+"""Which layers the network of a moment computes with: one that grows leaves some out, and settings of a network are no
+layers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def used(kit: Kit, params: Params, x: Tensor) -> Names:
     with torch.enable_grad():
         found = torch.autograd.grad(kit.net(still, x[:PROBE]).sum(), list(views.values()), allow_unused=True)
     kit.memo.clear()
-    return frozenset(name for name, slope in zip(views, found, strict=True) if slope is not None) - kit.setup.layout.settings
+    return (
+        frozenset(name for name, slope in zip(views, found, strict=True) if slope is not None)
+        - kit.setup.layout.settings
+    )
 
 
 def groups_of(layout: Layout, names: Names) -> list[str]:
@@ -44,7 +49,8 @@ def used_by(run: Finished) -> Names:
 
 
 class Standing(nn.Module):
-    """The served network of a run in the engine's own modules, in evaluation mode: its layers can be looked at while the method computes with them.
+    """The served network of a run in the engine's own modules, in evaluation mode: its layers can be looked at while
+    the method computes with them.
 
     It stands until the engine's worker is used for something else.
 
@@ -71,6 +77,13 @@ class Standing(nn.Module):
 
 
 def left_out(layout: Layout, shown: Collection[str]) -> list[str]:
-    """A note on the layer groups that are not shown, where there are any. Settings of a network are no layers, and nobody misses them."""
-    names = [name for name, group in layout.groups.items() if name not in shown and not layout.settings.issuperset(group.names)]
+    """A note on the layer groups that are not shown, where there are any.
+
+    Settings of a network are no layers, and nobody misses them.
+    """
+    names = [
+        name
+        for name, group in layout.groups.items()
+        if name not in shown and not layout.settings.issuperset(group.names)
+    ]
     return [f"left out, as the network does not use them: {', '.join(names)}."] if names else []

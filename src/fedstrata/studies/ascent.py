@@ -42,12 +42,19 @@ class Probe:
             handle.remove()
 
     def activation(self, x: Tensor) -> Tensor:
-        """[B] mean activation of each image's own channel; B is a multiple of the number of channels, in their order."""
+        """[B] mean activation of each image's own channel.
+
+        B is a multiple of the number of channels, in their order.
+        """
         with self.outputs() as found:
             self.model(x)
         output = found[-1]  # [B, F, ...]
         own = torch.tensor(list(self.channels)).repeat(len(x) // len(self.channels))
-        return output[torch.arange(len(x)), own].flatten(1).mean(1) if output.dim() > 2 else output[torch.arange(len(x)), own]
+        return (
+            output[torch.arange(len(x)), own].flatten(1).mean(1)
+            if output.dim() > 2
+            else output[torch.arange(len(x)), own]
+        )
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,8 @@ class Climb:
     """Where an ascent began and ended.
 
     Attributes:
-        first, last: [n] activation of the start and of the last image, as the model reads it; shown: of the picture, which is cut to [0, 1].
+        first, last: [n] activation of the start and of the last image, as the model reads it; shown: of the picture,
+            which is cut to [0, 1].
         raw: [n, C, H, W] pixels, not cut.
     """
 
@@ -90,7 +98,9 @@ class Climb:
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """[B] for images [B, C, H, W]: 2 (sum of squared vertical differences / (C (H-1) W) + sum of squared horizontal ones / (C H (W-1)))."""
+    """[B] for images [B, C, H, W]: 2 (sum of squared vertical differences / (C (H-1) W) + sum of squared horizontal
+    ones / (C H (W-1))).
+    """
     down = (x[:, :, 1:] - x[:, :, :-1]).square().flatten(1).mean(1)
     across = (x[..., 1:] - x[..., :-1]).square().flatten(1).mean(1)
     return 2 * (down + across)
@@ -106,7 +116,9 @@ def blurred(x: Tensor, sigma: float) -> Tensor:
 
 
 def cropped(x: Tensor, how: Crop, share: float) -> Tensor:
-    """Images [B, C, H, W] with the least ``share`` of their numbers (by absolute value), or of their pixels (by norm over channels), set to 0."""
+    """Images [B, C, H, W] with the least ``share`` of their numbers (by absolute value), or of their pixels (by norm
+    over channels), set to 0.
+    """
     size = x.abs() if how == "value" else x.norm(dim=1, keepdim=True).expand_as(x)
     limit = torch.quantile(size.flatten(1), share, dim=1)[:, None, None, None]
     return torch.where(size < limit, 0.0, x)
@@ -142,7 +154,9 @@ def in_pixels(probe: Probe, start: Tensor, pixels: Pixels, steps: int, lr: float
 
 @dataclass(frozen=True)
 class Looks:
-    """How MACO looks at an image: ``count`` pieces a step, sides falling from ``first`` to ``last`` of the image's, with ``noise`` on them."""
+    """How MACO looks at an image: ``count`` pieces a step, sides falling from ``first`` to ``last`` of the image's,
+    with ``noise`` on them.
+    """
 
     count: int
     first: float
@@ -150,10 +164,13 @@ class Looks:
     noise: float
 
 
-def in_phase(probe: Probe, spectrum: Tensor, pixels: Pixels, steps: int, lr: float, looks: Looks, generator: torch.Generator) -> Climb:
+def in_phase(
+    probe: Probe, spectrum: Tensor, pixels: Pixels, steps: int, lr: float, looks: Looks, generator: torch.Generator
+) -> Climb:
     """Nadam on the phase of images whose Fourier magnitude stands still, for the mean activation over noisy crops.
 
-    Source: Fel et al. 2023, "Unlocking Feature Visualization for Deeper Networks with MAgnitude Constrained Optimization".
+    Source: Fel et al. 2023, "Unlocking Feature Visualization for Deeper Networks with MAgnitude Constrained
+        Optimization".
     """
     n = len(probe.channels)
     phase = random_phase(torch.Size((n, *spectrum.shape)), generator).requires_grad_()

@@ -41,7 +41,10 @@ class Target:
     labels: Tensor | None
 
     def slopes(self, x: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """Gradients of the mean cross-entropy for labels [B], or for logits of soft ones [B, classes]; they can be differentiated again."""
+        """Gradients of the mean cross-entropy for labels [B], or for logits of soft ones [B, classes].
+
+        They can be differentiated again.
+        """
         soft = labels if labels.dim() == 1 else labels.softmax(1)
         return torch.autograd.grad(cross_entropy(self.model(x), soft), list(self.parameters), create_graph=True)
 
@@ -91,9 +94,11 @@ def squares(a: Sequence[Tensor]) -> Tensor:
 
 
 def dlg(target: Target, generator: torch.Generator, steps: int, guess: Guess) -> None:
-    """Deep leakage from gradients: L-BFGS on the squared distance of gradients, from pixels U[0, 1); soft labels join where labels are unknown.
+    """Deep leakage from gradients: L-BFGS on the squared distance of gradients, from pixels U[0, 1); soft labels join
+    where labels are unknown.
 
-    Iterates are cut to pixels in [0, 1] for what is told of them; L-BFGS goes on from the uncut ones, as a cut would void its curvature.
+    Iterates are cut to pixels in [0, 1] for what is told of them; L-BFGS goes on from the uncut ones, as a cut would
+    void its curvature.
 
     Source: Zhu, Liu, Han 2019, "Deep Leakage from Gradients".
     """
@@ -118,7 +123,8 @@ def dlg(target: Target, generator: torch.Generator, steps: int, guess: Guess) ->
 
 
 def inverting(target: Target, generator: torch.Generator, steps: int, guess: Guess, tv: float) -> None:
-    """Inverting gradients: Adam on the sign of the slope of 1 - cosine + tv * total variation, from N(0, 1), cut to pixels in [0, 1] in each step.
+    """Inverting gradients: Adam on the sign of the slope of 1 - cosine + tv * total variation, from N(0, 1), cut to
+    pixels in [0, 1] in each step.
 
     The step is 0.1, a tenth of that from 3/8, 5/8 and 7/8 of the steps on.
 
@@ -156,7 +162,8 @@ def sought(target: Target, generator: torch.Generator) -> Tensor:
 def label_of(weight: Tensor, bias: Tensor | None) -> Tensor:
     """The label of a single sample, from the gradient of a linear head under cross-entropy: [1] int64.
 
-    The bias' gradient is below 0 at the label alone. Without it, the label's row of the weight's gradient is the one that points against all others.
+    The bias' gradient is below 0 at the label alone. Without it, the label's row of the weight's gradient is the one
+    that points against all others.
 
     Args:
         weight: [classes, d].

@@ -1,4 +1,6 @@
-"""What a study is: a look at finished runs that costs computation of its own, numbers, panels and pictures out of it."""
+"""What a study is: a look at finished runs that costs computation of its own, numbers, panels and pictures out of
+it.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,17 @@ class Study(ABC):
             ConfigError: too few or too many.
         """
         if len(runs) < self.least or (self.most is not None and len(runs) > self.most):
-            wanted = str(self.least) if self.most == self.least else f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
-            raise ConfigError(f"a study of {self.title.lower()} looks at {wanted} run{'' if wanted == '1' else 's'}, and {len(runs)} were given.")
+            wanted = (
+                str(self.least)
+                if self.most == self.least
+                else f"{self.least} or more"
+                if self.most is None
+                else f"{self.least} to {self.most}"
+            )
+            raise ConfigError(
+                f"a study of {self.title.lower()} looks at {wanted} run{'' if wanted == '1' else 's'}, and {len(runs)}"
+                " were given."
+            )
 
 
 def once_each(setting: str, values: Sequence[object]) -> None:
@@ -84,12 +95,18 @@ def finite(outcome: Outcome) -> Outcome:
     """The same outcome with None for numbers that are not finite, and a note on where they were."""
     lost: list[str] = []
     numbers = _known(outcome.numbers, "", lost)
-    panels = [replace(p, series=_known(p.series, p.title, lost), spread=_known(p.spread, p.title, lost)) for p in outcome.panels]
+    panels = [
+        replace(p, series=_known(p.series, p.title, lost), spread=_known(p.spread, p.title, lost))
+        for p in outcome.panels
+    ]
     if not lost:
         return outcome
     places = list(dict.fromkeys(lost))
     some = ", ".join(places[:MANY]) + (f" and {len(places) - MANY} more" if len(places) > MANY else "")
-    note = f"numbers that are not finite are left empty: {some}; a setting of the study is too large for them, or the model has diverged."
+    note = (
+        f"numbers that are not finite are left empty: {some}; a setting of the study is too large for them, or the"
+        " model has diverged."
+    )
     return replace(outcome, numbers=numbers, panels=panels, notes=[*outcome.notes, note])
 
 
@@ -109,7 +126,8 @@ def replay(run: Finished) -> Iterator[tuple[int, Params]]:
     """Train a finished run again in memory, in one thread.
 
     Yields:
-        (rounds done, the server's model after them), from (0, the first model). A model is to be read before the next one is asked for.
+        (rounds done, the server's model after them), from (0, the first model). A model is to be read before the next
+        one is asked for.
     """
     engine = Engine(run.engine.parts, "loop", 1)
     yield 0, engine.server.params

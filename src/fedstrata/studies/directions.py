@@ -12,7 +12,9 @@ from fedstrata.core.layout import Entry, Layout
 from fedstrata.core.params import Params
 
 Vectors: TypeAlias = Literal["still", "scaled"]
-"""What becomes of biases and of norms' scales and shifts: "still" leaves them as they are, "scaled" takes each of them as one filter."""
+"""What becomes of biases and of norms' scales and shifts: "still" leaves them as they are, "scaled" takes each of them
+as one filter.
+"""
 
 
 def gaussian(size: int, seed: int, purpose: str, place: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -21,16 +23,18 @@ def gaussian(size: int, seed: int, purpose: str, place: int, dtype: torch.dtype 
 
 
 def filterwise(direction: Tensor, at: Tensor, layout: Layout, vectors: Vectors) -> Tensor:
-    """The direction with each filter as long as the same filter of the model: d_f |w_f| / |d_f|; filters without length give zero.
+    """The direction with each filter as long as the same filter of the model: d_f |w_f| / |d_f|; filters without length
+    give zero.
 
-    A filter is what one output of a layer is computed by: a row [in, k, k] of a convolution [out, in, k, k], a row of a linear map or an embedding.
+    A filter is what one output of a layer is computed by: a row [in, k, k] of a convolution [out, in, k, k], a row of a
+    linear map or an embedding.
 
     Args:
         direction: [P].
         at: [P] the model.
         layout: of both.
-        vectors: what becomes of tensors with a single axis and of norms' parameters: zero, or each scaled as one filter. Settings of the network are
-            no weights, and stay.
+        vectors: what becomes of tensors with a single axis and of norms' parameters: zero, or each scaled as one
+            filter. Settings of the network are no weights, and stay.
     Source: Li et al. 2018, "Visualizing the Loss Landscape of Neural Nets", sec. 4.
     """
     moved = torch.zeros_like(at)

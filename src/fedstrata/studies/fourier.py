@@ -27,13 +27,18 @@ def magnitude(batches: Iterable[Tensor]) -> Tensor:
 
 
 def odd(phase: Tensor) -> Tensor:
-    """The part of phases [..., H, W] that changes sign with the frequency, as those of a real image do; 0 where a frequency is its own mirror."""
+    """The part of phases [..., H, W] that changes sign with the frequency, as those of a real image do.
+
+    0 where a frequency is its own mirror.
+    """
     mirrored = phase.flip(-2, -1).roll((1, 1), (-2, -1))
     return (phase - mirrored) / 2
 
 
 def image_of(spectrum: Tensor, phase: Tensor) -> Tensor:
-    """Real images [..., C, H, W] with exactly this magnitude [C, H, W], from any phases [..., C, H, W], of which the odd part counts."""
+    """Real images [..., C, H, W] with exactly this magnitude [C, H, W], from any phases [..., C, H, W], of which the
+    odd part counts.
+    """
     image: Tensor = torch.fft.ifft2(torch.polar(spectrum.expand_as(phase), odd(phase))).real
     return image
 
@@ -44,7 +49,8 @@ def crops(image: Tensor, count: int, size: float, generator: torch.Generator) ->
     Args:
         image: [B, C, H, W].
         count: pieces of each image; all images are cut alike.
-        size: mean side of a piece as a share of the image's; sides are N(size, 0.05), within [0.05, 1], centres N(0.5, 0.15).
+        size: mean side of a piece as a share of the image's; sides are N(size, 0.05), within [0.05, 1], centres N(0.5,
+            0.15).
         generator: of places and sides.
     Returns:
         [count * B, C, H, W].

@@ -53,7 +53,10 @@ def sheet(
         for label, row in zip(row_labels, numbers, strict=True)
     ]
     size = (LEFT + (CELL + GAP) * len(column_labels), TOP + (CELL + 2 * GAP) * len(rows))
-    alt = f"{plain(title)}: {counted(len(rows), 'row', 'rows')} of {counted(len(column_labels), 'image', 'images')}{told}."
+    alt = (
+        f"{plain(title)}: {counted(len(rows), 'row', 'rows')} of"
+        f" {counted(len(column_labels), 'image', 'images')}{told}."
+    )
     draw = partial(_draw, rows=rows, row_labels=row_labels, column_labels=column_labels, values=numbers)
     return Picture(stem(title), plain(title), alt, draw, Grid(plain(what or title), heads, cells, sort=False), size)
 
@@ -70,14 +73,23 @@ def _draw(
     for y, row in enumerate(rows):
         for x, image in enumerate(row):
             if image is not None:
-                axes.imshow(_shown(image), extent=(x, x + 1 - GAP, y + 1 - GAP, y), interpolation="nearest", vmin=0, vmax=1, cmap="gray")
+                axes.imshow(
+                    _shown(image),
+                    extent=(x, x + 1 - GAP, y + 1 - GAP, y),
+                    interpolation="nearest",
+                    vmin=0,
+                    vmax=1,
+                    cmap="gray",
+                )
             if (value := values[y][x]) is not None:
                 axes.text(x + (1 - GAP) / 2, y + 1 - GAP / 2, loose(value), ha="center", va="center", fontsize=6.5)
     axes.set_xlim(0, len(column_labels))
     axes.set_ylim(len(rows), 0)
     axes.set_aspect("equal")
     axes.xaxis.tick_top()
-    axes.set_xticks([x + (1 - GAP) / 2 for x in range(len(column_labels))], [short(c, 12) for c in column_labels], fontsize=8)
+    axes.set_xticks(
+        [x + (1 - GAP) / 2 for x in range(len(column_labels))], [short(c, 12) for c in column_labels], fontsize=8
+    )
     axes.set_yticks([y + (1 - GAP) / 2 for y in range(len(rows))], [short(r, 22) for r in row_labels], fontsize=8)
     axes.tick_params(length=0)
     for side in axes.spines.values():

@@ -1,4 +1,6 @@
-"""What an update gives away: images that an attacker finds again from the whole of it, from single layers, and from its signs."""
+"""What an update gives away: images that an attacker finds again from the whole of it, from single layers, and from its
+signs.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Seen:
 
 @dataclass
 class Score:
-    """How near one image came: final and best PSNR in dB, final SSIM, whether its label was found, and the image in [0, 1]."""
+    """How near one image came: final and best PSNR in dB, final SSIM, whether its label was found, and the image in [0,
+    1].
+    """
 
     final: float
     best: float
@@ -72,26 +76,33 @@ class Score:
 class Inversion(Study):
     """Gradient inversion of single steps: which images of a client an attacker finds again.
 
-    The attacker knows the model and sees the gradient of one batch (a client's update of one plain step, over its rate), or a part of it. ``visible``
-    lists the parts: full, groups (each layer group alone, as FedPart sends them), the name of a group, and sign (the signs of the full update).
-    ``codec`` is a chain of methods in call syntax whose uploads are attacked besides; of those, as of signs, only the direction is matched.
+    The attacker knows the model and sees the gradient of one batch (a client's update of one plain step, over its
+    rate), or a part of it. ``visible`` lists the parts: full, groups (each layer group alone, as FedPart sends them),
+    the name of a group, and sign (the signs of the full update). ``codec`` is a chain of methods in call syntax whose
+    uploads are attacked besides; of those, as of signs, only the direction is matched.
 
-    ``attack``: dlg (L-BFGS, 300 steps of 20) or ig (inverting gradients, 8000 steps; ``tv`` weighs its total variation), ``steps`` instead of
-    those. ``label=unknown``: dlg finds soft labels beside the image; ig takes the label of a single image from the head's gradient where that is
-    visible (iDLG) and finds soft labels otherwise. ``restarts`` keeps the attempt with the least loss. ``at``: the served model or the run's start.
+    ``attack``: dlg (L-BFGS, 300 steps of 20) or ig (inverting gradients, 8000 steps; ``tv`` weighs its total
+        variation), ``steps`` instead of
+    those. ``label=unknown``: dlg finds soft labels beside the image; ig takes the label of a single image from the
+    head's gradient where that is visible (iDLG) and finds soft labels otherwise. ``restarts`` keeps the attempt with
+    the least loss. ``at``: the served model or the run's start.
 
-    INFERRED: evaluation mode and batches of one image, as in the demonstration of FedPart's repository; DLG's distance relative to the length of
-    what is seen; the distance of directions for signs and codecs; soft labels for ig where the head is not visible; ``images``, ``works`` (the mean
-    PSNR from which on the attack on the full update counts as successful), and images that are a client's first ones, without augmentation.
+    INFERRED: evaluation mode and batches of one image, as in the demonstration of FedPart's repository; DLG's distance
+        relative to the length of
+    what is seen; the distance of directions for signs and codecs; soft labels for ig where the head is not visible;
+    ``images``, ``works`` (the mean PSNR from which on the attack on the full update counts as successful), and images
+    that are a client's first ones, without augmentation.
 
-    Source: Zhu et al. 2019 (DLG); Geiping et al. 2020 (inverting gradients); Zhao et al. 2020 (iDLG); Wang et al. 2024 (FedPart), Fig. 8 and Table 9.
+    Source: Zhu et al. 2019 (DLG); Geiping et al. 2020 (inverting gradients); Zhao et al. 2020 (iDLG); Wang et al. 2024
+        (FedPart), Fig. 8 and Table 9.
     """
 
     title: ClassVar[str] = "Gradient inversion"
     text: ClassVar[str] = (
-        "Images found again from what a client sends of one step: PSNR in dB (-10 log10 of the mean squared error of images in [0, 1]) of the last "
-        "iterate and the highest over iterates, which an attacker cannot pick, and SSIM; means over images. High means that more leaks. Grey is what "
-        "an attacker has who saw nothing. Source: Zhu et al. 2019, Geiping et al. 2020, Wang et al. 2004."
+        "Images found again from what a client sends of one step: PSNR in dB (-10 log10 of the mean squared error of"
+        " images in [0, 1]) of the last iterate and the highest over iterates, which an attacker cannot pick, and SSIM;"
+        " means over images. High means that more leaks. Grey is what an attacker has who saw nothing. Source: Zhu et"
+        " al. 2019, Geiping et al. 2020, Wang et al. 2004."
     )
     attack: Literal["dlg", "ig"] = "dlg"
     label: Literal["known", "unknown"] = "known"
@@ -108,12 +119,29 @@ class Inversion(Study):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require(bool(self.visible), "inversion.visible", list(self.visible), "what an attacker sees: full, groups, names of layer groups, sign")
+        require(
+            bool(self.visible),
+            "inversion.visible",
+            list(self.visible),
+            "what an attacker sees: full, groups, names of layer groups, sign",
+        )
         once_each("inversion.visible", self.visible)
         require(self.images >= 1, "inversion.images", self.images, "images to be found again, at least 1")
-        require(self.batch >= 1 and self.images % self.batch == 0, "inversion.batch", self.batch, f"a divisor of images={self.images}, at least 1")
-        require(self.steps is None or self.steps >= 1, "inversion.steps", self.steps, "steps of the attack, at least 1 (dlg: 300, ig: 8000)")
-        require(self.restarts >= 1, "inversion.restarts", self.restarts, "attempts of which the best is kept, at least 1")
+        require(
+            self.batch >= 1 and self.images % self.batch == 0,
+            "inversion.batch",
+            self.batch,
+            f"a divisor of images={self.images}, at least 1",
+        )
+        require(
+            self.steps is None or self.steps >= 1,
+            "inversion.steps",
+            self.steps,
+            "steps of the attack, at least 1 (dlg: 300, ig: 8000)",
+        )
+        require(
+            self.restarts >= 1, "inversion.restarts", self.restarts, "attempts of which the best is kept, at least 1"
+        )
         require(self.tv >= 0, "inversion.tv", self.tv, "the weight of total variation, at least 0")
         require(self.works > 0, "inversion.works", self.works, "a PSNR in dB above 0")
 
@@ -128,7 +156,14 @@ class Inversion(Study):
             views, truth, told = self._attacked(run, label)
             rows = {name: summary(scores, count) for name, (scores, count) in views.items()}
             numbers[label] = {
-                name: row | {"by_image": [{"psnr": s.final, "best": s.best, "ssim": s.ssim, "label": s.label} for s in views[name][0]]}
+                name: (
+                    row
+                    | {
+                        "by_image": [
+                            {"psnr": s.final, "best": s.best, "ssim": s.ssim, "label": s.label} for s in views[name][0]
+                        ]
+                    }
+                )
                 for name, row in rows.items()
             }
             tag = f"{label}: " if len(runs) > 1 else ""
@@ -141,12 +176,25 @@ class Inversion(Study):
     def _told(self, rows: Mapping[str, Mapping[str, float | None]]) -> list[str]:
         """What follows at all."""
         if "full" not in rows:
-            return ["the full update was not attacked, so it is not known whether the attack works here at all; add full to visible."]
+            return [
+                (
+                    "the full update was not attacked, so it is not known whether the attack works here at all; add full to"
+                    " visible."
+                )
+            ]
         reached = rows["full"]["psnr"] or 0.0
         if reached < self.works:
-            failed = f"the attack on the full update did not succeed ({reached:.1f} dB, below works={self.works:g}), so nothing follows from what it "
+            failed = (
+                f"the attack on the full update did not succeed ({reached:.1f} dB, below works={self.works:g}), so"
+                " nothing follows from what it "
+            )
             return [f"{failed}found elsewhere; give it more steps or restarts, or a model that it works on."]
-        return [f"the attack succeeds on the full update ({reached:.1f} dB); a stronger one may find more where this one does not."]
+        return [
+            (
+                f"the attack succeeds on the full update ({reached:.1f} dB); a stronger one may find more where this one"
+                " does not."
+            )
+        ]
 
     def _pictured(self, tag: str, views: Mapping[str, tuple[list[Score], int]], truth: Tensor) -> Picture:
         """The sheet of a run; its files are called by the attack, its title tells the prior and the unit too."""
@@ -160,11 +208,14 @@ class Inversion(Study):
         if federation.task.kind != "classification":
             raise ConfigError(f"gradient inversion looks at classifications, and {label} is a regression.")
         if not 0 <= self.client < federation.clients:
-            raise ConfigError(f"inversion.client is {self.client}; clients of {label} are 0 to {federation.clients - 1}.")
+            raise ConfigError(
+                f"inversion.client is {self.client}; clients of {label} are 0 to {federation.clients - 1}."
+            )
         held = federation.training(self.client)[: self.images]
         if len(held) < self.images:
             raise ConfigError(
-                f"inversion.images is {self.images}, and client {self.client} of {label} has {len(held)} training images; ask for fewer."
+                f"inversion.images is {self.images}, and client {self.client} of {label} has {len(held)} training"
+                " images; ask for fewer."
             )
         x, y = federation.train.take(held), federation.train.y[held]
         model = model_of(run, self.at)
@@ -182,8 +233,16 @@ class Inversion(Study):
                 scores += self._invert(target, truth[chosen], y[chosen], place)
         grey = torch.full_like(truth[0], 0.5)
         layout = run.engine.parts.setup.layout
-        told = left_out(layout, groups_of(layout, frozenset(slopes(model, layout, x[:1], y[:1])))) if "groups" in self.visible else []
-        return found | {GREY: ([Score(psnr(grey, t), psnr(grey, t), ssim(grey, t), False, grey) for t in truth], 0)}, truth, told
+        told = (
+            left_out(layout, groups_of(layout, frozenset(slopes(model, layout, x[:1], y[:1]))))
+            if "groups" in self.visible
+            else []
+        )
+        return (
+            found | {GREY: ([Score(psnr(grey, t), psnr(grey, t), ssim(grey, t), False, grey) for t in truth], 0)},
+            truth,
+            told,
+        )
 
     def _views(self, run: Finished, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Seen]:
         """What an attacker sees of this batch, by name."""
@@ -200,7 +259,10 @@ class Inversion(Study):
                 for group in shown if name == "groups" else [name]:
                     inside = layout.group(group)
                     if group not in shown:
-                        raise ConfigError(f"inversion.visible has {group}, which this network does not use, so nothing is sent of it; take {shown}.")
+                        raise ConfigError(
+                            f"inversion.visible has {group}, which this network does not use, so nothing is sent of it;"
+                            f" take {shown}."
+                        )
                     found[f"only {group}"] = Seen({n: g for n, g in gradient.items() if n in inside})
         if self.codec is not None:
             found[f"codec {self.codec}"] = encoded(run, self.codec, gradient, self.client)
@@ -211,7 +273,9 @@ class Inversion(Study):
         pixels = target.pixels
         kept: tuple[Guess, list[float]] | None = None
         for attempt in range(self.restarts):
-            generator = random_streams.torch_stream(self.seed, "inversion", place, attempt)  # every view starts from the same image
+            generator = random_streams.torch_stream(
+                self.seed, "inversion", place, attempt
+            )  # every view starts from the same image
             best = [0.0] * len(truth)
 
             def watch(x: Tensor, best: list[float] = best) -> None:
@@ -229,7 +293,10 @@ class Inversion(Study):
         return scored(kept, pixels, truth, y, known=self.label == "known")
 
     def _labels(self, seen: Seen, y: Tensor, head: str) -> Tensor | None:
-        """Labels that the attack starts with: given, or taken from the head's gradient; None where it has to find them."""
+        """Labels that the attack starts with: given, or taken from the head's gradient.
+
+        None where it has to find them.
+        """
         if self.label == "known":
             return y
         weight = seen.gradient.get(f"{head}.weight")
@@ -243,13 +310,20 @@ def model_of(run: Finished, at: str) -> nn.Module:
     if at == "end":
         return run.module()
     engine = run.engine
-    return plain(engine.kit, engine.parts.setup.params, run.federation.task, batch_statistics=engine.evaluator.batch_statistics)
+    return plain(
+        engine.kit, engine.parts.setup.params, run.federation.task, batch_statistics=engine.evaluator.batch_statistics
+    )
 
 
 def slopes(model: nn.Module, layout: Layout, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """The gradient of the mean cross-entropy at a batch, by parameter; without those that the network does not compute with."""
+    """The gradient of the mean cross-entropy at a batch, by parameter.
+
+    Without those that the network does not compute with.
+    """
     names = layout.spec.names
-    found = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), [attrgetter(n)(model) for n in names], allow_unused=True)
+    found = torch.autograd.grad(
+        nn.functional.cross_entropy(model(x), y), [attrgetter(n)(model) for n in names], allow_unused=True
+    )
     return {name: slope for name, slope in zip(names, found, strict=True) if slope is not None}
 
 
@@ -261,7 +335,10 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
     """
     chain = method(text)
     if not any(piece.overrides("upload") for piece in chain.pieces):
-        raise ConfigError(f"inversion.codec is {text!r}, and no method in it changes what is sent; name one that does, or leave codec out.")
+        raise ConfigError(
+            f"inversion.codec is {text!r}, and no method in it changes what is sent; name one that does, or leave codec"
+            " out."
+        )
     engine = run.engine
     work = replace(engine.work_of(client, run.served), row=None, extras={})
     session = Session(replace(engine.kit, method=chain), work)
@@ -270,13 +347,19 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
     plain = delta
     for name, piece in chain.named.items():
         try:
-            delta, _, session.rows[name] = piece.upload(delta, session.rows[name], session.at(name, end=end, train_loss=0.0))
+            delta, _, session.rows[name] = piece.upload(
+                delta, session.rows[name], session.at(name, end=end, train_loss=0.0)
+            )
         except KeyError as error:
             raise ConfigError(
-                f"inversion.codec is {text!r}, and {name} needs {error} of a whole run to make an upload; leave it out of codec."
+                f"inversion.codec is {text!r}, and {name} needs {error} of a whole run to make an upload; leave it out"
+                " of codec."
             ) from None
     if delta.spec == plain.spec and torch.equal(delta.flat, plain.flat):
-        raise ConfigError(f"inversion.codec is {text!r}, which sends this update as it is; name a method that changes it, or leave codec out.")
+        raise ConfigError(
+            f"inversion.codec is {text!r}, which sends this update as it is; name a method that changes it, or leave"
+            " codec out."
+        )
     return Seen({n: -t for n, t in delta.items() if n in gradient}, direction=True)
 
 
@@ -288,7 +371,9 @@ def matched(images: Tensor, truth: Tensor) -> list[int]:
     return [int(k) for k in linear_sum_assignment(costs.numpy())[1]]
 
 
-def scored(kept: tuple[Guess, list[float]] | None, pixels: Pixels, truth: Tensor, y: Tensor, *, known: bool) -> list[Score]:
+def scored(
+    kept: tuple[Guess, list[float]] | None, pixels: Pixels, truth: Tensor, y: Tensor, *, known: bool
+) -> list[Score]:
     """The scores of one batch; an attack that never reached a finite image found grey."""
     if kept is None:
         grey = torch.full_like(truth, 0.5)
@@ -297,7 +382,9 @@ def scored(kept: tuple[Guess, list[float]] | None, pixels: Pixels, truth: Tensor
     images = pixels.restore(guess.x).clamp(0, 1)
     order = matched(images, truth)
     return [
-        Score(psnr(images[at], truth[k]), best[k], ssim(images[at], truth[k]), bool(guess.labels[at] == y[k]), images[at])
+        Score(
+            psnr(images[at], truth[k]), best[k], ssim(images[at], truth[k]), bool(guess.labels[at] == y[k]), images[at]
+        )
         for k, at in enumerate(order)
     ]
 

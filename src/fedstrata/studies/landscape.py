@@ -34,22 +34,25 @@ Found = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Landscape(Study):
-    """The loss on a plane through the served model, along two random directions that are as long as the model in each filter.
+    """The loss on a plane through the served model, along two random directions that are as long as the model in each
+    filter.
 
-    The two directions come of the same Gaussian numbers in every run of equal layout, each scaled to that run's own filters, so that maps compare:
-    the scale of a network's weights, which norms and ReLU make arbitrary, is taken out. All maps of a study have the same level lines. The numbers
-    of samples and points are INFERRED: a map of the FedAvg CNN takes about half a minute of one core. The map's span, 1, is the one of most of the
-    paper's figures.
+    The two directions come of the same Gaussian numbers in every run of equal layout, each scaled to that run's own
+    filters, so that maps compare: the scale of a network's weights, which norms and ReLU make arbitrary, is taken out.
+    All maps of a study have the same level lines. The numbers of samples and points are INFERRED: a map of the FedAvg
+    CNN takes about half a minute of one core. The map's span, 1, is the one of most of the paper's figures.
 
     Args:
         samples: that the loss is taken over, the same at every point and for all runs.
         split: "train", from what clients train on, or "test".
         points: along each side, an odd number, so that the model itself is one.
         span: from the model to each side of the map, in lengths of its filters.
-        vectors: "still" leaves biases and norms' parameters in place, as in the paper's maps; "scaled" takes each as one filter.
+        vectors: "still" leaves biases and norms' parameters in place, as in the paper's maps; "scaled" takes each as
+            one filter.
         batch: samples of one pass.
         seed: of samples and directions.
-    Source: Li et al. 2018, "Visualizing the Loss Landscape of Neural Nets", sec. 4; biases and norms as in the authors' code with ignore=biasbn.
+    Source: Li et al. 2018, "Visualizing the Loss Landscape of Neural Nets", sec. 4; biases and norms as in the authors'
+        code with ignore=biasbn.
     """
 
     samples: int = 256
@@ -62,8 +65,8 @@ class Landscape(Study):
 
     title: ClassVar[str] = "Loss landscape"
     text: ClassVar[str] = (
-        "Loss around the served model, along two random directions, in lengths of the model's filters: wide level lines are a flat minimum, "
-        "narrow ones a sharp one. Filter-normalised, so that models compare. Li et al. 2018."
+        "Loss around the served model, along two random directions, in lengths of the model's filters: wide level lines"
+        " are a flat minimum, narrow ones a sharp one. Filter-normalised, so that models compare. Li et al. 2018."
     )
 
     def __post_init__(self) -> None:
@@ -103,7 +106,10 @@ class Landscape(Study):
 
     def directions(self, surface: Surface) -> tuple[Any, Any]:
         """The two directions of a model, each [P]."""
-        drawn = (gaussian(len(surface.centre), self.seed, "study/landscape/direction", place, surface.dtype) for place in range(2))
+        drawn = (
+            gaussian(len(surface.centre), self.seed, "study/landscape/direction", place, surface.dtype)
+            for place in range(2)
+        )
         x, y = (filterwise(one, surface.centre, surface.layout, self.vectors) for one in drawn)
         return x, y
 
@@ -111,27 +117,54 @@ class Landscape(Study):
         at = self._places()
         rows = {f"{b:+.3g}": row for b, row in zip(at, grid, strict=True)}
         text = "Loss by the first direction (columns) and the second (rows), in lengths of the filters."
-        return Panel(f"Loss landscape of {label}", text, "table", [f"{a:+.3g}" for a in at], rows, x_name="first direction", y_name="loss")
+        return Panel(
+            f"Loss landscape of {label}",
+            text,
+            "table",
+            [f"{a:+.3g}" for a in at],
+            rows,
+            x_name="first direction",
+            y_name="loss",
+        )
 
 
 def sheet(found: Found, at: Sequence[float]) -> list[Picture]:
     """All maps on one sheet with the same level lines; nothing where no loss is finite and above 0."""
-    values = [value for one in found.values() for row in one["grid"] for value in row if value is not None and value > 0]
+    values = [
+        value for one in found.values() for row in one["grid"] for value in row if value is not None and value > 0
+    ]
     if not values:
         return []
     columns = min(3, len(found))
     rows = -(-len(found) // columns)
     heads = [Head("run", words=True), Head("loss"), Head("least"), Head("most")]
-    lines = [[word(short(label), label), *(figure(loose(one[key]), one[key]) for key in ("loss", "least", "most"))] for label, one in found.items()]
+    lines = [
+        [word(short(label), label), *(figure(loose(one[key]), one[key]) for key in ("loss", "least", "most"))]
+        for label, one in found.items()
+    ]
     title = "Loss landscape"
-    told = "; ".join(f"{short(label)} from {loose(one['least'])} to {loose(one['most'])}" for label, one in found.items())
+    told = "; ".join(
+        f"{short(label)} from {loose(one['least'])} to {loose(one['most'])}" for label, one in found.items()
+    )
     draw = partial(_draw, found=found, at=at, levels=levels(min(values), max(values)), columns=columns)
     size = (max(4.0, SIDE * columns + 0.6), SIDE * rows + 1.5)
-    return [Picture("landscape", title, f"Level lines of the loss round the served models: {told}.", draw, Grid(title, heads, lines), size)]
+    return [
+        Picture(
+            "landscape",
+            title,
+            f"Level lines of the loss round the served models: {told}.",
+            draw,
+            Grid(title, heads, lines),
+            size,
+        )
+    ]
 
 
 def levels(least: float, most: float) -> list[float]:
-    """Levels between two losses above 0, evenly spaced in the logarithm and ascending; a single one where both are equal."""
+    """Levels between two losses above 0, evenly spaced in the logarithm and ascending.
+
+    A single one where both are equal.
+    """
     ratio = most / least
     found = [least * ratio ** (k / (LEVELS - 1)) for k in range(LEVELS)]
     return found if all(a < b for a, b in pairwise(found)) else [least]
@@ -140,7 +173,9 @@ def levels(least: float, most: float) -> list[float]:
 def _draw(figure: Figure, *, found: Found, at: Sequence[float], levels: Sequence[float], columns: int) -> None:
     axes = figure.subplots(-(-len(found) // columns), columns, sharex=True, sharey=True, squeeze=False)
     scale = LogNorm(levels[0], levels[-1]) if len(levels) > 1 else Normalize(levels[0] * 0.9, levels[0] * 1.1)
-    pale = LinearSegmentedColormap.from_list("pale", colormaps["Blues"](np.linspace(0.05, 0.6, 64)))  # dark lines stay legible on it
+    pale = LinearSegmentedColormap.from_list(
+        "pale", colormaps["Blues"](np.linspace(0.05, 0.6, 64))
+    )  # dark lines stay legible on it
     shades = None
     for one, (label, run) in zip(axes.flat, found.items(), strict=False):
         grid = np.array([[math.nan if value is None else value for value in row] for row in run["grid"]])

@@ -1,4 +1,6 @@
-"""How long each local step of clients is: its jumps after an average are read as a sign of layers that do not fit each other."""
+"""How long each local step of clients is: its jumps after an average are read as a sign of layers that do not fit each
+other.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Walk:
     Attributes:
         groups: layer groups, shallow to deep.
         rounds: zero-based rounds of the walk.
-        squares: for each of these, [clients, steps, groups] float64: squared length of every local step, by layer group; NaN behind a client's last.
+        squares: for each of these, [clients, steps, groups] float64: squared length of every local step, by layer
+            group; NaN behind a client's last.
         slopes: likewise of the gradient that the optimiser was given; NaN where a method takes steps of its own.
         trained: for each, the layer groups that these clients trained.
     """
@@ -44,23 +47,31 @@ class Walk:
     trained: tuple[frozenset[str], ...]
 
     def sizes(self, place: int, groups: Collection[str] | None = None, what: What = "steps") -> Tensor:
-        """[steps] mean over clients of the length of the local steps of the ``place``-th round, over these layer groups; None is the whole model."""
+        """[steps] mean over clients of the length of the local steps of the ``place``-th round, over these layer
+        groups; None is the whole model.
+        """
         chosen = [i for i, name in enumerate(self.groups) if groups is None or name in groups]
         squares = (self.squares if what == "steps" else self.slopes)[place]
         return squares[..., chosen].sum(-1).sqrt().nanmean(0)
 
-    def spikes(self, window: int = WINDOW, groups: Sequence[Collection[str] | None] | None = None, what: What = "steps") -> list[float]:
-        """At each average: mean length of the first ``window`` steps after it over that of the last before it. INFERRED from the paper's figure 1.
+    def spikes(
+        self, window: int = WINDOW, groups: Sequence[Collection[str] | None] | None = None, what: What = "steps"
+    ) -> list[float]:
+        """At each average: mean length of the first ``window`` steps after it over that of the last before it. INFERRED
+        from the paper's figure 1.
 
-        ``groups``, by round: whose coordinates count; on both sides those of the round after the average. A norm over fewer coordinates is smaller.
-        None takes the whole model on both sides, of which only what is trained moves. NaN where one of these groups stood still before: a jump
-        from fewer coordinates to more is none of the training.
+        ``groups``, by round: whose coordinates count; on both sides those of the round after the average. A norm over
+        fewer coordinates is smaller. None takes the whole model on both sides, of which only what is trained moves. NaN
+        where one of these groups stood still before: a jump from fewer coordinates to more is none of the training.
         """
         found = []
         for place in range(1, len(self.squares)):
             over = None if groups is None else groups[place]
             same = over is None or self.trained[place - 1].issuperset(over)
-            after, before = self.sizes(place, over, what)[:window].mean(), self.sizes(place - 1, over, what)[-window:].mean()
+            after, before = (
+                self.sizes(place, over, what)[:window].mean(),
+                self.sizes(place - 1, over, what)[-window:].mean(),
+            )
             found.append(float(after / before) if same else float("nan"))
         return found
 
@@ -84,12 +95,18 @@ def walk(parts: Parts, clients: int | Collection[int], rounds: int | None = None
         pass
     if not watch.rounds:
         said = ", ".join(str(i) for i in sorted(watched))
-        raise ConfigError(f"client {said} took part in no round, so it took no step; set cohort to all clients, or watch another one.")
-    return Walk(parts.setup.layout.names(), tuple(watch.rounds), tuple(watch.squares), tuple(watch.slopes), tuple(watch.trained))
+        raise ConfigError(
+            f"client {said} took part in no round, so it took no step; set cohort to all clients, or watch another one."
+        )
+    return Walk(
+        parts.setup.layout.names(), tuple(watch.rounds), tuple(watch.squares), tuple(watch.slopes), tuple(watch.trained)
+    )
 
 
 def restricted(full: Walk, part: Walk, what: What = "steps") -> list[tuple[Tensor, Tensor]]:
-    """The fair comparison: by round, [steps] of the partial run over the groups that it trained, and of the full run over the very same groups."""
+    """The fair comparison: by round, [steps] of the partial run over the groups that it trained, and of the full run
+    over the very same groups.
+    """
     return [(part.sizes(i, groups, what), full.sizes(i, groups, what)) for i, groups in enumerate(part.trained)]
 
 
@@ -124,7 +141,9 @@ class _Watch:
             self.rounds.append(works[0].round)
             self.squares.append(_padded([s.squares for s in seen]))
             self.slopes.append(_padded([s.slopes for s in seen]))
-            self.trained.append(frozenset(layout.entries[n].group for s in seen for n in s.work.plan.train & layout.parameters))
+            self.trained.append(
+                frozenset(layout.entries[n].group for s in seen for n in s.work.plan.train & layout.parameters)
+            )
 
     def close(self) -> None:
         """Nothing to release."""
@@ -132,11 +151,15 @@ class _Watch:
 
 def _padded(each: Sequence[Sequence[Tensor]]) -> Tensor:
     """[clients, steps, groups] from clients of any numbers of steps."""
-    return torch.nn.utils.rnn.pad_sequence([torch.stack(list(one)) for one in each], batch_first=True, padding_value=float("nan"))
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.stack(list(one)) for one in each], batch_first=True, padding_value=float("nan")
+    )
 
 
 class _Session(Session):
-    """A client's turn that looks at its own weights, and at what its optimiser was given, whenever the next batch is asked for."""
+    """A client's turn that looks at its own weights, and at what its optimiser was given, whenever the next batch is
+    asked for.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -169,7 +192,11 @@ class _Session(Session):
             heard.clear()
             yield batch
             self.squares.append(by_group(flat - before, layout.spec, layout))
-            self.slopes.append(by_group(heard[-1], spec, layout) if heard else torch.full((len(layout.groups),), torch.nan, dtype=torch.float64))
+            self.slopes.append(
+                by_group(heard[-1], spec, layout)
+                if heard
+                else torch.full((len(layout.groups),), torch.nan, dtype=torch.float64)
+            )
             before.copy_(flat)
 
 

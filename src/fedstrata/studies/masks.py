@@ -1,4 +1,6 @@
-"""Assumption 3 of FedPart: whether masks of single layer groups change the variability of gradients alike, estimated by Monte Carlo."""
+"""Assumption 3 of FedPart: whether masks of single layer groups change the variability of gradients alike, estimated by
+Monte Carlo.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,17 @@ ENDS = ("min", "median", "max")
 
 @dataclass(frozen=True)
 class Masks(Study):
-    """The constant k of FedPart's Assumption 3 by layer group: variance of a gradient's numbers inside the group over that inside the whole model.
+    """The constant k of FedPart's Assumption 3 by layer group: variance of a gradient's numbers inside the group over
+    that inside the whole model.
 
-    ``samples`` mini-batches of the run's size are drawn from all clients' training samples at one model; the published check has 10,000. ``at``: how
-    many rounds are done when it is looked at; none stands for the start, the end of the first warm-up and of the first cycle where the method is
-    FedPart, and the end of the run.
+    ``samples`` mini-batches of the run's size are drawn from all clients' training samples at one model; the published
+    check has 10,000. ``at``: how many rounds are done when it is looked at; none stands for the start, the end of the
+    first warm-up and of the first cycle where the method is FedPart, and the end of the run.
 
-    INFERRED: the estimator, since the paper states no definition of k. With g a batch's gradient, m its mean over batches and S_a the mask of group
-    a, v_a = E|S_a (g - m)|^2 / numel(a), v = E|g - m|^2 / numel, k_a = v_a / v; the share is M E|S_a (g - m)|^2 / E|g - m|^2 for M groups.
+    INFERRED: the estimator, since the paper states no definition of k. With g a batch's gradient, m its mean over
+        batches and S_a the mask of group
+    a, v_a = E|S_a (g - m)|^2 / numel(a), v = E|g - m|^2 / numel, k_a = v_a / v; the share is M E|S_a (g - m)|^2 / E|g -
+    m|^2 for M groups.
 
     INFERRED: ``samples`` by default, and batches of the union of clients without replacement inside a batch.
 
@@ -50,9 +55,10 @@ class Masks(Study):
 
     title: ClassVar[str] = "Masks and gradient variance"
     text: ClassVar[str] = (
-        "For each layer group, variance of mini-batch gradients a number of the group, over that a number of the whole model: k = 1 everywhere would "
-        "be Assumption 3 of Wang et al. 2024 at its best. The share does not divide by sizes: the group's part of the variance times the number of "
-        "groups. Estimated at one model by Monte Carlo; neither has a unit."
+        "For each layer group, variance of mini-batch gradients a number of the group, over that a number of the whole"
+        " model: k = 1 everywhere would be Assumption 3 of Wang et al. 2024 at its best. The share does not divide by"
+        " sizes: the group's part of the variance times the number of groups. Estimated at one model by Monte Carlo;"
+        " neither has a unit."
     )
     samples: int = 1000
     at: tuple[int, ...] = ()
@@ -76,7 +82,9 @@ class Masks(Study):
                     found[moments[done]] = estimate(engine.kit, engine.served(), batches(parts, self.samples))
                     told = left_out(parts.setup.layout, found[moments[done]].groups)
                     notes += [f"{label}, {moments[done]}: {said}" for said in told]
-            numbers[label] = {"samples": self.samples, "batch": parts.setup.batch} | {name: _summed(one) for name, one in found.items()}
+            numbers[label] = {"samples": self.samples, "batch": parts.setup.batch} | {
+                name: _summed(one) for name, one in found.items()
+            }
             panels += _panels(label, found)
         return Outcome(numbers, panels, notes=notes)
 
@@ -119,15 +127,24 @@ class Variances:
 
     @property
     def k(self) -> dict[str, float | None]:
-        """By layer group: variance a number of the group over variance a number of the model; None where gradients do not vary at all."""
+        """By layer group: variance a number of the group over variance a number of the model.
+
+        None where gradients do not vary at all.
+        """
         whole = float(self.sums.sum()) / sum(self.sizes)
-        return {g: float(v) / n / whole if whole > 0 else None for g, n, v in zip(self.groups, self.sizes, self.sums, strict=True)}
+        return {
+            g: float(v) / n / whole if whole > 0 else None
+            for g, n, v in zip(self.groups, self.sizes, self.sums, strict=True)
+        }
 
     @property
     def share(self) -> dict[str, float | None]:
         """By layer group: its part of the whole variance, times the number of groups."""
         whole = float(self.sums.sum())
-        return {g: len(self.groups) * float(v) / whole if whole > 0 else None for g, v in zip(self.groups, self.sums, strict=True)}
+        return {
+            g: len(self.groups) * float(v) / whole if whole > 0 else None
+            for g, v in zip(self.groups, self.sums, strict=True)
+        }
 
 
 class Welford:
@@ -158,7 +175,8 @@ class Welford:
 
 
 def estimate(kit: Kit, params: Params, drawn: Iterator[Batch]) -> Variances:
-    """Variances of the gradients of the plain local loss at a model, in training mode, of the layer groups that the network computes with there.
+    """Variances of the gradients of the plain local loss at a model, in training mode, of the layer groups that the
+    network computes with there.
 
     Args:
         kit: a worker; its vector holds ``params`` afterwards, and its statistics have moved.
@@ -183,7 +201,10 @@ def estimate(kit: Kit, params: Params, drawn: Iterator[Batch]) -> Variances:
 
 
 def batches(parts: Parts, count: int) -> Iterator[Batch]:
-    """That many mini-batches of the union of clients' training samples, augmented as in training; the same at every call."""
+    """That many mini-batches of the union of clients' training samples, augmented as in training.
+
+    The same at every call.
+    """
     data, setup = parts.federation, parts.setup
     index = union(data).training(0)
     rng = random_streams.stream(setup.seed, "masks batches")
@@ -200,7 +221,11 @@ def batches(parts: Parts, count: int) -> Iterator[Batch]:
 def ends(values: Sequence[float | None]) -> dict[str, float | None]:
     """Minimum, median and maximum of what is known."""
     known = [v for v in values if v is not None and math.isfinite(v)]
-    return dict(zip(ENDS, (min(known), statistics.median(known), max(known)), strict=True)) if known else dict.fromkeys(ENDS)
+    return (
+        dict(zip(ENDS, (min(known), statistics.median(known), max(known)), strict=True))
+        if known
+        else dict.fromkeys(ENDS)
+    )
 
 
 def _summed(one: Variances) -> dict[str, Any]:
@@ -219,8 +244,23 @@ def _panels(label: str, found: Mapping[str, Variances]) -> list[Panel]:
     kinds = {"k": [one.k for one in found.values()], "share": [one.share for one in found.values()]}
     titles = {"k": "k by layer group", "share": "Share of the variance by layer group"}
     panels = [
-        Panel(f"{titles[kind]}: {label}", Masks.text, "heat", list(found), {g: [v.get(g) for v in values] for g in groups}, x_name="", y_name=kind)
+        Panel(
+            f"{titles[kind]}: {label}",
+            Masks.text,
+            "heat",
+            list(found),
+            {g: [v.get(g) for v in values] for g in groups},
+            x_name="",
+            y_name=kind,
+        )
         for kind, values in kinds.items()
     ]
-    rows = {f"{kind}, {end}": [ends(list(v.values()))[end] for v in values] for kind, values in kinds.items() for end in ENDS}
-    return [*panels, Panel(f"k and share over layer groups: {label}", Masks.text, "table", list(found), rows, x_name="")]
+    rows = {
+        f"{kind}, {end}": [ends(list(v.values()))[end] for v in values]
+        for kind, values in kinds.items()
+        for end in ENDS
+    }
+    return [
+        *panels,
+        Panel(f"k and share over layer groups: {label}", Masks.text, "table", list(found), rows, x_name=""),
+    ]

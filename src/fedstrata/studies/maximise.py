@@ -35,26 +35,32 @@ PLANES = {3: ("red", "green", "blue"), 1: ("grey",)}
 class Maximise(Study):
     """For chosen channels of chosen layers, the image that excites them most: a sheet of images a layer, a row a run.
 
-    ``form=pixels``: Adam from N(0, 1) on the mean activation of a channel (raw output of the layer, before any norm) less ``tv`` times the
-    total variation; every ``every`` steps ``blur`` (sigma in pixels) and ``crop`` (sets the least ``share`` of numbers, by value, or of pixels, by
-    norm, to 0); ``decay`` is weight decay. ``form=maco``: the Fourier magnitude is the mean over ``spectrum`` training images, and only the phase
-    moves (Nadam), looked at through ``crops`` noisy crops a step. None stands for 1000 ``steps`` and an ``lr`` of 0.1, with maco for 256 and 1.
-    Pictures are cut to [0, 1].
+    ``form=pixels``: Adam from N(0, 1) on the mean activation of a channel (raw output of the layer, before any norm)
+    less ``tv`` times the total variation; every ``every`` steps ``blur`` (sigma in pixels) and ``crop`` (sets the least
+    ``share`` of numbers, by value, or of pixels, by norm, to 0); ``decay`` is weight decay. ``form=maco``: the Fourier
+    magnitude is the mean over ``spectrum`` training images, and only the phase moves (Nadam), looked at through
+    ``crops`` noisy crops a step. None stands for 1000 ``steps`` and an ``lr`` of 0.1, with maco for 256 and 1. Pictures
+    are cut to [0, 1].
 
-    ``layers``: names of layer groups; none is the first and the last convolution and the head. ``channels``: of each; those that a layer lacks are
+    ``layers``: names of layer groups; none is the first and the last convolution and the head. ``channels``: of each;
+        those that a layer lacks are
     left out. ``kernels``: filters of the first convolution that are shown, a plane a colour; 0 shows none.
 
-    INFERRED: crop to 0 and the same interval for crop and blur; MACO in plain pixels without its decorrelation of colours and its last squashing, on
-    the magnitude of the run's own training images, signs of self-mirrored frequencies kept positive, and ``boxes`` from 1 to 0.5 of the image where
-    published ones fall from 0.5 to 0.05 of pictures of 512 pixels; which layers and channels are the default.
+    INFERRED: crop to 0 and the same interval for crop and blur; MACO in plain pixels without its decorrelation of
+        colours and its last squashing, on
+    the magnitude of the run's own training images, signs of self-mirrored frequencies kept positive, and ``boxes`` from
+    1 to 0.5 of the image where published ones fall from 0.5 to 0.05 of pictures of 512 pixels; which layers and
+    channels are the default.
 
-    Source: Wang et al. 2024 (FedPart), Figs. 6 and 7, settings of the authors' code; Fel et al. 2023 (MACO), settings of the authors' code.
+    Source: Wang et al. 2024 (FedPart), Figs. 6 and 7, settings of the authors' code; Fel et al. 2023 (MACO), settings
+        of the authors' code.
     """
 
     title: ClassVar[str] = "Activation maximisation"
     text: ClassVar[str] = (
-        "Mean activation of a channel, in the layer's own units, at the random start, at the image that was found, and at its picture, which is cut "
-        "to [0, 1]; means over channels. Layers' activations are not compared with each other. Source: Wang et al. 2024, Fel et al. 2023."
+        "Mean activation of a channel, in the layer's own units, at the random start, at the image that was found, and"
+        " at its picture, which is cut to [0, 1]; means over channels. Layers' activations are not compared with each"
+        " other. Source: Wang et al. 2024, Fel et al. 2023."
     )
     form: Literal["pixels", "maco"] = "pixels"
     layers: tuple[str, ...] = ()
@@ -75,21 +81,40 @@ class Maximise(Study):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require(bool(self.channels) and min(self.channels) >= 0, "maximise.channels", list(self.channels), "numbers of channels, from 0")
+        require(
+            bool(self.channels) and min(self.channels) >= 0,
+            "maximise.channels",
+            list(self.channels),
+            "numbers of channels, from 0",
+        )
         once_each("maximise.channels", self.channels)
         once_each("maximise.layers", self.layers)
-        require(self.steps is None or self.steps >= 1, "maximise.steps", self.steps, "steps of the ascent, at least 1 (pixels: 1000, maco: 256)")
+        require(
+            self.steps is None or self.steps >= 1,
+            "maximise.steps",
+            self.steps,
+            "steps of the ascent, at least 1 (pixels: 1000, maco: 256)",
+        )
         require(self.lr is None or self.lr > 0, "maximise.lr", self.lr, "a step above 0 (pixels: 0.1, maco: 1)")
         require(
-            self.blur == 0 or 0.05 <= self.blur <= 16, "maximise.blur", self.blur, "the sigma of a Gaussian in pixels, 0 for none or from 0.05 to 16"
+            self.blur == 0 or 0.05 <= self.blur <= 16,
+            "maximise.blur",
+            self.blur,
+            "the sigma of a Gaussian in pixels, 0 for none or from 0.05 to 16",
         )
         require(self.every >= 1, "maximise.every", self.every, "steps between two blurs or crops, at least 1")
         require(0 < self.share < 1, "maximise.share", self.share, "a share in (0, 1) (published: 0.1)")
-        require(self.spectrum >= 1, "maximise.spectrum", self.spectrum, "training images of the mean magnitude, at least 1")
-        require(1 <= self.crops <= 10_000, "maximise.crops", self.crops, "crops a step, from 1 to 10000 (published: 32)")
+        require(
+            self.spectrum >= 1, "maximise.spectrum", self.spectrum, "training images of the mean magnitude, at least 1"
+        )
+        require(
+            1 <= self.crops <= 10_000, "maximise.crops", self.crops, "crops a step, from 1 to 10000 (published: 32)"
+        )
         require(self.kernels <= 1000, "maximise.kernels", self.kernels, "filters that are shown, from 0 to 1000")
         fits = len(self.boxes) == 2 and all(0 < b <= 1 for b in self.boxes)
-        require(fits, "maximise.boxes", list(self.boxes), "the first and the last mean side of a crop, shares in (0, 1]")
+        require(
+            fits, "maximise.boxes", list(self.boxes), "the first and the last mean side of a crop, shares in (0, 1]"
+        )
         for name in ("tv", "blur", "decay", "noise", "kernels"):
             require(getattr(self, name) >= 0, f"maximise.{name}", getattr(self, name), "at least 0")
 
@@ -97,13 +122,29 @@ class Maximise(Study):
         """See :class:`Study`."""
         found = {label: self._climbed(label, run) for label, run in runs.items()}
         names = list(dict.fromkeys(name for layers in found.values() for name in layers))
-        numbers = {label: {name: {"channels": list(used)} | _told(one) for name, (used, one) in layers.items()} for label, layers in found.items()}
+        numbers = {
+            label: {name: {"channels": list(used)} | _told(one) for name, (used, one) in layers.items()}
+            for label, layers in found.items()
+        }
         series: dict[str, Sequence[float | None]] = {}
         for label, layers in found.items():
             for name, (_, one) in layers.items():
-                series[f"{label}: {name}" if len(runs) > 1 else name] = [known(float(t.mean())) for t in (one.first, one.last, one.shown)]
-        panel = Panel("Activation maximisation", self.text, "table", ("start", "found", "picture"), series, x_name="", y_name="mean activation")
-        pictures = [self._sheet(name, {label: layers[name] for label, layers in found.items() if name in layers}) for name in names]
+                series[f"{label}: {name}" if len(runs) > 1 else name] = [
+                    known(float(t.mean())) for t in (one.first, one.last, one.shown)
+                ]
+        panel = Panel(
+            "Activation maximisation",
+            self.text,
+            "table",
+            ("start", "found", "picture"),
+            series,
+            x_name="",
+            y_name="mean activation",
+        )
+        pictures = [
+            self._sheet(name, {label: layers[name] for label, layers in found.items() if name in layers})
+            for name in names
+        ]
         notes = [f"{label}: {said}" for label, run in runs.items() for said in self._left_out(run)]
         return Outcome(numbers, [panel], pictures + self._kernels(runs), [*notes, *lost(found), *sunk(found)])
 
@@ -117,15 +158,27 @@ class Maximise(Study):
         rows, values = [], []
         for used, one in found.values():
             at = {c: k for k, c in enumerate(used)}
-            rows.append([one.pictures[at[c]] if c in at and bool(one.raw[at[c]].isfinite().all()) else None for c in columns])
+            rows.append(
+                [one.pictures[at[c]] if c in at and bool(one.raw[at[c]].isfinite().all()) else None for c in columns]
+            )
             values.append([known(float(one.last[at[c]])) if c in at else None for c in columns])
-        return sheet(f"Images for {layer}, {self.form}", rows, list(found), [f"channel {c}" for c in columns], values, "mean activation")
+        return sheet(
+            f"Images for {layer}, {self.form}",
+            rows,
+            list(found),
+            [f"channel {c}" for c in columns],
+            values,
+            "mean activation",
+        )
 
     def _climbed(self, label: str, run: Finished) -> dict[str, tuple[Sequence[int], Climb]]:
         """(channels, ascent) by layer."""
         pixels = pixels_of(run, "activation maximisation")
         if run.looks_at_batches:
-            raise ConfigError(f"norms of {label} look at the batch in hand, so that images would excite each other; study a run without bn=batch.")
+            raise ConfigError(
+                f"norms of {label} look at the batch in hand, so that images would excite each other; study a run"
+                " without bn=batch."
+            )
         layout = run.engine.parts.setup.layout
         model, there = layers_of(run)
         spectrum = magnitude(_images(run.federation.train, self.spectrum, pixels)) if self.form == "maco" else None
@@ -133,20 +186,34 @@ class Maximise(Study):
         for name in self.layers or default_layers(layout, list(there)):
             width = len(run.served[weight_of(layout, name)])
             if name not in there:
-                raise ConfigError(f"maximise.layers has {name}, which the network that {label} ended in does not use; take some of {list(there)}.")
+                raise ConfigError(
+                    f"maximise.layers has {name}, which the network that {label} ended in does not use; take some of"
+                    f" {list(there)}."
+                )
             used = [c for c in self.channels if c < width]
             if not used:
                 raise ConfigError(f"maximise.channels are {list(self.channels)}; layer {name} of {label} has {width}.")
-            found[name] = used, self._climb(Probe(model, there[name], used), pixels, spectrum, run.federation.task.shape)
+            found[name] = (
+                used,
+                self._climb(Probe(model, there[name], used), pixels, spectrum, run.federation.task.shape),
+            )
         return found
 
     def _climb(self, probe: Probe, pixels: Pixels, spectrum: Tensor | None, shape: tuple[int, ...]) -> Climb:
         steps, lr = self.steps or STEPS[self.form], self.lr or RATE[self.form]
         if spectrum is None:
             drawn = [
-                torch.randn(shape, generator=random_streams.torch_stream(self.seed, "maximise", c)) for c in probe.channels
+                torch.randn(shape, generator=random_streams.torch_stream(self.seed, "maximise", c))
+                for c in probe.channels
             ]  # the same for every run
-            return in_pixels(probe, torch.stack(drawn), pixels, steps, lr, Ways(self.tv, self.blur, self.crop, self.share, self.every, self.decay))
+            return in_pixels(
+                probe,
+                torch.stack(drawn),
+                pixels,
+                steps,
+                lr,
+                Ways(self.tv, self.blur, self.crop, self.share, self.every, self.decay),
+            )
         looks = Looks(self.crops, self.boxes[0], self.boxes[1], self.noise)
         return in_phase(probe, spectrum, pixels, steps, lr, looks, random_streams.torch_stream(self.seed, "maco"))
 
@@ -162,7 +229,11 @@ class Maximise(Study):
                 kept: list[Tensor | None] = list(weight[:, plane : plane + 1])
                 rows.append(kept + [None] * (self.kernels - len(kept)))
                 labels.append(f"{label}: {colour}" if len(runs) > 1 else colour)
-        return [sheet("Kernels of the first convolution", rows, labels, [f"filter {k}" for k in range(self.kernels)])] if rows else []
+        return (
+            [sheet("Kernels of the first convolution", rows, labels, [f"filter {k}" for k in range(self.kernels)])]
+            if rows
+            else []
+        )
 
 
 def lost(found: Mapping[str, Mapping[str, tuple[Sequence[int], Climb]]]) -> list[str]:
@@ -170,9 +241,16 @@ def lost(found: Mapping[str, Mapping[str, tuple[Sequence[int], Climb]]]) -> list
     notes = []
     for label, layers in found.items():
         for name, (used, one) in layers.items():
-            away = [str(c) for c, raw, end in zip(used, one.raw, one.last, strict=True) if not bool(raw.isfinite().all() & end.isfinite())]
+            away = [
+                str(c)
+                for c, raw, end in zip(used, one.raw, one.last, strict=True)
+                if not bool(raw.isfinite().all() & end.isfinite())
+            ]
             if away:
-                notes.append(f"{label}, {name}: the ascent for channel {', '.join(away)} left the finite numbers; give it a smaller lr (or tv).")
+                notes.append(
+                    f"{label}, {name}: the ascent for channel {', '.join(away)} left the finite numbers; give it a"
+                    " smaller lr (or tv)."
+                )
     return notes
 
 
@@ -181,7 +259,9 @@ def sunk(found: Mapping[str, Mapping[str, tuple[Sequence[int], Climb]]]) -> list
     notes = []
     for label, layers in found.items():
         for name, (used, one) in layers.items():
-            below = [str(c) for c, start, end in zip(used, one.first.tolist(), one.last.tolist(), strict=True) if end < start]
+            below = [
+                str(c) for c, start, end in zip(used, one.first.tolist(), one.last.tolist(), strict=True) if end < start
+            ]
             if below:
                 said = f"{label}, {name}: the image found excites channel {', '.join(below)} less than the start did"
                 notes.append(f"{said}; too few steps, a step too long, or a prior (tv) that outweighs the activation.")
@@ -189,8 +269,15 @@ def sunk(found: Mapping[str, Mapping[str, tuple[Sequence[int], Climb]]]) -> list
 
 
 def first_kernels(run: Finished, count: int) -> Tensor | None:
-    """[n, C, h, w] in [0, 1]: the first filters of the first convolution; None where there is none, or none is asked for."""
-    names = [n for n, e in run.engine.parts.setup.layout.entries.items() if e.kind == "conv" and len(e.shape) == 4 and not e.statistic]
+    """[n, C, h, w] in [0, 1]: the first filters of the first convolution.
+
+    None where there is none, or none is asked for.
+    """
+    names = [
+        n
+        for n, e in run.engine.parts.setup.layout.entries.items()
+        if e.kind == "conv" and len(e.shape) == 4 and not e.statistic
+    ]
     if not names or not count:
         return None
     weight = run.served[names[0]][:count].detach()
@@ -198,9 +285,11 @@ def first_kernels(run: Finished, count: int) -> Tensor | None:
 
 
 def layers_of(run: Finished) -> tuple[nn.Module, dict[str, nn.Module]]:
-    """(the served network, by layer group the module that puts its channels out), of groups that the network computes with and that have channels.
+    """(the served network, by layer group the module that puts its channels out), of groups that the network computes
+    with and that have channels.
 
-    Of a head whose numbers a method computes with by itself, it is the network, as what the head puts out is what the network does.
+    Of a head whose numbers a method computes with by itself, it is the network, as what the head puts out is what the
+    network does.
     """
     layout, there = run.engine.parts.setup.layout, used_by(run)
     model = Standing(run) if run.engine.kit.method.has("model") else run.module()
@@ -208,7 +297,11 @@ def layers_of(run: Finished) -> tuple[nn.Module, dict[str, nn.Module]]:
     for name in layout.names():
         weights = weights_of(layout, name)
         if not there.isdisjoint(weights):
-            own = model.owner(weights[0]) if isinstance(model, Standing) else model.get_submodule(weights[0].removesuffix(".weight"))
+            own = (
+                model.owner(weights[0])
+                if isinstance(model, Standing)
+                else model.get_submodule(weights[0].removesuffix(".weight"))
+            )
             if own is None and layout.groups[name].role == "head":
                 own = model
             if own is not None:
@@ -231,7 +324,11 @@ def weights_of(layout: Layout, group: str) -> list[str]:
         LayoutError: no such group.
     """
     inside = layout.group(group)
-    return [n for n, e in layout.entries.items() if n in inside and e.kind in ("conv", "linear") and n.endswith(".weight") and len(e.shape) > 1]
+    return [
+        n
+        for n, e in layout.entries.items()
+        if n in inside and e.kind in ("conv", "linear") and n.endswith(".weight") and len(e.shape) > 1
+    ]
 
 
 def weight_of(layout: Layout, group: str) -> str:

@@ -30,12 +30,14 @@ NUMBER = 4  # bytes of a float32
 
 @dataclass(frozen=True)
 class Memory(Study):
-    """Peak bytes of a local step by the layer group that it trains, on one batch of the run's size, with the run's optimiser and the plain loss.
+    """Peak bytes of a local step by the layer group that it trains, on one batch of the run's size, with the run's
+    optimiser and the plain loss.
 
-    Predicted: parameters of the model; gradients and optimiser state of the group; and the largest of three: the inputs of all layers from the
-    group's first to the loss, once each, in the order in which they are called; what a single layer in front of it reads and makes; one number a
-    parameter that Adam works with. Counted: parameters, gradients, state, and what is alive at the peak of one step on a small batch, scaled
-    up; budgets go by it.
+    Predicted: parameters of the model; gradients and optimiser state of the group; and the largest of three: the inputs
+        of all layers from the
+    group's first to the loss, once each, in the order in which they are called; what a single layer in front of it
+    reads and makes; one number a parameter that Adam works with. Counted: parameters, gradients, state, and what is
+    alive at the peak of one step on a small batch, scaled up; budgets go by it.
     Measured: the most bytes of tensors that are alive at one time in two steps; the second has the optimiser's state.
 
     INFERRED: the formula of the prediction.
@@ -43,10 +45,11 @@ class Memory(Study):
 
     title: ClassVar[str] = "Memory of layer groups"
     text: ClassVar[str] = (
-        "Peak memory of a local step that trains one layer group, in MB of 10^6 bytes. Predicted from sizes: parameters, gradients and optimiser "
-        "state of the group, inputs of the layers from the group to the loss, or more where a layer in front of it takes more. Counted: with what "
-        "is alive at the peak of a step on a small batch, scaled up, which is what budgets go by. Measured: bytes of tensors that are alive "
-        "together at the peak, parameters and batch included; what a kernel uses inside itself is not seen."
+        "Peak memory of a local step that trains one layer group, in MB of 10^6 bytes. Predicted from sizes:"
+        " parameters, gradients and optimiser state of the group, inputs of the layers from the group to the loss, or"
+        " more where a layer in front of it takes more. Counted: with what is alive at the peak of a step on a small"
+        " batch, scaled up, which is what budgets go by. Measured: bytes of tensors that are alive together at the"
+        " peak, parameters and batch included; what a kernel uses inside itself is not seen."
     )
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
@@ -60,12 +63,17 @@ class Memory(Study):
             panels += _panels(label, found)
             notes += [f"{label}: {said}" for said in left_out(run.engine.parts.setup.layout, found["measured"])]
             if run.engine.parts.setup.layout.settings:
-                notes.append(f"{label}: the network grows over the run; told is the whole of it, as it stands in the last stage.")
+                notes.append(
+                    f"{label}: the network grows over the run; told is the whole of it, as it stands in the last stage."
+                )
         return Outcome(numbers, panels, notes=notes)
 
 
 def peaks(parts: Parts) -> dict[str, Any]:
-    """Bytes by kind (KINDS) and layer group, that of the whole model last, and the samples of the batch; all of the whole network."""
+    """Bytes by kind (KINDS) and layer group, that of the whole model last, and the samples of the batch.
+
+    All of the whole network.
+    """
     kit, setup = parts.make(), parts.setup
     layout, batch = setup.layout, batch_of(parts)
     with whole(kit):
@@ -107,7 +115,11 @@ def predicted(kit: Kit, batch: Batch, names: Names) -> int:
     passing = max((sum(dict([*call.read, *call.made]).values()) for call in calls[:first]), default=0)
     numbers = NUMBER * sum(b - a for a, b in kit.bound.spec.runs(names))
     optimizer = Optimizer(kit.setup.optimizer, kit.setup.momentum)
-    return NUMBER * kit.bound.spec.total + numbers * (1 + optimizer.slots()) + max(kept, passing, numbers * optimizer.working())
+    return (
+        NUMBER * kit.bound.spec.total
+        + numbers * (1 + optimizer.slots())
+        + max(kept, passing, numbers * optimizer.working())
+    )
 
 
 class Call(NamedTuple):
@@ -154,7 +166,10 @@ def _storages(values: Any) -> list[tuple[int, int]]:
 
 
 def measured(kit: Kit, batch: Batch, names: Names) -> int:
-    """Peak bytes of two steps that train these parameters: parameters, batch, and tensors that were made since. The model is left as it was."""
+    """Peak bytes of two steps that train these parameters: parameters, batch, and tensors that were made since.
+
+    The model is left as it was.
+    """
     bound = kit.bound
     flat, buffers = bound.flat.detach().clone(), bound.buffers.flat.clone()
     bound.mode(training=True)

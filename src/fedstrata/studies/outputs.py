@@ -56,7 +56,8 @@ def written(outcome: Outcome, name: str, study: Study, runs: Mapping[str, str], 
 
 @contextmanager
 def place(folder: Path) -> Iterator[None]:
-    """A folder that can be written to while this is open; where it fails inside, folders that were made for it go again, if they are empty.
+    """A folder that can be written to while this is open; where it fails inside, folders that were made for it go
+    again, if they are empty.
 
     Raises:
         ConfigError: nothing can be written there.
@@ -68,7 +69,9 @@ def place(folder: Path) -> Iterator[None]:
             with TemporaryFile(dir=folder):
                 pass
         except OSError as error:
-            raise ConfigError(f"out is {str(folder)!r}, where nothing can be written ({error.strerror}); name a folder of yours.") from None
+            raise ConfigError(
+                f"out is {str(folder)!r}, where nothing can be written ({error.strerror}); name a folder of yours."
+            ) from None
         yield
     except BaseException:
         for path in missing:
@@ -84,7 +87,9 @@ def drawn(outcome: Outcome) -> list[Picture]:
 
 
 def csv_of(panel: Panel) -> str:
-    """A panel as a table: a row a series, a column for each of ``x``, and the half-width of its band where it has one."""
+    """A panel as a table: a row a series, a column for each of ``x``, and the half-width of its band where it has
+    one.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["series", *panel.x])
@@ -99,7 +104,13 @@ def panel_table(panel: Panel) -> Table:
     """A panel for the terminal; evenly spaced columns where there are very many."""
     grid = panel_grid(panel)
     kept = sorted({0, *(round(k * (len(grid.heads) - 1) / (COLUMNS - 1)) for k in range(COLUMNS))})
-    table = Table(box=box.SIMPLE_HEAD, title=panel.title, title_justify="left", caption=panel.y_name or None, caption_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=panel.title,
+        title_justify="left",
+        caption=panel.y_name or None,
+        caption_justify="left",
+    )
     for k in kept:
         table.add_column(grid.heads[k].text, justify="left" if k == 0 else "right", overflow="fold")
     for row in grid.rows:

@@ -24,11 +24,12 @@ from fedstrata.studies.surface import Split, Surface, known, sampled, surfaces
 class Path(Study):
     """Loss and accuracy along the straight segment between two runs' served models, with the height of the barrier.
 
-    The barrier is the largest excess of the loss over the straight line between the two ends' losses: 0 where the two lie in one basin without a hill
-    between them. Of more than two runs, each is paired with the first. Running statistics of norms fit the model that they were counted at, and no
-    average of two models: they are counted anew at every point, the ends included, on as many training samples as the loss is taken over, with norms
-    as in training and no dropout; "mix" averages them like parameters, so that the ends are exactly the served models. The numbers of samples and
-    points are INFERRED.
+    The barrier is the largest excess of the loss over the straight line between the two ends' losses: 0 where the two
+    lie in one basin without a hill between them. Of more than two runs, each is paired with the first. Running
+    statistics of norms fit the model that they were counted at, and no average of two models: they are counted anew at
+    every point, the ends included, on as many training samples as the loss is taken over, with norms as in training and
+    no dropout; "mix" averages them like parameters, so that the ends are exactly the served models. The numbers of
+    samples and points are INFERRED.
 
     Args:
         samples: that the loss is taken over, the same at every point.
@@ -37,9 +38,10 @@ class Path(Study):
         statistics: of batch norms: "recompute" or "mix"; without effect where no norm keeps running ones.
         batch: samples of one pass.
         seed: of the draw of samples.
-    Source: the barrier is def. 2.1 of Entezari et al. 2022, "The Role of Permutation Invariance in Linear Mode Connectivity of Neural Networks".
-    Statistics counted anew at averaged weights: Izmailov et al. 2018 (SWA), sec. 3.2. Why the average of two models needs it: Jordan et al. 2023
-    (REPAIR), in whose words the variance of activations collapses there.
+    Source: the barrier is def. 2.1 of Entezari et al. 2022, "The Role of Permutation Invariance in Linear Mode
+        Connectivity of Neural Networks".
+    Statistics counted anew at averaged weights: Izmailov et al. 2018 (SWA), sec. 3.2. Why the average of two models
+    needs it: Jordan et al. 2023 (REPAIR), in whose words the variance of activations collapses there.
     """
 
     samples: int = 1000
@@ -51,14 +53,17 @@ class Path(Study):
 
     title: ClassVar[str] = "Path between models"
     text: ClassVar[str] = (
-        "Loss and accuracy of the models on the straight line between two runs' served models. The barrier is how far the loss rises above the "
-        "straight line between its ends: 0 says that both lie in one basin, high that a hill lies between them. Entezari et al. 2022."
+        "Loss and accuracy of the models on the straight line between two runs' served models. The barrier is how far"
+        " the loss rises above the straight line between its ends: 0 says that both lie in one basin, high that a hill"
+        " lies between them. Entezari et al. 2022."
     )
     least: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         sampled("path", self.samples, self.batch)
-        require(3 <= self.points <= 10_000, "path.points", self.points, "a number of points with both ends, from 3 to 10000")
+        require(
+            3 <= self.points <= 10_000, "path.points", self.points, "a number of points with both ends, from 3 to 10000"
+        )
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
         """The segment from the first run to each other one."""
@@ -68,7 +73,12 @@ class Path(Study):
             _alike(first, laid[first], other, laid[other])
         counted = _counts(laid[first]) and self.statistics == "recompute"
         drawn = (
-            [x for x, _ in next(iter(surfaces({first: runs[first]}, "train", self.samples, self.batch, self.seed).values())).batches]
+            [
+                x
+                for x, _ in next(
+                    iter(surfaces({first: runs[first]}, "train", self.samples, self.batch, self.seed).values())
+                ).batches
+            ]
             if counted
             else []
         )
@@ -76,9 +86,13 @@ class Path(Study):
         told = [f"{label}: {note}" for label, run in runs.items() for note in (*run.told(None), *run.notes)]
         if counted:
             told.append(
-                "running statistics of norms were counted anew at every point, so the ends differ from the served models (see served in outcome.json)"
+                "running statistics of norms were counted anew at every point, so the ends differ from the served"
+                " models (see served in outcome.json)"
             )
-        served = {label: dict(zip(("loss", "score"), map(known, surface.scored(surface.centre)), strict=True)) for label, surface in laid.items()}
+        served = {
+            label: dict(zip(("loss", "score"), map(known, surface.scored(surface.centre)), strict=True))
+            for label, surface in laid.items()
+        }
         task = runs[first].federation.task.kind
         numbers = {
             "samples": laid[first].samples,
@@ -118,12 +132,21 @@ class Path(Study):
         return [
             Panel("Loss along the path", self.text, "lines", x, losses, x_name=where, y_name="loss"),
             Panel(f"{score.capitalize()} along the path", self.text, "lines", x, scores, x_name=where, y_name=score),
-            Panel("Barrier", self.text, "bars", list(pairs), {"barrier": heights}, x_name="", y_name="loss above the straight line"),
+            Panel(
+                "Barrier",
+                self.text,
+                "bars",
+                list(pairs),
+                {"barrier": heights},
+                x_name="",
+                y_name="loss above the straight line",
+            ),
         ]
 
 
 def recounted(kit: Kit, params: Params, drawn: Sequence[Tensor]) -> Params:
-    """Running statistics of norms at these values: the plain mean, over batches, of what each batch shows, layers in front looking at the same batch.
+    """Running statistics of norms at these values: the plain mean, over batches, of what each batch shows, layers in
+    front looking at the same batch.
 
     Args:
         kit: its module is bound to the values.
@@ -157,15 +180,29 @@ def _alike(one: str, a: Surface, other: str, b: Surface) -> None:
         ConfigError: other tensors, other samples, or norms that look at the batch in one run alone.
     """
     if a.layout != b.layout:
-        raise ConfigError(f"{one} and {other} have models of different layouts; a straight line joins two models with the same tensors.")
+        raise ConfigError(
+            f"{one} and {other} have models of different layouts; a straight line joins two models with the same"
+            " tensors."
+        )
     if _functions(a) != _functions(b):
-        raise ConfigError(f"{one} and {other} have networks that compute differently with the same tensors; no model lies on the line between them.")
+        raise ConfigError(
+            f"{one} and {other} have networks that compute differently with the same tensors; no model lies on the line"
+            " between them."
+        )
     if any(not torch.equal(_setting(a, name), _setting(b, name)) for name in sorted(a.layout.settings)):
-        raise ConfigError(f"{one} and {other} ended in different stages of a network that grows; take runs that ended in the same one.")
+        raise ConfigError(
+            f"{one} and {other} ended in different stages of a network that grows; take runs that ended in the same"
+            " one."
+        )
     if a.still != b.still:
-        raise ConfigError(f"the norms of one of {one} and {other} look at the batch (bn=batch), those of the other do not; they are two functions.")
+        raise ConfigError(
+            f"the norms of one of {one} and {other} look at the batch (bn=batch), those of the other do not; they are"
+            " two functions."
+        )
     if any(not torch.equal(x, z) for (x, _), (z, _) in zip(a.batches, b.batches, strict=True)):
-        raise ConfigError(f"{one} and {other} scale their samples differently; no model on the line between them could read both.")
+        raise ConfigError(
+            f"{one} and {other} scale their samples differently; no model on the line between them could read both."
+        )
 
 
 def _setting(surface: Surface, name: str) -> Tensor:
@@ -173,10 +210,14 @@ def _setting(surface: Surface, name: str) -> Tensor:
 
 
 def _functions(surface: Surface) -> list[str]:
-    """What a network computes with, beside its tensors: its layers but for dropout, which stands still, and pieces that change it."""
+    """What a network computes with, beside its tensors: its layers but for dropout, which stands still, and pieces that
+    change it.
+    """
     bound, method = surface.kit.bound, surface.kit.method
     modules = (*bound.body.named_modules(), *bound.head.named_modules())
-    layers = [f"{name}: {leaf}" for name, leaf in modules if not any(leaf.children()) and "Dropout" not in type(leaf).__name__]
+    layers = [
+        f"{name}: {leaf}" for name, leaf in modules if not any(leaf.children()) and "Dropout" not in type(leaf).__name__
+    ]
     return layers + [str(piece) for piece in method.named.values() if type(piece).overrides("model")]
 
 

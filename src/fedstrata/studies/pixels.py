@@ -51,15 +51,21 @@ def pixels_of(run: Finished, title: str) -> Pixels:
     federation = run.federation
     task = federation.task
     if len(task.shape) != 3 or task.shape[0] not in (1, 3) or task.vocabulary:
-        raise ConfigError(f"a study of {title} looks at images, grey or in colours, and samples of {federation.name} have the shape {task.shape}.")
+        raise ConfigError(
+            f"a study of {title} looks at images, grey or in colours, and samples of {federation.name} have the shape"
+            f" {task.shape}."
+        )
     if isinstance(federation.intake, Pictures):
-        mean, std = (torch.tensor(v, dtype=torch.float64)[:, None, None].float() for v in (federation.intake.mean, federation.intake.std))
+        mean, std = (
+            torch.tensor(v, dtype=torch.float64)[:, None, None].float()
+            for v in (federation.intake.mean, federation.intake.std)
+        )
         return Pixels(mean, std)
     some = federation.train.take(torch.arange(min(READ, len(federation.train))))
     if float(some.min()) < 0 or float(some.max()) > 1:
         raise ConfigError(
-            f"{federation.name} holds floats from {float(some.min()):g} to {float(some.max()):g}, and a study of {title} must know which pixels they "
-            "mean; give images as uint8, or as floats in [0, 1]."
+            f"{federation.name} holds floats from {float(some.min()):g} to {float(some.max()):g}, and a study of"
+            f" {title} must know which pixels they mean; give images as uint8, or as floats in [0, 1]."
         )
     return Pixels(torch.zeros(task.shape[0], 1, 1), torch.ones(task.shape[0], 1, 1))
 
@@ -75,11 +81,13 @@ def psnr(image: Tensor, truth: Tensor) -> float:
 
 
 def ssim(image: Tensor, truth: Tensor, *, window: int = 11, sigma: float = 1.5) -> float:
-    """Structural similarity of two images [C, H, W] in [0, 1], at most 1: the mean over channels and all windows that lie inside.
+    """Structural similarity of two images [C, H, W] in [0, 1], at most 1: the mean over channels and all windows that
+    lie inside.
 
     The window is a Gaussian of 11 x 11 pixels, smaller (and odd) where the image is.
 
-    Source: Wang et al. 2004, "Image Quality Assessment: From Error Visibility to Structural Similarity": eq. 13 with K1 = 0.01, K2 = 0.03, L = 1.
+    Source: Wang et al. 2004, "Image Quality Assessment: From Error Visibility to Structural Similarity": eq. 13 with K1
+        = 0.01, K2 = 0.03, L = 1.
 
     >>> ssim(torch.ones(1, 16, 16), torch.ones(1, 16, 16))
     1.0

@@ -62,5 +62,8 @@ def find(text: str) -> tuple[str, Study]:
     """
     call = parse_call(text)
     if call.name not in _STUDIES:
-        raise ConfigError(f"there is no study {call.name!r}; `fedstrata list studies` prints them.{nearest(call.name, list(_STUDIES))}")
+        raise ConfigError(
+            f"there is no study {call.name!r}; `fedstrata list studies` prints"
+            f" them.{nearest(call.name, list(_STUDIES))}"
+        )
     return call.name, bind(call, _STUDIES[call.name], what="study")

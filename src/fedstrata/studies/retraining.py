@@ -1,4 +1,7 @@
-"""A run's training once more in memory, as it was or with one thing changed; without scores between rounds and without early ends."""
+"""A run's training once more in memory, as it was or with one thing changed.
+
+Without scores between rounds and without early ends.
+"""
 
 from __future__ import annotations
 
@@ -50,17 +53,22 @@ def _quiet(config: Config) -> Config:
     return config.replace(**{"eval.every": config.rounds + 1, **ends})
 
 
-# ---- another optimiser --------------------------------------------------------------------------------------------------------------------------
+# ---- another optimiser
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def plain_sgd(parts: Parts, lr: float) -> Parts:
-    """The same run with local steps of plain SGD: no momentum, no weight decay, no clipping; the schedule goes by ``lr``.
+    """The same run with local steps of plain SGD: no momentum, no weight decay, no clipping; the schedule goes by
+    ``lr``.
 
     Raises:
         ConfigError: a piece takes local steps of its own, or cannot go with plain SGD.
     """
     if parts.method.has("step"):
-        raise ConfigError(f"{name_of(parts.method.owner('step'))} takes local steps of its own; plain SGD in place of them would be another method.")
+        raise ConfigError(
+            f"{name_of(parts.method.owner('step'))} takes local steps of its own; plain SGD in place of them would be"
+            " another method."
+        )
     setup = replace(parts.setup, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=lr)
     parts.method.check(setup)
     factor = schedule(parts.config.schedule, parts.config.rounds)
@@ -72,7 +80,8 @@ def plain_sgd(parts: Parts, lr: float) -> Parts:
     return replace(parts, setup=setup, make=make, lr=lambda t: lr * factor(t))
 
 
-# ---- one client that holds everything -----------------------------------------------------------------------------------------------------------
+# ---- one client that holds everything
+# -----------------------------------------------------------------------------------------------------------
 
 
 class Counted:
@@ -90,7 +99,9 @@ class Counted:
         phases = {work.place: {phase.name for phase in work.plan.phases} for work in works}
         for answer in self.inner.train(works):
             if isinstance(answer, Reply):
-                self.read[-1] += sum(n for key, n in answer.passes.items() if key.partition(":")[0] in phases[answer.place])
+                self.read[-1] += sum(
+                    n for key, n in answer.passes.items() if key.partition(":")[0] in phases[answer.place]
+                )
             yield answer
 
     def close(self) -> None:
@@ -105,7 +116,8 @@ class Pace(Piece):
     source: ClassVar[str] = "of our own"
     lengths: tuple[tuple[int | None, int | None], ...] = ()
 
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002  # the field's word
+    # the field's word
+    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         """See :class:`Piece`."""
         epochs, steps = self.lengths[round]
         return replace(plan, phases=(Phase(epochs=epochs, steps=steps),))
@@ -114,11 +126,12 @@ class Pace(Piece):
 def pooled(parts: Parts, read: Sequence[int]) -> Parts:
     """The same model trained centrally: one client that holds the training samples of all.
 
-    Everything is as in the run, the network with what the method changes in it, initial values, batch size, optimiser, learning rate by round and
-    augmentation, but for: what the method does to training, which is plain here and moves all parameters, of the whole network from the start where
-    the method lets it grow; clients, of which there is one (a sample
-    that two held is there twice); and the length of a round, in which it reads as many samples as all participants of that round together: whole
-    epochs where that comes out even, otherwise the nearest number of batches. State of the optimiser is made anew each round, as on a client.
+    Everything is as in the run, the network with what the method changes in it, initial values, batch size, optimiser,
+    learning rate by round and augmentation, but for: what the method does to training, which is plain here and moves
+    all parameters, of the whole network from the start where the method lets it grow; clients, of which there is one (a
+    sample that two held is there twice); and the length of a round, in which it reads as many samples as all
+    participants of that round together: whole epochs where that comes out even, otherwise the nearest number of
+    batches. State of the optimiser is made anew each round, as on a client.
 
     Args:
         parts: of the run.
@@ -143,14 +156,16 @@ def pooled(parts: Parts, read: Sequence[int]) -> Parts:
 
 
 def union(federation: Federation) -> Federation:
-    """One client with the training samples of all that may train, in the order of clients; what they keep for tests and validation is left out.
+    """One client with the training samples of all that may train, in the order of clients; what they keep for tests and
+    validation is left out.
 
     Raises:
         ConfigError: more than 10,000 clients that are derived when asked for.
     """
     if federation.partition.lazy and federation.clients > MOST:
         raise ConfigError(
-            f"{federation.clients:,} clients that are derived when asked for are too many to take their samples together (settling: against=none)."
+            f"{federation.clients:,} clients that are derived when asked for are too many to take their samples"
+            " together (settling: against=none)."
         )
     held = [federation.training(i) for i in Eligible(federation.clients, federation.heldout)]
     partition = Listed.of("pooled", [torch.cat(held).numpy()])

@@ -1,4 +1,6 @@
-"""Which layers settle first: how far each layer group is from where it ends, in its weights and in what it puts out, federated against pooled."""
+"""Which layers settle first: how far each layer group is from where it ends, in its weights and in what it puts out,
+federated against pooled.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,13 @@ WHAT: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Settling(Study):
-    """When each layer group comes near its end: relative distance of its weights, and linear CKA of its output, to those of the last round.
+    """When each layer group comes near its end: relative distance of its weights, and linear CKA of its output, to
+    those of the last round.
 
-    ``samples`` evenly spaced test samples are looked at, at most ``looks`` evenly spaced rounds, the start and the end among them. A group has
-    settled with the first of these rounds from which on its distance is at most ``within``, or its CKA at least 1 - ``within``. ``against=pooled``
-    trains the same model centrally too, on all clients' samples, as many a round as the participants read together. Layer groups that the network
-    does not use at its end are left out.
+    ``samples`` evenly spaced test samples are looked at, at most ``looks`` evenly spaced rounds, the start and the end
+    among them. A group has settled with the first of these rounds from which on its distance is at most ``within``, or
+    its CKA at least 1 - ``within``. ``against=pooled`` trains the same model centrally too, on all clients' samples, as
+    many a round as the participants read together. Layer groups that the network does not use at its end are left out.
     The last round does not count: every group is at its end there.
 
     INFERRED: ``samples``, ``looks`` and ``within``.
@@ -46,10 +49,11 @@ class Settling(Study):
 
     title: ClassVar[str] = "Settling of layers"
     text: ClassVar[str] = (
-        "By layer group and round: |w_t - w_T| / |w_0 - w_T|, the share of the way to the final weights that is left (it starts at 1, and exceeds "
-        "it where weights have moved away), and linear CKA (Kornblith et al. 2019) between the group's output on fixed test samples then and at the "
-        "end, in [0, 1]. Small distances and a CKA near 1 mean that the group has settled. Pooled: the same model trained centrally on all clients' "
-        "samples, as many a round as all participants read together."
+        "By layer group and round: |w_t - w_T| / |w_0 - w_T|, the share of the way to the final weights that is left"
+        " (it starts at 1, and exceeds it where weights have moved away), and linear CKA (Kornblith et al. 2019)"
+        " between the group's output on fixed test samples then and at the end, in [0, 1]. Small distances and a CKA"
+        " near 1 mean that the group has settled. Pooled: the same model trained centrally on all clients' samples, as"
+        " many a round as all participants read together."
     )
     samples: int = 200
     looks: int = 20
@@ -57,9 +61,24 @@ class Settling(Study):
     against: Literal["pooled", "none"] = "pooled"
 
     def __post_init__(self) -> None:
-        require(2 <= self.samples <= BATCH, "settling.samples", self.samples, f"how many test samples are looked at, from 2 to {BATCH}")
-        require(self.looks >= 2, "settling.looks", self.looks, "how many rounds are looked at, at least 2: the start and the end")
-        require(0 < self.within < 1, "settling.within", self.within, "the share of the way that may be left at a settled group, in (0, 1)")
+        require(
+            2 <= self.samples <= BATCH,
+            "settling.samples",
+            self.samples,
+            f"how many test samples are looked at, from 2 to {BATCH}",
+        )
+        require(
+            self.looks >= 2,
+            "settling.looks",
+            self.looks,
+            "how many rounds are looked at, at least 2: the start and the end",
+        )
+        require(
+            0 < self.within < 1,
+            "settling.within",
+            self.within,
+            "the share of the way that may be left at a settled group, in (0, 1)",
+        )
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
         """See :class:`Study`."""
@@ -71,9 +90,19 @@ class Settling(Study):
             found, told = self._one(run, rounds[label])
             numbers[label] = found
             kinds = {"": found} | ({", pooled": found["pooled"]} if "pooled" in found else {})
-            notes += [f"{label}: {said}" for said in told] + [f"{label}{kind}: {said}" for kind, one in kinds.items() for said in _late(one)]
+            notes += [f"{label}: {said}" for said in told] + [
+                f"{label}{kind}: {said}" for kind, one in kinds.items() for said in _late(one)
+            ]
             panels += [
-                Panel(f"{title}: {label}{kind}", self.text, "heat", one["rounds"], one[what], x_name="rounds done", y_name=unit)
+                Panel(
+                    f"{title}: {label}{kind}",
+                    self.text,
+                    "heat",
+                    one["rounds"],
+                    one[what],
+                    x_name="rounds done",
+                    y_name=unit,
+                )
                 for what, (title, unit) in WHAT.items()
                 for kind, one in kinds.items()
             ]
@@ -87,13 +116,21 @@ class Settling(Study):
         found = self._said(track, parts.setup.layout)
         notes = left_out(parts.setup.layout, found["settled"])
         if not torch.equal(track.flats[-1], run.engine.server.params.flat):
-            notes.append("trained again in one thread it ends at other last bits than the run did; distances are to the end of this second training.")
+            notes.append(
+                "trained again in one thread it ends at other last bits than the run did; distances are to the end of"
+                " this second training."
+            )
         if self.against == "pooled":
             central = pooled(parts, counted.read)
             other = self._track(central, rounds, None)
             if parts.setup.layout.settings:
-                notes.append("the run grew its network in stages; the pooled training is of the whole network from the start.")
-            found["pooled"] = self._said(other, parts.setup.layout) | {"samples": len(central.federation.training(0)), "read": counted.read}
+                notes.append(
+                    "the run grew its network in stages; the pooled training is of the whole network from the start."
+                )
+            found["pooled"] = self._said(other, parts.setup.layout) | {
+                "samples": len(central.federation.training(0)),
+                "read": counted.read,
+            }
         return found, notes
 
     def _track(self, parts: Parts, rounds: int, executor: Counted | None) -> Track:
@@ -113,11 +150,17 @@ class Settling(Study):
 
     def _said(self, track: Track, layout: Layout) -> dict[str, Any]:
         shown = groups_of(layout, track.used)
-        distance, similarity = ({g: of[g] for g in shown} for of in (distances(track.flats, layout), similarities(track.kernels)))
+        distance, similarity = (
+            {g: of[g] for g in shown} for of in (distances(track.flats, layout), similarities(track.kernels))
+        )
         settled = {
             group: {
-                "distance": settled_by(track.rounds, [None if v is None else v <= self.within for v in distance[group]]),
-                "similarity": settled_by(track.rounds, [None if v is None else v >= 1 - self.within for v in similarity[group]]),
+                "distance": settled_by(
+                    track.rounds, [None if v is None else v <= self.within for v in distance[group]]
+                ),
+                "similarity": settled_by(
+                    track.rounds, [None if v is None else v >= 1 - self.within for v in similarity[group]]
+                ),
             }
             for group in shown
         }
@@ -149,11 +192,17 @@ def distances(flats: Sequence[Tensor], layout: Layout) -> By:
         layout: the groups.
     """
     left = torch.stack([by_group(flat - flats[-1], layout.spec, layout) for flat in flats]).sqrt()  # [moments, groups]
-    return {group: [float(v / left[0, g]) if float(left[0, g]) > 0 else None for v in left[:, g]] for g, group in enumerate(layout.groups)}
+    return {
+        group: [float(v / left[0, g]) if float(left[0, g]) > 0 else None for v in left[:, g]]
+        for g, group in enumerate(layout.groups)
+    }
 
 
 def settled_by(rounds: Sequence[int], near: Sequence[bool | None]) -> int | None:
-    """The first of these rounds from which on it is near; None where that is only the last one, at which all are near, or nothing is known."""
+    """The first of these rounds from which on it is near.
+
+    None where that is only the last one, at which all are near, or nothing is known.
+    """
     found = None
     for done, here in zip(reversed(rounds), reversed(near), strict=True):
         if not here:
@@ -164,13 +213,18 @@ def settled_by(rounds: Sequence[int], near: Sequence[bool | None]) -> int | None
 
 def _late(one: Mapping[str, Any]) -> list[str]:
     """Groups that move and have not settled before the end, by either measure."""
-    late = {what: [g for g, found in one["settled"].items() if found[what] is None and one[what][g][0] is not None] for what in WHAT}
+    late = {
+        what: [g for g, found in one["settled"].items() if found[what] is None and one[what][g][0] is not None]
+        for what in WHAT
+    }
     return [f"not settled before the end by {what}: {', '.join(groups)}." for what, groups in late.items() if groups]
 
 
 def _table(label: str, within: float, kinds: Mapping[str, Mapping[str, Any]]) -> Panel:
     heads = [f"{what}{kind}" for kind in kinds for what in WHAT]
     groups = dict.fromkeys(group for one in kinds.values() for group in one["settled"])
-    rows = {group: [one["settled"].get(group, {}).get(what) for one in kinds.values() for what in WHAT] for group in groups}
+    rows = {
+        group: [one["settled"].get(group, {}).get(what) for one in kinds.values() for what in WHAT] for group in groups
+    }
     said = f"{Settling.text} Settled: within {within:g} from then on; no number: not before the end."
     return Panel(f"Rounds until settled: {label}", said, "table", heads, rows, x_name="")

@@ -27,26 +27,31 @@ Found = Mapping[str, Mapping[str, Any]]
 class Sharpness(Study):
     """Largest Hessian eigenvalue of the served model's loss, whole and by layer group, and the loss nearby.
 
-    The largest eigenvalue by magnitude comes from power iteration; where it is negative, a second iteration on the shifted Hessian gives the
-    algebraically largest one. Of a layer group, the same of its diagonal block of the Hessian. Nearby losses: over random directions that are as long
-    as the model in each filter, times each radius; after an ascent step under the same bound, in which each filter moves along its own gradient; and
-    after an ascent step of length rho in all, as SAM takes it. Norms stand still at the served statistics. The numbers of samples, iterations and
-    directions, the tolerance and the radii are INFERRED: the FedAvg CNN takes about half a minute of one core.
+    The largest eigenvalue by magnitude comes from power iteration; where it is negative, a second iteration on the
+    shifted Hessian gives the algebraically largest one. Of a layer group, the same of its diagonal block of the
+    Hessian. Nearby losses: over random directions that are as long as the model in each filter, times each radius;
+    after an ascent step under the same bound, in which each filter moves along its own gradient; and after an ascent
+    step of length rho in all, as SAM takes it. Norms stand still at the served statistics. The numbers of samples,
+    iterations and directions, the tolerance and the radii are INFERRED: the FedAvg CNN takes about half a minute of one
+    core.
 
     Args:
         samples: that the loss is taken over, the same for all runs.
         split: "train", from what clients train on, or "test".
         iterations: most Hessian-vector products of one power iteration.
-        tolerance: relative change of the Rayleigh quotient at which it has settled, with a residual below the root of it.
+        tolerance: relative change of the Rayleigh quotient at which it has settled, with a residual below the root of
+            it.
         groups: "each" layer group has a value of its own; "whole" looks at the whole model alone.
         radii: lengths of the steps, as shares of each filter's length.
         directions: random ones.
         rho: length of SAM's ascent step.
-        vectors: "still" leaves biases and norms' parameters in place in random and filter-wise steps; "scaled" takes each as one filter.
+        vectors: "still" leaves biases and norms' parameters in place in random and filter-wise steps; "scaled" takes
+            each as one filter.
         precision: that the network is computed in.
         batch: samples of one pass.
         seed: of samples, start vectors and directions.
-    Source: Foret et al. 2021 (SAM), eq. 2, for the ascent step, with rho 0.05 as there; Li et al. 2018 for the scale of filters; Yao et al. 2020
+    Source: Foret et al. 2021 (SAM), eq. 2, for the ascent step, with rho 0.05 as there; Li et al. 2018 for the scale of
+        filters; Yao et al. 2020
     (PyHessian) for eigenvalues of networks.
     """
 
@@ -65,19 +70,29 @@ class Sharpness(Study):
 
     title: ClassVar[str] = "Sharpness"
     text: ClassVar[str] = (
-        "Largest eigenvalue of the Hessian of the served model's loss, whole and by layer group: high is a sharp minimum, where a small step along "
-        "one axis costs much. And the loss after steps within a share of each filter's length: flat where it hardly rises. Foret et al. 2021; "
-        "Li et al. 2018."
+        "Largest eigenvalue of the Hessian of the served model's loss, whole and by layer group: high is a sharp"
+        " minimum, where a small step along one axis costs much. And the loss after steps within a share of each"
+        " filter's length: flat where it hardly rises. Foret et al. 2021; Li et al. 2018."
     )
 
     def __post_init__(self) -> None:
         sampled("sharpness", self.samples, self.batch)
         require(self.iterations >= 2, "sharpness.iterations", self.iterations, "a number of products, at least 2")
         require(0 < self.tolerance < 1, "sharpness.tolerance", self.tolerance, "a relative change, in (0, 1)")
-        require(1 <= self.directions <= 10_000, "sharpness.directions", self.directions, "a number of random directions, from 1 to 10000")
+        require(
+            1 <= self.directions <= 10_000,
+            "sharpness.directions",
+            self.directions,
+            "a number of random directions, from 1 to 10000",
+        )
         require(self.rho > 0, "sharpness.rho", self.rho, "a length, above 0")
         fits = bool(self.radii) and all(a < b for a, b in zip((0.0, *self.radii), self.radii, strict=False))
-        require(fits, "sharpness.radii", list(self.radii), "shares of a filter's length, above 0 and ascending, as in [0.01, 0.1]")
+        require(
+            fits,
+            "sharpness.radii",
+            list(self.radii),
+            "shares of a filter's length, above 0 and ascending, as in [0.01, 0.1]",
+        )
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
         """The numbers of each run, side by side."""
@@ -86,7 +101,11 @@ class Sharpness(Study):
         panels = [self._table(found), self._whole(found), *self._groups(found), *self._nearby(found)]
         told = [f"{label}: {note}" for label, run in runs.items() for note in (*run.told(None), *run.notes)]
         if self.groups == "each":
-            told += [f"{label}: {said}" for label, one in found.items() for said in left_out(laid[label].layout, one["groups"])]
+            told += [
+                f"{label}: {said}"
+                for label, one in found.items()
+                for said in left_out(laid[label].layout, one["groups"])
+            ]
         numbers = {"samples": next(iter(laid.values())).samples, "runs": found}
         return Outcome(numbers, panels, notes=(*told, *self._unsettled(found)))
 
@@ -112,7 +131,12 @@ class Sharpness(Study):
     def _extremes(self, surface: Surface, names: Sequence[str], key: str) -> tuple[Eigen, Eigen]:
         product = surface.bend(names)
         size = sum(surface.layout.entries[name].shape.numel() for name in names)
-        return extremes(product, gaussian(size, self.seed, f"study/sharpness/start/{key}", 0, surface.dtype), self.tolerance, self.iterations)
+        return extremes(
+            product,
+            gaussian(size, self.seed, f"study/sharpness/start/{key}", 0, surface.dtype),
+            self.tolerance,
+            self.iterations,
+        )
 
     def _random(self, surface: Surface, place: int) -> list[float | None]:
         drawn = gaussian(len(surface.centre), self.seed, "study/sharpness/direction", place, surface.dtype)
@@ -121,12 +145,14 @@ class Sharpness(Study):
     def _along(self, surface: Surface, direction: Tensor) -> list[float | None]:
         return [known(surface.loss(surface.centre + radius * direction)) for radius in self.radii]
 
-    # ---- what is shown ------------------------------------------------------------------------------------------------------------------
+    # ---- what is shown
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _table(self, found: Found) -> Panel:
         columns = ("loss", "largest eigenvalue", "largest by magnitude", f"rise after an ascent of {self.rho:g}")
         rows = {
-            label: [one["loss"], one["largest"]["value"], one["largest_by_magnitude"]["value"], one["ascent"]["rise"]] for label, one in found.items()
+            label: [one["loss"], one["largest"]["value"], one["largest_by_magnitude"]["value"], one["ascent"]["rise"]]
+            for label, one in found.items()
         }
         return Panel("Sharpness of the served model", self.text, "table", columns, rows, x_name="run")
 
@@ -134,25 +160,49 @@ class Sharpness(Study):
         series = {"largest": [one["largest"]["value"] for one in found.values()]}
         if any(one["largest"] != one["largest_by_magnitude"] for one in found.values()):
             series["largest by magnitude"] = [one["largest_by_magnitude"]["value"] for one in found.values()]
-        return Panel("Largest Hessian eigenvalue", self.text, "bars", list(found), series, x_name="run", y_name="eigenvalue")
+        return Panel(
+            "Largest Hessian eigenvalue", self.text, "bars", list(found), series, x_name="run", y_name="eigenvalue"
+        )
 
     def _groups(self, found: Found) -> list[Panel]:
         names = list(dict.fromkeys(name for one in found.values() for name in one["groups"]))
-        series = {label: [one["groups"][name]["value"] if name in one["groups"] else None for name in names] for label, one in found.items()}
-        text = "Largest eigenvalue of each layer group's diagonal block of the Hessian: high where a small step of this layer alone costs much."
-        panel = Panel("Largest Hessian eigenvalue by layer group", text, "bars", names, series, x_name="layer group", y_name="eigenvalue")
+        series = {
+            label: [one["groups"][name]["value"] if name in one["groups"] else None for name in names]
+            for label, one in found.items()
+        }
+        text = (
+            "Largest eigenvalue of each layer group's diagonal block of the Hessian: high where a small step of this"
+            " layer alone costs much."
+        )
+        panel = Panel(
+            "Largest Hessian eigenvalue by layer group",
+            text,
+            "bars",
+            names,
+            series,
+            x_name="layer group",
+            y_name="eigenvalue",
+        )
         return [panel] if names else []
 
     def _nearby(self, found: Found) -> list[Panel]:
         x = [0.0, *self.radii]
-        drawn = {label: [[one["loss"]] * self.directions, *zip(*one["random"], strict=True)] for label, one in found.items()}  # [radii + 1, n]
+        drawn = {
+            label: [[one["loss"]] * self.directions, *zip(*one["random"], strict=True)] for label, one in found.items()
+        }  # [radii + 1, n]
         mean = {label: [_mean(at) for at in values] for label, values in drawn.items()}
-        spread = {label: [_deviation(at) for at in values] for label, values in drawn.items()} if self.directions > 1 else {}
+        spread = (
+            {label: [_deviation(at) for at in values] for label, values in drawn.items()} if self.directions > 1 else {}
+        )
         worst = {label: [None if None in at else max(at) for at in values] for label, values in drawn.items()}
         ascent = {label: [one["loss"], *one["filterwise_ascent"]] for label, one in found.items()}
         text = "Loss after a step of this share of each filter's length; flat where it hardly rises."
         count = f"{self.directions} random direction{'' if self.directions == 1 else 's'}"
-        rows = {f"Loss along {count}, mean": mean, f"Loss along {count}, largest": worst, "Loss after an ascent step": ascent}
+        rows = {
+            f"Loss along {count}, mean": mean,
+            f"Loss along {count}, largest": worst,
+            "Loss after an ascent step": ascent,
+        }
         where = "share of each filter's length"
         bands: tuple[Mapping[str, Sequence[float | None]], ...] = (spread, {}, {})
         return [
@@ -164,14 +214,19 @@ class Sharpness(Study):
         """What must be said of eigenvalues that had not settled."""
         told = []
         for label, one in found.items():
-            second = {} if one["largest"] == one["largest_by_magnitude"] else {"its largest above the negative one": one["largest"]}
+            second = (
+                {}
+                if one["largest"] == one["largest_by_magnitude"]
+                else {"its largest above the negative one": one["largest"]}
+            )
             looked = {"the whole model": one["largest_by_magnitude"], **second, **one["groups"]}
             short = [name for name, eigen in looked.items() if not eigen["converged"]]
             if short:
                 worst = max((looked[name]["residual"] or 0.0) for name in short)
                 told.append(
-                    f"{label}: power iteration had not settled after {self.iterations} products for {', '.join(short)} (residual up to {worst:.2g} "
-                    "of the spectral radius); give more iterations, or a larger tolerance."
+                    f"{label}: power iteration had not settled after {self.iterations} products for {', '.join(short)}"
+                    f" (residual up to {worst:.2g} of the spectral radius); give more iterations, or a larger"
+                    " tolerance."
                 )
         return told
 
@@ -188,4 +243,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _deviation(values: Sequence[float | None]) -> float | None:
     """Standard deviation with n - 1."""
     mean = _mean(values)
-    return None if mean is None else math.sqrt(math.fsum((v - mean) ** 2 for v in values if v is not None) / (len(values) - 1))
+    return (
+        None
+        if mean is None
+        else math.sqrt(math.fsum((v - mean) ** 2 for v in values if v is not None) / (len(values) - 1))
+    )

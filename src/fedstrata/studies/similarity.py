@@ -29,10 +29,11 @@ def unit_gram(features: Tensor) -> Tensor | None:
 
 
 def alignment(one: Tensor | None, two: Tensor | None) -> float | None:
-    """Linear CKA of two kernels from :func:`unit_gram`, in [0, 1]: 1 where features agree up to rotation, shift and one scale.
+    """Linear CKA of two kernels from :func:`unit_gram`, in [0, 1]: 1 where features agree up to rotation, shift and one
+    scale.
 
-    CKA(X, Y) = |Y'X|^2 / (|X'X| |Y'Y|), which is the inner product of the kernels XX' and YY' at norm 1. With fewer samples than features it
-    lies above that of all data.
+    CKA(X, Y) = |Y'X|^2 / (|X'X| |Y'Y|), which is the inner product of the kernels XX' and YY' at norm 1. With fewer
+    samples than features it lies above that of all data.
 
     Source: Kornblith et al. 2019, "Similarity of Neural Network Representations Revisited", section 3.
 
@@ -44,7 +45,8 @@ def alignment(one: Tensor | None, two: Tensor | None) -> float | None:
 
 
 def kernels(kit: Kit, params: Params, x: Tensor, *, batch_statistics: bool) -> dict[str, Tensor | None]:
-    """The kernel of each layer group's output in evaluation mode: of the last of its layers that is called, in front of any activation.
+    """The kernel of each layer group's output in evaluation mode: of the last of its layers that is called, in front of
+    any activation.
 
     Args:
         kit: a worker; its vector holds ``params`` afterwards.
@@ -52,14 +54,17 @@ def kernels(kit: Kit, params: Params, x: Tensor, *, batch_statistics: bool) -> d
         x: [N, *shape] samples, in one pass.
         batch_statistics: norms look at these samples also here (``bn=batch``).
     Returns:
-        group -> :func:`unit_gram`; None for a group whose output has no row a sample, or that is no layer that is called.
+        group -> :func:`unit_gram`; None for a group whose output has no row a sample, or that is no layer that is
+        called.
     """
     found: dict[str, Tensor | None] = dict.fromkeys(kit.setup.layout.groups)
 
     def watch(group: str) -> Any:
         def keep(_module: nn.Module, _given: Any, output: Any) -> None:
             first = output[0] if isinstance(output, tuple) else output
-            found[group] = unit_gram(first) if isinstance(first, Tensor) and first.dim() > 1 and len(first) == len(x) else None
+            found[group] = (
+                unit_gram(first) if isinstance(first, Tensor) and first.dim() > 1 and len(first) == len(x) else None
+            )
 
         return keep
 

@@ -19,8 +19,10 @@ class Eigen:
         value: the last Rayleigh quotient.
         converged: whether it settled; see :func:`power`.
         iterations: products that were computed.
-        change: of the Rayleigh quotient in the last iteration, relative to the spectral radius; None after a single product.
-        residual: length of H v - value v at the last unit vector v, relative to the spectral radius: an eigenvalue lies that close to ``value``.
+        change: of the Rayleigh quotient in the last iteration, relative to the spectral radius; None after a single
+            product.
+        residual: length of H v - value v at the last unit vector v, relative to the spectral radius: an eigenvalue lies
+            that close to ``value``.
     """
 
     value: float
@@ -33,8 +35,9 @@ class Eigen:
 def power(product: Map, start: Tensor, tolerance: float, iterations: int, radius: float = 0.0) -> Eigen:
     """The eigenvalue of largest magnitude of H, or, with a radius, the algebraically largest one as that of H + radius.
 
-    It has settled when the Rayleigh quotient changes by at most ``tolerance`` and the residual is at most its square root: the quotient's error
-    goes with the square of the residual, and a quotient alone stands still between two eigenvalues of equal size and opposite sign.
+    It has settled when the Rayleigh quotient changes by at most ``tolerance`` and the residual is at most its square
+    root: the quotient's error goes with the square of the residual, and a quotient alone stands still between two
+    eigenvalues of equal size and opposite sign.
 
     Args:
         product: v -> H v, H symmetric.
@@ -42,7 +45,8 @@ def power(product: Map, start: Tensor, tolerance: float, iterations: int, radius
         tolerance: relative to the spectral radius.
         iterations: most products.
         radius: 0, or the magnitude of the negative eigenvalue of largest magnitude.
-    Source: von Mises and Pollaczek-Geiringer 1929; for Hessians of networks with products as in Pearlmutter 1994, Yao et al. 2020 (PyHessian).
+    Source: von Mises and Pollaczek-Geiringer 1929; for Hessians of networks with products as in Pearlmutter 1994, Yao
+        et al. 2020 (PyHessian).
 
     >>> import torch
     >>> found = power(lambda v: torch.tensor([3.0, -1.0]) * v, torch.ones(2), 1e-6, 50)
@@ -58,7 +62,13 @@ def power(product: Map, start: Tensor, tolerance: float, iterations: int, radius
         length = float(w.double().norm())
         size = radius or abs(quotient)
         if not math.isfinite(length) or length == 0:
-            return Eigen(quotient - radius, converged=length == 0, iterations=done, change=None, residual=0.0 if length == 0 else math.inf)
+            return Eigen(
+                quotient - radius,
+                converged=length == 0,
+                iterations=done,
+                change=None,
+                residual=0.0 if length == 0 else math.inf,
+            )
         apart = float((w.double() - quotient * v.double()).norm())
         residual = apart / size if size else math.inf
         change = None if before is None else abs(quotient - before) / size if size else math.inf
@@ -71,7 +81,8 @@ def power(product: Map, start: Tensor, tolerance: float, iterations: int, radius
 
 
 def extremes(product: Map, start: Tensor, tolerance: float, iterations: int) -> tuple[Eigen, Eigen]:
-    """(largest by magnitude, algebraically largest) eigenvalue; the second takes further products only where the first is negative.
+    """(largest by magnitude, algebraically largest) eigenvalue; the second takes further products only where the first
+    is negative.
 
     Args:
         product: as in :func:`power`, like all others.

@@ -1,4 +1,6 @@
-"""Update step sizes: each local step's length over a run, across averages, with the fair comparison of partial and full training."""
+"""Update step sizes: each local step's length over a run, across averages, with the fair comparison of partial and full
+training.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +35,21 @@ NAMES: Mapping[What, str] = {"steps": "step", "gradients": "gradient"}
 class Steps(Study):
     """How long local steps are, whole and over the same layer groups, and how they jump across averages.
 
-    ``clients`` are watched, and their lengths averaged; none is all. ``window`` counts local steps on each side of an average. ``optimizer=sgd`` adds
-    a control: each run again with plain SGD at ``lr`` (default the run's own rate, where it ran with SGD), since a fresh Adam takes first steps of
-    about its rate whatever the gradient.
+    ``clients`` are watched, and their lengths averaged; none is all. ``window`` counts local steps on each side of an
+    average. ``optimizer=sgd`` adds a control: each run again with plain SGD at ``lr`` (default the run's own rate,
+    where it ran with SGD), since a fresh Adam takes first steps of about its rate whatever the gradient.
 
-    Source: Wang et al. 2024 (FedPart), figure 1; the comparison over the same groups is from the authors' reply to reviewers.
+    Source: Wang et al. 2024 (FedPart), figure 1; the comparison over the same groups is from the authors' reply to
+        reviewers.
     """
 
     title: ClassVar[str] = "Step sizes"
     text: ClassVar[str] = (
-        "Euclidean length of each local step, averaged over the watched clients, in units of parameters; a jump after an average is read as layers "
-        "that do not fit each other (Wang et al. 2024). Spike ratio: mean length of the first steps after an average over that of the last before "
-        "it; 1 is no jump. A run that trains part of the model is compared with one that trains all of it over the same layer groups only, since a "
-        "norm over fewer numbers is smaller. Gradients are what the optimiser was given."
+        "Euclidean length of each local step, averaged over the watched clients, in units of parameters; a jump after"
+        " an average is read as layers that do not fit each other (Wang et al. 2024). Spike ratio: mean length of the"
+        " first steps after an average over that of the last before it; 1 is no jump. A run that trains part of the"
+        " model is compared with one that trains all of it over the same layer groups only, since a norm over fewer"
+        " numbers is smaller. Gradients are what the optimiser was given."
     )
     least: ClassVar[int] = 1
     most: ClassVar[int | None] = 2
@@ -66,7 +70,9 @@ class Steps(Study):
         walks = {label: self._walk(run.engine.parts, rounds[label]) for label, run in runs.items()}
         found = compared(walks, self.window, "")
         if self.optimizer == "sgd":
-            controls = {label: self._walk(self._control(label, run.engine.parts), rounds[label]) for label, run in runs.items()}
+            controls = {
+                label: self._walk(self._control(label, run.engine.parts), rounds[label]) for label, run in runs.items()
+            }
             found = _joined(found, compared(controls, self.window, " (plain SGD)"))
         return found
 
@@ -75,7 +81,10 @@ class Steps(Study):
 
     def _control(self, label: str, parts: Parts) -> Parts:
         if self.lr is None and parts.setup.optimizer != "sgd":
-            raise ConfigError(f"{label} ran with {parts.setup.optimizer}, whose rate says nothing of SGD; give one: steps(optimizer=sgd, lr=0.05).")
+            raise ConfigError(
+                f"{label} ran with {parts.setup.optimizer}, whose rate says nothing of SGD; give one:"
+                " steps(optimizer=sgd, lr=0.05)."
+            )
         return plain_sgd(parts, parts.setup.lr if self.lr is None else self.lr)
 
 
@@ -92,25 +101,50 @@ def compared(walks: Mapping[str, Walk], window: int, tag: str) -> Outcome:
     pair = _pair(walks)
     numbers: dict[str, Any] = {label + tag: _numbers(one, window) for label, one in walks.items()}
     series: dict[What, dict[str, list[Tensor]]] = {what: {n: _all(w, what) for n, w in walks.items()} for what in NAMES}
-    spikes = {f"{label}, {key}": numbers[label + tag][key] for label in walks for key in ("whole model", "same groups", "gradient")}
+    spikes = {
+        f"{label}, {key}": numbers[label + tag][key]
+        for label in walks
+        for key in ("whole model", "same groups", "gradient")
+    }
     first = next(iter(walks.values()))
     averages = list(accumulate(len(first.sizes(i)) for i in range(len(first.rounds))))[:-1]
     if pair is not None:
         full, part = pair
         for what in NAMES:
-            series[what][f"{full}, groups of {part}"] = [walks[full].sizes(i, groups, what) for i, groups in enumerate(walks[part].trained)]
+            series[what][f"{full}, groups of {part}"] = [
+                walks[full].sizes(i, groups, what) for i, groups in enumerate(walks[part].trained)
+            ]
         numbers[f"{part} over {full}{tag}"] = fair = _fair(walks[full], walks[part], window)
         spikes[f"{full}, groups of {part}"] = fair["spikes of full"]
     panels = [_lines(f"Local {NAMES[what]} size{tag}", lines, averages) for what, lines in series.items()]
     panels = [panel for panel in panels if any(v is not None for values in panel.series.values() for v in values)]
     pictures = [_marked(panel, averages) for panel in panels]
     rounds = [r + 1 for r in first.rounds[1:]]
-    panels.append(Panel(f"Spike ratio{tag}", Steps.text, "lines", rounds, spikes, x_name="round after the average", y_name="after over before"))
+    panels.append(
+        Panel(
+            f"Spike ratio{tag}",
+            Steps.text,
+            "lines",
+            rounds,
+            spikes,
+            x_name="round after the average",
+            y_name="after over before",
+        )
+    )
     panels.append(_medians(spikes, tag))
     if pair is not None:
         ratios = {"step size": fair["step ratios"], "gradient": fair["gradient ratios"]}
         title = f"Partial over full training, same groups{tag}"
-        panels.append(Panel(title, Steps.text, "lines", [r + 1 for r in first.rounds], ratios, y_name=f"mean size, {part} over {full}"))
+        panels.append(
+            Panel(
+                title,
+                Steps.text,
+                "lines",
+                [r + 1 for r in first.rounds],
+                ratios,
+                y_name=f"mean size, {part} over {full}",
+            )
+        )
     return Outcome(numbers, panels, pictures, _notes(walks, averages))
 
 
@@ -121,10 +155,16 @@ def _pair(walks: Mapping[str, Walk]) -> tuple[str, str] | None:
     (one, a), (two, b) = walks.items()
     alike = a.groups == b.groups and a.rounds == b.rounds
     if not alike or any(x.shape[:2] != y.shape[:2] for x, y in zip(a.squares, b.squares, strict=True)):
-        raise ConfigError(f"{one} and {two} differ in model, rounds, cohorts or local steps; a fair comparison has them equal, and the seed.")
+        raise ConfigError(
+            f"{one} and {two} differ in model, rounds, cohorts or local steps; a fair comparison has them equal, and"
+            " the seed."
+        )
     full = [label for label, w in walks.items() if all(len(groups) == len(w.groups) for groups in w.trained)]
     if not full:
-        raise ConfigError(f"neither {one} nor {two} trains every layer group in every round; give a run of fedavg beside the partial one.")
+        raise ConfigError(
+            f"neither {one} nor {two} trains every layer group in every round; give a run of fedavg beside the partial"
+            " one."
+        )
     return (full[0], two if full[0] == one else one)
 
 
@@ -152,7 +192,9 @@ def _fair(full: Walk, part: Walk, window: int) -> dict[str, Any]:
     """The partial run over the full one, both over the groups that the partial run trained, by round."""
 
     def ratios(what: What) -> list[float | None]:
-        return [_number(part.sizes(i, g, what).mean() / full.sizes(i, g, what).mean()) for i, g in enumerate(part.trained)]
+        return [
+            _number(part.sizes(i, g, what).mean() / full.sizes(i, g, what).mean()) for i, g in enumerate(part.trained)
+        ]
 
     return {
         "step ratios": ratios("steps"),
@@ -173,7 +215,8 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-# ---- what is shown ------------------------------------------------------------------------------------------------------------------------------
+# ---- what is shown
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def _lines(title: str, series: Mapping[str, list[Tensor]], averages: Sequence[int]) -> Panel:
@@ -208,8 +251,17 @@ def _draw(figure: Figure, *, panel: Panel, averages: Sequence[int]) -> None:
 
 
 def _medians(spikes: Mapping[str, Sequence[float | None]], tag: str) -> Panel:
-    rows = {label: (_median(values), *_ends(values), sum(v is not None for v in values)) for label, values in spikes.items()}
-    return Panel(f"Spike ratio over all averages{tag}", Steps.text, "table", ("median", "smallest", "largest", "averages"), rows, x_name="")
+    rows = {
+        label: (_median(values), *_ends(values), sum(v is not None for v in values)) for label, values in spikes.items()
+    }
+    return Panel(
+        f"Spike ratio over all averages{tag}",
+        Steps.text,
+        "table",
+        ("median", "smallest", "largest", "averages"),
+        rows,
+        x_name="",
+    )
 
 
 def _ends(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -222,12 +274,15 @@ def _notes(walks: Mapping[str, Walk], averages: Sequence[int]) -> tuple[str, ...
         return ("the watched clients took part in one round only, so there is no average to look across.",)
     partly = [label for label, w in walks.items() if any(len(groups) < len(w.groups) for groups in w.trained)]
     return tuple(
-        f"{label} trains other groups in other rounds: its ratio over the whole model compares different numbers of coordinates wherever the group "
-        "changes; over the same groups there is no ratio at averages behind which a group moves that stood still before."
+        f"{label} trains other groups in other rounds: its ratio over the whole model compares different numbers of"
+        " coordinates wherever the group changes; over the same groups there is no ratio at averages behind which a"
+        " group moves that stood still before."
         for label in partly
     )
 
 
 def _joined(one: Outcome, two: Outcome) -> Outcome:
     notes = dict.fromkeys((*one.notes, *two.notes))
-    return Outcome({**one.numbers, **two.numbers}, [*one.panels, *two.panels], [*one.pictures, *two.pictures], tuple(notes))
+    return Outcome(
+        {**one.numbers, **two.numbers}, [*one.panels, *two.panels], [*one.pictures, *two.pictures], tuple(notes)
+    )

@@ -21,11 +21,15 @@ from fedstrata.studies.active_groups import used
 
 Split: TypeAlias = Literal["train", "test"]
 CLIENTS = 1000
-"""Whose training samples are drawn from where there are more; they are drawn first, so that a million of them need not be listed."""
+"""Whose training samples are drawn from where there are more.
+
+They are drawn first, so that a million of them need not be listed.
+"""
 
 
 class Surface:
-    """The mean loss of a run's model over fixed samples, at any values of its parameters: norms and dropout stand still, as in evaluation.
+    """The mean loss of a run's model over fixed samples, at any values of its parameters: norms and dropout stand
+    still, as in evaluation.
 
     Everything is computed in the precision of ``dtype``, whatever the run trained in; sums over batches are in float64.
 
@@ -47,7 +51,10 @@ class Surface:
         self.centre = run.served.flat.to(dtype)
         self.statistics = self._cast(run.served.buffers)
         if not bool(self.centre.isfinite().all()):
-            raise ConfigError(f"{run.folder}: the model is not finite: its training diverged, and nothing can be said of the loss around it.")
+            raise ConfigError(
+                f"{run.folder}: the model is not finite: its training diverged, and nothing can be said of the loss"
+                " around it."
+            )
         self.samples = len(y)
         whole = x.to(dtype) if x.is_floating_point() else x
         target = y.to(dtype) if y.is_floating_point() else y
@@ -73,7 +80,9 @@ class Surface:
             with torch.no_grad():
                 output = self._output(p, x)
                 total += float(self.kit.net.loss(output, y).sum(dtype=torch.float64))
-                right += 0 if y.is_floating_point() else int(((output.argmax(-1) == y) & output.isfinite().all(-1)).sum())
+                right += (
+                    0 if y.is_floating_point() else int(((output.argmax(-1) == y) & output.isfinite().all(-1)).sum())
+                )
         mean = total / self.samples
         return mean, math.sqrt(mean) if self.batches[0][1].is_floating_point() else right / self.samples
 
@@ -90,9 +99,11 @@ class Surface:
         return found.to(self.dtype)
 
     def bend(self, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
-        """The map v -> H v, both [Q]: the Hessian of the mean loss at the centre, over the parameters with these names alone.
+        """The map v -> H v, both [Q]: the Hessian of the mean loss at the centre, over the parameters with these names
+        alone.
 
-        By differentiating the gradient's product with v once more; layers in front of the first of these parameters cost no backward work.
+        By differentiating the gradient's product with v once more; layers in front of the first of these parameters
+        cost no backward work.
 
         Args:
             names: of parameters, in the order of the layout; Q numbers in all.
@@ -100,10 +111,15 @@ class Surface:
         sizes = [self.layout.entries[name].shape for name in names]
 
         def product(v: Tensor) -> Tensor:
-            parts = [part.view(shape) for part, shape in zip(torch.split(v, [s.numel() for s in sizes]), sizes, strict=True)]
+            parts = [
+                part.view(shape) for part, shape in zip(torch.split(v, [s.numel() for s in sizes]), sizes, strict=True)
+            ]
             found = torch.zeros(len(v), dtype=torch.float64)
             for x, y in self.batches:
-                with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be differentiated twice
+                with (
+                    torch.enable_grad(),
+                    sdpa_kernel(SDPBackend.MATH),
+                ):  # fused attention cannot be differentiated twice
                     leaves, p = self._leaves(names)
                     value = self.kit.net.loss(self._output(p, x), y).sum() / self.samples
                     slopes = torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
@@ -125,7 +141,8 @@ class Surface:
         return leaves, Params(self.centre, self.layout.spec, buffers=self.statistics, still=self.still, views=views)
 
     def _output(self, p: Params, x: Tensor) -> Tensor:
-        self.kit.memo.clear()  # it knows parameters by their vector, and here only their views change; and it would keep every batch's graph
+        # it knows parameters by their vector, and here only their views change; and it would keep every batch's graph
+        self.kit.memo.clear()
         return self.kit.net(p, x)
 
 
@@ -156,10 +173,12 @@ def surfaces(
 
 
 def positions(run: Finished, split: Split, samples: int, seed: int) -> Tensor:
-    """[n] int64 positions, ascending, of up to ``samples`` samples: drawn uniformly, without replacement, whoever holds them.
+    """[n] int64 positions, ascending, of up to ``samples`` samples: drawn uniformly, without replacement, whoever holds
+    them.
 
-    Of training data: from all that clients train on (held-out clients, validation and own tests left out), so that their mean loss is the objective
-    of clients weighted by their samples; of more than 1000 clients, 1000 are drawn first.
+    Of training data: from all that clients train on (held-out clients, validation and own tests left out), so that
+    their mean loss is the objective of clients weighted by their samples; of more than 1000 clients, 1000 are drawn
+    first.
 
     Raises:
         ConfigError: there are fewer than two.
@@ -169,7 +188,11 @@ def positions(run: Finished, split: Split, samples: int, seed: int) -> Tensor:
         pool = torch.arange(len(pool_of(run, split)))
     else:
         eligible = run.engine.parts.setup.eligible
-        chosen = list(eligible) if len(eligible) <= CLIENTS else [eligible[i] for i in sorted(draw_without_replacement(rng, len(eligible), CLIENTS))]
+        chosen = (
+            list(eligible)
+            if len(eligible) <= CLIENTS
+            else [eligible[i] for i in sorted(draw_without_replacement(rng, len(eligible), CLIENTS))]
+        )
         pool = torch.cat([run.federation.training(client) for client in chosen])
     if len(pool) < 2:
         raise ConfigError(f"{run.folder}: there are {len(pool)} {split} samples; at least 2 are needed to look at.")
@@ -185,7 +208,9 @@ def pool_of(run: Finished, split: Split) -> Samples:
     if split == "train":
         return run.federation.train
     if run.federation.test is None:
-        raise ConfigError(f"{run.folder}: the run has no test set on the server; look at training samples: split=train.")
+        raise ConfigError(
+            f"{run.folder}: the run has no test set on the server; look at training samples: split=train."
+        )
     return run.federation.test
 
 
@@ -198,7 +223,8 @@ def same_data(one: str, first: Finished, other: str, run: Finished) -> None:
     a, b = first.federation, run.federation
     if a.name != b.name or a.task != b.task or not torch.equal(a.train.y, b.train.y):
         raise ConfigError(
-            f"{one} is of the data {a.name} and {other} of {b.name}; losses are compared on the same samples. Study runs on the same data."
+            f"{one} is of the data {a.name} and {other} of {b.name}; losses are compared on the same samples. Study"
+            " runs on the same data."
         )
 
 

@@ -1,4 +1,6 @@
-"""A package of one's own: a folder with a method, data set or measure that already runs, its tests, and the entry point that names it."""
+"""A package of one's own: a folder with a method, data set or measure that already runs, its tests, and the entry point
+that names it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def new(kind: str, name: str, folder: str | Path = ".") -> Path:
 
     Args:
         kind: "method", "dataset" or "measure".
-        name: of the class: letters and digits, FedMine or fedmine. In lower case it is what users write, and the file's name.
+        name: of the class: letters and digits, FedMine or fedmine. In lower case it is what users write, and the file's
+            name.
         folder: where the package's folder goes.
     Returns:
         the new folder, called after the name, with pyproject.toml, the file, its test and README.md.
@@ -40,7 +43,9 @@ def new(kind: str, name: str, folder: str | Path = ".") -> Path:
         StateError: the folder is there already.
     """
     if kind not in KINDS:
-        raise ConfigError(f"`fedstrata new` writes a {', '.join(KINDS)}; {kind!r} is none of them.{nearest(kind, KINDS)}")
+        raise ConfigError(
+            f"`fedstrata new` writes a {', '.join(KINDS)}; {kind!r} is none of them.{nearest(kind, KINDS)}"
+        )
     lower = _name(kind, name)
     if Path(folder).exists() and not Path(folder).is_dir():
         raise ConfigError(f"the folder is {str(folder)!r}, which is a file; name one where the package's folder goes.")
@@ -65,13 +70,20 @@ def _name(kind: str, name: str) -> str:
     """The name in lower case, if it can be one."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]{0,40}", name):
         raise ConfigError(
-            f"{name[:60]!r} cannot be the name of a {kind}: it is a letter, then letters and digits, such as FedMine. A folder is --folder."
+            f"{name[:60]!r} cannot be the name of a {kind}: it is a letter, then letters and digits, such as FedMine. A"
+            " folder is --folder."
         )
     lower = name.lower()
     if keyword.iskeyword(lower) or keyword.issoftkeyword(lower) or lower in {"true", "false", "none", "null", "inf"}:
-        raise ConfigError(f"{name!r} is a word of Python or of our call syntax and cannot name a {kind}; choose another, such as fed{lower}.")
+        raise ConfigError(
+            f"{name!r} is a word of Python or of our call syntax and cannot name a {kind}; choose another, such as"
+            f" fed{lower}."
+        )
     if lower in _TAKEN[kind]():
         raise ConfigError(f"there is a {kind} {lower!r} already (`fedstrata list {KINDS[kind]}`); choose another name.")
     if lower in sys.stdlib_module_names or importlib.util.find_spec(lower) is not None:
-        raise ConfigError(f"a Python module {lower!r} is installed, which a file {lower}.py would hide; choose another name, such as fed{lower}.")
+        raise ConfigError(
+            f"a Python module {lower!r} is installed, which a file {lower}.py would hide; choose another name, such as"
+            f" fed{lower}."
+        )
     return lower

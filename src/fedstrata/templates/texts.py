@@ -232,12 +232,19 @@ A measure looks at a trained round and gives numbers; reports draw them. It neve
 
 def _package(kind: str, about: str, offered: str, source: str, test: str, readme: str) -> Mapping[str, str]:
     pyproject = _PYPROJECT.replace("$about", about).replace("$object", offered).replace("$group", KINDS[kind])
-    return {"pyproject.toml": pyproject, "$name.py": source.replace("$about", about), "test_$name.py": test, "README.md": readme}
+    return {
+        "pyproject.toml": pyproject,
+        "$name.py": source.replace("$about", about),
+        "test_$name.py": test,
+        "README.md": readme,
+    }
 
 
 FILES: Mapping[str, Mapping[str, str]] = {
     "method": _package("method", "the server goes further, or less far", "ROW", _METHOD, _METHOD_TEST, _METHOD_README),
     "dataset": _package("dataset", "A federated data set: $Name", "$Name", _DATASET, _DATASET_TEST, _DATASET_README),
-    "measure": _package("measure", "A measure of federated training: $Name", "$Name", _MEASURE, _MEASURE_TEST, _MEASURE_README),
+    "measure": _package(
+        "measure", "A measure of federated training: $Name", "$Name", _MEASURE, _MEASURE_TEST, _MEASURE_README
+    ),
 }
 """File name -> text, by what is written."""

@@ -58,7 +58,11 @@ def laws(row: Row) -> list[Law]:
         played.cache_clear()
     limit = row.limit
     held = [Law(f"{limit}, bit for bit", partial(claims.limit_is_exact, limit))] if isinstance(limit, Limit) else []
-    held += [] if isinstance(limit, Limit) else [Law("without a limit law, and says why", partial(claims.no_limit_says_why, limit))]
+    held += (
+        []
+        if isinstance(limit, Limit)
+        else [Law("without a limit law, and says why", partial(claims.no_limit_says_why, limit))]
+    )
     for example in row.examples:
         held += [Law(f"{example}: {name}", partial(check, example)) for name, check in _every()]
     return held
@@ -73,7 +77,12 @@ def _every() -> list[tuple[str, Callable[[str], None]]]:
         *_on("batched equals looped, or is refused with a reason", claims.batched_serves, "batch", "dropout", "images"),
         ("two threads change no bit", partial(claims.executor_changes_no_bit, executor="threads", workers=2)),
         ("two processes change no bit", partial(claims.executor_changes_no_bit, executor="processes", workers=2)),
-        *_on("two threads change no bit", partial(claims.executor_changes_no_bit, executor="threads", workers=2), "batch", "dropout"),
+        *_on(
+            "two threads change no bit",
+            partial(claims.executor_changes_no_bit, executor="threads", workers=2),
+            "batch",
+            "dropout",
+        ),
         ("mapped rows change no bit", claims.mapped_rows_change_no_bit),
         *_on("untouched stays untouched", claims.untouched_stays_untouched, "layer", "batch"),
         *_on("resumed equals uninterrupted", claims.carried_over_state_is_all_state, "layer", "batch"),

@@ -30,43 +30,65 @@ def claim(holds: object, words: str) -> None:
         raise AssertionError(words)
 
 
-# ---- limits ---------------------------------------------------------------------------------------------------------------------------------
+# ---- limits
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def limit_is_exact(limit: Limit) -> None:
     """Two chains agree bit for bit, on the server's model and on every client's own."""
     toy = "equal" if limit.uniform else "layer"
     left, right = play(limit.method, toy), play(limit.of, toy)
-    claim(bits(left.params) == bits(right.params), f"{limit}: server models differ by {gap(left.params, right.params):.3g}, not a bit is allowed")
+    claim(
+        bits(left.params) == bits(right.params),
+        f"{limit}: server models differ by {gap(left.params, right.params):.3g}, not a bit is allowed",
+    )
     if not limit.shared_only:
         differing = [i for i, (a, b) in enumerate(zip(left.models, right.models, strict=True)) if bits(a) != bits(b)]
-        claim(not differing, f"{limit}: own models of clients {differing} differ; where only the server's agree, say Limit(..., shared_only=True)")
+        claim(
+            not differing,
+            f"{limit}: own models of clients {differing} differ; where only the server's agree, say Limit(...,"
+            " shared_only=True)",
+        )
 
 
 def no_limit_says_why(limit: NoLimit) -> None:
     """A method without a limit says why."""
-    claim(len(limit.why.split()) >= 3, f"the reason for having no limit law is {limit.why!r}; say in a few words why no setting gives FedAvg")
+    claim(
+        len(limit.why.split()) >= 3,
+        f"the reason for having no limit law is {limit.why!r}; say in a few words why no setting gives FedAvg",
+    )
 
 
-# ---- values ---------------------------------------------------------------------------------------------------------------------------------
+# ---- values
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def pieces_are_values(example: str) -> None:
-    """Pieces hold settings and nothing else: frozen, equal where their settings are, without a field that could remember something."""
+    """Pieces hold settings and nothing else: frozen, equal where their settings are, without a field that could
+    remember something.
+    """
     for piece in toys.parse(example).pieces:
         name = type(piece).__name__
         _is_frozen(piece)
         try:
             hash(piece)
         except TypeError as error:
-            raise AssertionError(f"{name} has a field that can change ({error}); settings are numbers, text, None and tuples") from error
+            raise AssertionError(
+                f"{name} has a field that can change ({error}); settings are numbers, text, None and tuples"
+            ) from error
         missing = [n for n in vars(piece) if n not in {f.name for f in fields(piece)}]
-        claim(not missing, f"{name} keeps {', '.join(missing)} beside its settings; what must survive is returned as slot or row")
+        claim(
+            not missing,
+            f"{name} keeps {', '.join(missing)} beside its settings; what must survive is returned as slot or row",
+        )
     one, two = toys.parse(example), toys.parse(example)
     claim(one == two, f"{example} made twice is not equal; a field takes no part in comparison")
     before = [dict(vars(piece)) for piece in one.pieces]
     play(one)
-    claim([dict(vars(piece)) for piece in one.pieces] == before and one == two, f"{example} changed while it ran; pieces never change")
+    claim(
+        [dict(vars(piece)) for piece in one.pieces] == before and one == two,
+        f"{example} changed while it ran; pieces never change",
+    )
 
 
 def _is_frozen(piece: Piece) -> None:
@@ -88,14 +110,18 @@ def text_comes_back(text: str) -> None:
     claim(again == made, f"{text} prints as {made}, which means another method")
 
 
-# ---- executors ------------------------------------------------------------------------------------------------------------------------------
+# ---- executors
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def batched_equals_looped(example: str, toy: str = "layer", tolerance: float = 1e-6) -> None:
     """Stacked clients give the looped model to 1e-6 of its largest entry."""
     loop, stacked = played(example, toy), play(example, toy, "batched", 2)
     server = gap(stacked.params, loop.params)
-    claim(server <= tolerance, f"{example}: batched and looped server models differ by {server:.3g}; client verbs must be pure tensor code")
+    claim(
+        server <= tolerance,
+        f"{example}: batched and looped server models differ by {server:.3g}; client verbs must be pure tensor code",
+    )
     worst = max(gap(a, b) for a, b in zip(stacked.models, loop.models, strict=True))
     claim(worst <= tolerance, f"{example}: batched and looped own models of clients differ by {worst:.3g}")
 
@@ -113,9 +139,14 @@ def batched_equals_looped_or_refuses(example: str, toy: str) -> str:
 
 
 def batched_serves(example: str, toy: str) -> None:
-    """Batched equals looped with dropout and with images; norms that look at the batch may be refused, with the reason."""
+    """Batched equals looped with dropout and with images.
+
+    Norms that look at the batch may be refused, with the reason.
+    """
     found = batched_equals_looped_or_refuses(example, toy)
-    claim(found == "equal" or (toy == "batch" and found == "refused"), f"{example} on the toy {toy!r}, batched: {found}")
+    claim(
+        found == "equal" or (toy == "batch" and found == "refused"), f"{example} on the toy {toy!r}, batched: {found}"
+    )
 
 
 def executor_changes_no_bit(example: str, executor: str, workers: int, toy: str = "layer") -> None:
@@ -130,7 +161,8 @@ def mapped_rows_change_no_bit(example: str) -> None:
     claim(not differing, f"{example}: rows=mapped changes {', '.join(differing)}")
 
 
-# ---- layers outside the plan ----------------------------------------------------------------------------------------------------------------
+# ---- layers outside the plan
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def untouched_stays_untouched(example: str, toy: str = "layer") -> None:
@@ -143,10 +175,20 @@ def untouched_stays_untouched(example: str, toy: str = "layer") -> None:
             _compare_outside(before, run.server.params, run.plan.average)
             for work, reply in zip(run.executor.works[-1], run.executor.replies[-1], strict=True):
                 plan = work.plan
-                sent, returned = set(messages.down(work).tensors), set(messages.up(reply, codecs_of(run.kit, plan)).tensors)
-                travelled = {name.split("/", 1)[1] for name in sent | returned if name.startswith(("model/", "delta/", "statistics/"))}
+                sent, returned = (
+                    set(messages.down(work).tensors),
+                    set(messages.up(reply, codecs_of(run.kit, plan)).tensors),
+                )
+                travelled = {
+                    name.split("/", 1)[1]
+                    for name in sent | returned
+                    if name.startswith(("model/", "delta/", "statistics/"))
+                }
                 leaked = travelled & (plan.keep - plan.down - plan.up)
-                claim(not leaked, f"{example}: {', '.join(sorted(leaked))} stays with the client by the plan, and travelled")
+                claim(
+                    not leaked,
+                    f"{example}: {', '.join(sorted(leaked))} stays with the client by the plan, and travelled",
+                )
                 extra = {n.split("/", 1)[1] for n in returned if n.startswith("delta/")} - plan.up
                 claim(not extra, f"{example}: {', '.join(sorted(extra))} is not sent up by the plan, and was returned")
     finally:
@@ -158,10 +200,14 @@ def _compare_outside(before: Params, after: Params, average: frozenset[str]) -> 
         if old is None or new is None:
             continue
         for name, tensor in old.views.items():
-            claim(name in average or bits(tensor) == bits(new[name]), f"{name} is not averaged by the plan, and moved on the server")
+            claim(
+                name in average or bits(tensor) == bits(new[name]),
+                f"{name} is not averaged by the plan, and moved on the server",
+            )
 
 
-# ---- state ----------------------------------------------------------------------------------------------------------------------------------
+# ---- state
+# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def carried_over_state_is_all_state(example: str, toy: str = "layer") -> None:
@@ -175,7 +221,11 @@ def carried_over_state_is_all_state(example: str, toy: str = "layer") -> None:
     second.rows.put(1, {i: row for i, row in rows.items() if row is not None})
     first.close()
     differing = same(played(example, toy), finish(second))
-    claim(not differing, f"{example}: resumed after round 2, {', '.join(differing)} differ; all that must survive is returned as slot or row")
+    claim(
+        not differing,
+        f"{example}: resumed after round 2, {', '.join(differing)} differ; all that must survive is returned as slot"
+        " or row",
+    )
 
 
 def reply_order_is_irrelevant(example: str, toy: str = "layer") -> None:
@@ -206,12 +256,21 @@ def a_lost_round_changes_nothing(example: str, toy: str = "layer") -> None:
     try:
         run.round()
         run.executor.change = poisoned
-        model, slots, rows = bits(run.server.params), bits(dict(run.server.slots)), [bits(run.rows.get(i)) for i in everyone]
+        model, slots, rows = (
+            bits(run.server.params),
+            bits(dict(run.server.slots)),
+            [bits(run.rows.get(i)) for i in everyone],
+        )
         row = run.round()
         claim(not row["moved"], f"{example}: all replies of a round were refused, and the model moved")
-        claim(len(row["refused"]) == len(row["cohort"]), f"{example}: {len(row['refused'])} of {len(row['cohort'])} wrong replies were refused")
+        claim(
+            len(row["refused"]) == len(row["cohort"]),
+            f"{example}: {len(row['refused'])} of {len(row['cohort'])} wrong replies were refused",
+        )
         now = bits(run.server.params), bits(dict(run.server.slots)), [bits(run.rows.get(i)) for i in everyone]
-        claim(now == (model, slots, rows), f"{example}: a round without good replies changed the model, the slots or rows")
+        claim(
+            now == (model, slots, rows), f"{example}: a round without good replies changed the model, the slots or rows"
+        )
     finally:
         run.close()
 
@@ -221,7 +280,8 @@ def poisoned(answers: Answers) -> Answers:
     return [replace(answer, samples=answer.samples + 1) if isinstance(answer, Reply) else answer for answer in answers]
 
 
-# ---- the bill -------------------------------------------------------------------------------------------------------------------------------
+# ---- the bill
+# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def counted_bytes_are_real(example: str, toy: str = "layer") -> None:
@@ -259,7 +319,9 @@ def billed_messages(example: str, toy: str = "layer") -> Letters:
 def _unpacks_to_what_the_server_applies(packed: Mapping[str, Tensor], reply: Reply, codecs: Mapping[str, str]) -> None:
     applied = messages.contents(reply)
     opened = unpack(packed, {n: (tuple(t.shape), t.dtype) for n, t in applied.items()}, codecs)
-    claim(digests(opened) == digests(applied), "the codec loses something: what is unpacked is not what the client sent")
+    claim(
+        digests(opened) == digests(applied), "the codec loses something: what is unpacked is not what the client sent"
+    )
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -28,7 +28,9 @@ Order: TypeAlias = Callable[[list[Work]], list[Work]]
 class Wrapped:
     """An executor whose works and replies pass through functions on their way, and are recorded."""
 
-    def __init__(self, inner: Executor, change: Change = lambda replies: replies, order: Order = lambda works: works) -> None:
+    def __init__(
+        self, inner: Executor, change: Change = lambda replies: replies, order: Order = lambda works: works
+    ) -> None:
         self.inner, self.change, self.order = inner, change, order
         self.name, self.workers = inner.name, inner.workers
         self.works: list[list[Work]] = []
@@ -82,7 +84,11 @@ def outcome(run: Engine, rows: Sequence[Row] = ()) -> Outcome:
     """The server's model and slots, every client's own model and row."""
     total = run.parts.federation.clients
     return Outcome(
-        run.server.params, [own_model(run, i) for i in range(total)], dict(run.server.slots), [run.rows.get(i) for i in range(total)], list(rows)
+        run.server.params,
+        [own_model(run, i) for i in range(total)],
+        dict(run.server.slots),
+        [run.rows.get(i) for i in range(total)],
+        list(rows),
     )
 
 
@@ -116,7 +122,9 @@ def play(
 
 
 @functools.lru_cache(maxsize=512)
-def played(method: str = "fedavg", toy: str = "layer", executor: str = "loop", workers: int = 1, **settings: Any) -> Outcome:
+def played(
+    method: str = "fedavg", toy: str = "layer", executor: str = "loop", workers: int = 1, **settings: Any
+) -> Outcome:
     """A whole run, remembered; for runs that several laws compare with."""
     return play(method, toy, executor, workers, **settings)
 
@@ -127,7 +135,8 @@ def copied(server: Server) -> Server:
     return Server(server.round, server.params.clone(), slots)
 
 
-# ---- comparisons ----------------------------------------------------------------------------------------------------------------------------
+# ---- comparisons
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def bits(value: Any) -> bytes:
@@ -146,8 +155,12 @@ def bits(value: Any) -> bytes:
 def same(a: Outcome, b: Outcome) -> list[str]:
     """Where two outcomes differ in any bit: the server's model, its slots, clients' models and rows."""
     found = [what for what in ("params", "slots") if bits(getattr(a, what)) != bits(getattr(b, what))]
-    found += [f"model of client {i}" for i, (x, y) in enumerate(zip(a.models, b.models, strict=True)) if bits(x) != bits(y)]
-    return found + [f"row of client {i}" for i, (x, y) in enumerate(zip(a.clients, b.clients, strict=True)) if bits(x) != bits(y)]
+    found += [
+        f"model of client {i}" for i, (x, y) in enumerate(zip(a.models, b.models, strict=True)) if bits(x) != bits(y)
+    ]
+    return found + [
+        f"row of client {i}" for i, (x, y) in enumerate(zip(a.clients, b.clients, strict=True)) if bits(x) != bits(y)
+    ]
 
 
 def gap(a: Params, b: Params) -> float:

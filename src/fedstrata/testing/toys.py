@@ -1,4 +1,7 @@
-"""Small federations and models to hold methods to their laws. Everything is derived from a seed; nothing takes a tenth of a second."""
+"""Small federations and models to hold methods to their laws. Everything is derived from a seed.
+
+Nothing takes a tenth of a second.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,14 @@ from fedstrata.data.partition.base import Listed
 from fedstrata.engine.assembly import Parts, assemble
 from fedstrata.methods import find
 
-SIZES = (17, 8, 5, 12, 3, 9)  # with batches of 4: tails of one sample, a client smaller than a batch, one that divides evenly
+SIZES = (
+    17,
+    8,
+    5,
+    12,
+    3,
+    9,
+)  # with batches of 4: tails of one sample, a client smaller than a batch, one that divides evenly
 EQUAL = (8, 8, 8, 8, 8, 8)
 FEATURES, CLASSES = 6, 3
 
@@ -29,7 +39,10 @@ Toy: TypeAlias = "str | tuple[Federation, nn.Module]"
 
 
 class Small(nn.Module):
-    """Two hidden layers with a norm after the first, and a linear head; every kind of selector matches something, and it may end early."""
+    """Two hidden layers with a norm after the first, and a linear head.
+
+    Every kind of selector matches something, and it may end early.
+    """
 
     def __init__(self, norm: Norm = "layer", drop: float = 0.0) -> None:
         super().__init__()
@@ -85,7 +98,9 @@ def small(norm: Norm = "layer", drop: float = 0.0) -> nn.Module:
     return filled(Small(norm, drop))
 
 
-def arrays(sizes: Sequence[int] = SIZES, seed: int = 0, shape: tuple[int, ...] = (FEATURES,)) -> tuple[Tensor, Tensor, Tensor]:
+def arrays(
+    sizes: Sequence[int] = SIZES, seed: int = 0, shape: tuple[int, ...] = (FEATURES,)
+) -> tuple[Tensor, Tensor, Tensor]:
     """(x, y, client): every client has its own shift of the inputs and its own favourite class."""
     generator = torch.Generator().manual_seed(seed)
     total = sum(sizes)
@@ -96,7 +111,9 @@ def arrays(sizes: Sequence[int] = SIZES, seed: int = 0, shape: tuple[int, ...] =
     return x, torch.where(favourite, client % CLASSES, y), client
 
 
-def federation(sizes: Sequence[int] = SIZES, seed: int = 0, shape: tuple[int, ...] = (FEATURES,), **options: Any) -> Federation:
+def federation(
+    sizes: Sequence[int] = SIZES, seed: int = 0, shape: tuple[int, ...] = (FEATURES,), **options: Any
+) -> Federation:
     """Clients of these sizes (0 is allowed), with a server test set of 30 samples."""
     x, y, _ = arrays(sizes, seed, shape)
     tx, ty, _ = arrays((30,), seed + 1, shape)
@@ -110,7 +127,11 @@ def listed(x: Tensor, y: Tensor, sizes: Sequence[int], **options: Any) -> Federa
         return Federation.of(x.numpy(), y.numpy(), client=np.repeat(np.arange(len(sizes)), sizes), **options)
     made = Federation.of(x.numpy(), y.numpy(), partition="iid", clients=1, **options)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return dataclasses.replace(made, partition=Listed("listed", offsets, np.arange(len(y), dtype=np.int64)), fingerprint=f"{made.fingerprint}{sizes}")
+    return dataclasses.replace(
+        made,
+        partition=Listed("listed", offsets, np.arange(len(y), dtype=np.int64)),
+        fingerprint=f"{made.fingerprint}{sizes}",
+    )
 
 
 TOYS: Mapping[str, Callable[[], tuple[Federation, nn.Module]]] = {
@@ -138,7 +159,10 @@ _known: dict[str, type[Piece]] = {}
 
 
 def know(piece: type[Piece]) -> bool:
-    """Have :func:`parse` understand a piece that is not registered; says whether its name meant something else before."""
+    """Have :func:`parse` understand a piece that is not registered.
+
+    Says whether its name meant something else before.
+    """
     name = piece.__name__.lower()
     before, _known[name] = _known.get(name), piece
     return before is not piece
@@ -152,7 +176,10 @@ def parse(text: str) -> Method:
 
 def config(**settings: Any) -> Config:
     """The laws' settings, with changes; a length in steps replaces the one in epochs."""
-    known = dict(DEFAULTS) | {k.replace("local_", "local.").replace("eval_", "eval.").replace("gate_", "gate."): v for k, v in settings.items()}
+    known = dict(DEFAULTS) | {
+        k.replace("local_", "local.").replace("eval_", "eval.").replace("gate_", "gate."): v
+        for k, v in settings.items()
+    }
     if known.get("local.steps") is not None:
         known["local.epochs"] = None
     return Config(**known)

@@ -1,4 +1,7 @@
-"""Trackers: observers that hand a run's curves to TensorBoard, MLflow or a package of yours. They read events and never change a run."""
+"""Trackers: observers that hand a run's curves to TensorBoard, MLflow or a package of yours.
+
+They read events and never change a run.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,14 @@ class Tracker(Protocol):
 
 
 def _tensorboard(folder: str = "runs/tensorboard") -> Tracker:
-    from fedstrata.trackers.tensorboard import TensorBoard  # noqa: PLC0415  # its library is loaded only where it is asked for
+    # its library is loaded only where it is asked for
+    from fedstrata.trackers.tensorboard import TensorBoard  # noqa: PLC0415
 
     return TensorBoard(folder)
 
 
 def _mlflow(uri: str = "runs/mlflow", experiment: str = "fedstrata") -> Tracker:
-    from fedstrata.trackers.mlflow import MLflow  # noqa: PLC0415  # the same
+    from fedstrata.trackers.mlflow import MLflow  # the same  # noqa: PLC0415
 
     return MLflow(uri, experiment)
 
@@ -46,7 +50,8 @@ _OURS: Mapping[str, Callable[..., Tracker]] = {"tensorboard": _tensorboard, "mlf
 class Guarded:
     """A tracker that cannot end a run.
 
-    A run's results are in its folder whatever happens to a tracker. So the first failure is noted on stderr, and the tracker is off from then on.
+    A run's results are in its folder whatever happens to a tracker. So the first failure is noted on stderr, and the
+    tracker is off from then on.
     """
 
     def __init__(self, name: str, tracker: Callable[[Event], None]) -> None:
@@ -66,11 +71,13 @@ class Guarded:
     def _try(self, act: Callable[[], object]) -> None:
         try:
             act()
-        except Exception as error:  # noqa: BLE001  # whatever a disk, a server or a foreign library does
+        except Exception as error:  # whatever a disk, a server or a foreign library does  # noqa: BLE001
             if not self.off:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
                 print(
-                    f"fedstrata: note: the tracker {self.name} failed ({reason}) and is off; the run goes on and keeps its results", file=sys.stderr
+                    f"fedstrata: note: the tracker {self.name} failed ({reason}) and is off; the run goes on and keeps"
+                    " its results",
+                    file=sys.stderr,
                 )
             self.off = True
 
@@ -79,9 +86,11 @@ def trackers(text: str) -> list[Guarded]:
     """The trackers that a setting means.
 
     Args:
-        text: "none", or names in call syntax: ``"tensorboard(folder='runs/tb') + mlflow(uri='file:runs/ml', experiment='x')"``.
+        text: "none", or names in call syntax: ``"tensorboard(folder='runs/tb') + mlflow(uri='file:runs/ml',
+            experiment='x')"``.
     Raises:
-        ConfigError: an unknown tracker or setting, one tracker twice, a library that is not installed, or a place that cannot be meant.
+        ConfigError: an unknown tracker or setting, one tracker twice, a library that is not installed, or a place that
+            cannot be meant.
     """
     return [Guarded(call.name, _made(call, factory, settings)) for call, factory, settings in _meant(text)]
 
@@ -118,7 +127,9 @@ def _made(call: Call, factory: Factory, settings: Mapping[str, Any]) -> Callable
     except ImportError as error:
         package = (error.name or call.name).partition(".")[0]
         remedy = "'fedstrata[track]'" if package in _OURS else package
-        raise ConfigError(f"track={call.name} needs the package {package}, which is not installed: pip install {remedy}.") from error
+        raise ConfigError(
+            f"track={call.name} needs the package {package}, which is not installed: pip install {remedy}."
+        ) from error
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ConfigError(f"track={call} cannot be opened: {reason}") from error

@@ -20,7 +20,12 @@ SCORES = (
     "heldout_own",
     "heldout_adapted",
 )
-TOTALS = {"bytes_up": "cost/bytes_up", "bytes_down": "cost/bytes_down", "flops": "cost/flops", "seconds": "cost/seconds"}
+TOTALS = {
+    "bytes_up": "cost/bytes_up",
+    "bytes_down": "cost/bytes_down",
+    "flops": "cost/flops",
+    "seconds": "cost/seconds",
+}
 
 
 class Curves:

@@ -8,9 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before the import: nothing is sent anywhere that the user did not name
-os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions want to be told that a folder is meant, which the uri says
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # a server that is gone does not hold training up for minutes
+os.environ.setdefault(
+    "MLFLOW_DISABLE_TELEMETRY", "true"
+)  # before the import: nothing is sent anywhere that the user did not name
+os.environ.setdefault(
+    "MLFLOW_ALLOW_FILE_STORE", "true"
+)  # newer versions want to be told that a folder is meant, which the uri says
+os.environ.setdefault(
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"
+)  # a server that is gone does not hold training up for minutes
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 
 from mlflow.entities import Metric, Param, RunTag
@@ -27,7 +33,8 @@ _FOREIGN = re.compile(r"[^\w\-. :/]")  # what MLflow has not in names
 class MLflow:
     """One MLflow run a fedstrata run, called after its folder; steps are rounds, from 1.
 
-    A resumed run writes on in the same MLflow run; steps that it does again, and that are there already, are not written twice.
+    A resumed run writes on in the same MLflow run; steps that it does again, and that are there already, are not
+    written twice.
 
     Args:
         uri: a folder, "file:..." or the address of a server.
@@ -75,20 +82,33 @@ class MLflow:
     def _unfinished(self, experiment: str, tags: dict[str, str]) -> str | None:
         """The last MLflow run of this run's folder that has not come to its end."""
         wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items() if "'" not in value)
-        found = self.client.search_runs([experiment], filter_string=wanted, order_by=["attributes.start_time DESC"], max_results=20)
-        return next((run.info.run_id for run in found if run.info.status != "FINISHED" and run.data.tags.get(NAME) == tags[NAME]), None)
+        found = self.client.search_runs(
+            [experiment], filter_string=wanted, order_by=["attributes.start_time DESC"], max_results=20
+        )
+        return next(
+            (
+                run.info.run_id
+                for run in found
+                if run.info.status != "FINISHED" and run.data.tags.get(NAME) == tags[NAME]
+            ),
+            None,
+        )
 
     def _log(self, values: dict[str, float], step: int) -> None:
         assert self.run is not None
         self.rounds = step
         now = int(time.time() * 1000)
-        self.client.log_batch(self.run, metrics=[Metric(_FOREIGN.sub("_", name), value, now, step) for name, value in values.items()])
+        self.client.log_batch(
+            self.run, metrics=[Metric(_FOREIGN.sub("_", name), value, now, step) for name, value in values.items()]
+        )
 
     def _end(self, event: Finished) -> None:
         assert self.run is not None
         self._log({f"summary/{name}": value for name, value in numbers(event.summary)}, max(self.rounds, self.logged))
         words: dict[str, Any] = {name: value for name, value in event.summary.items() if isinstance(value, str)}
-        self.client.log_batch(self.run, tags=[RunTag(f"summary.{name}", value[:LENGTH]) for name, value in words.items()])
+        self.client.log_batch(
+            self.run, tags=[RunTag(f"summary.{name}", value[:LENGTH]) for name, value in words.items()]
+        )
         run, self.run = self.run, None
         self.client.set_terminated(run, status="FINISHED")
 

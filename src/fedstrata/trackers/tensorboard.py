@@ -1,6 +1,7 @@
 """TensorBoard: scalars, settings and the summary as event files.
 
-The files are written in this thread, record by record, so that a disk that fails is noticed here and what was written lies on the disk.
+The files are written in this thread, record by record, so that a disk that fails is noticed here and what was written
+lies on the disk.
 """
 
 from __future__ import annotations
@@ -56,7 +57,12 @@ class TensorBoard:
         self.file = EventFile(self.folder / name, event.first + 1)
         given = settings(event.folder)
         experiment, start, self.ending = hparams(given, {"accuracy": 0.0})
-        self.file.write(event.first, experiment, start, _text("settings", "\n".join(f"    {n} = {value}" for n, value in given.items())))
+        self.file.write(
+            event.first,
+            experiment,
+            start,
+            _text("settings", "\n".join(f"    {n} = {value}" for n, value in given.items())),
+        )
 
     def close(self) -> None:
         """Close the event file."""
@@ -95,7 +101,9 @@ class EventFile:
 
 
 def _after(names: Iterable[str]) -> str:
-    """A name that sorts after those of a folder, in which order TensorBoard reads them, also where a clock went back."""
+    """A name that sorts after those of a folder, in which order TensorBoard reads them, also where a clock went
+    back.
+    """
     stamps = [int(found[1] + found[2]) + 1 for name in names if (found := _STAMP.match(name))]
     seconds, rest = divmod(max([time.time_ns(), *stamps]), 10**9)
     return f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"

@@ -1,4 +1,6 @@
-"""What crosses the boundary between server and client: frames as bytes, lossless codecs, and the gate that checks every reply."""
+"""What crosses the boundary between server and client: frames as bytes, lossless codecs, and the gate that checks every
+reply.
+"""
 
 from fedstrata.storage.container import Form, Limits, Shapes
 from fedstrata.wire.codec import CODECS, Codec, pack, packed_shapes, register, unpack

@@ -1,7 +1,9 @@
-"""Lossless packings of tensors, declared by tensor name. What is lost on purpose is lost in a piece's ``upload``, never here.
+"""Lossless packings of tensors, declared by tensor name. What is lost on purpose is lost in a piece's ``upload``, never
+here.
 
-``dense`` sends a tensor as it is. ``bits`` sends tensors of exactly +1 and -1 as one bit an entry; all of a message are packed once, as one
-flat vector in the order of their names, so that a message of many small tensors wastes less than one byte.
+``dense`` sends a tensor as it is. ``bits`` sends tensors of exactly +1 and -1 as one bit an entry; all of a message are
+packed once, as one flat vector in the order of their names, so that a message of many small tensors wastes less than
+one byte.
 """
 
 from __future__ import annotations
@@ -50,9 +52,11 @@ class Dense:
 
 
 class Bits:
-    """Tensors of exactly +1 and -1 (float32 or float64) as ceil(d / 8) bytes for all d entries: bit 1 is +1, little bit order, the rest 0.
+    """Tensors of exactly +1 and -1 (float32 or float64) as ceil(d / 8) bytes for all d entries: bit 1 is +1, little bit
+    order, the rest 0.
 
-    Source: FedSMU, the 1-bit upload; sign(0) is decided by the piece that draws the sign, because one bit has two values.
+    Source: FedSMU, the 1-bit upload; sign(0) is decided by the piece that draws the sign, because one bit has two
+        values.
     """
 
     name = "@bits"
@@ -67,7 +71,10 @@ class Bits:
             return {}
         for name, tensor in tensors.items():
             if not tensor.is_floating_point() or not bool((tensor.abs() == 1).all()):
-                raise WireError(f"bits: {cut(name)} {_stray(tensor)}; the codec holds exactly +1 and -1. Send signs (0 has none) or use dense.")
+                raise WireError(
+                    f"bits: {cut(name)} {_stray(tensor)}; the codec holds exactly +1 and -1. Send signs (0 has none) or"
+                    " use dense."
+                )
         flat = torch.cat([tensors[name].detach().reshape(-1) > 0 for name in sorted(tensors)])
         return {self.name: torch.from_numpy(np.packbits(flat.numpy(), bitorder="little"))}
 
@@ -81,7 +88,10 @@ class Bits:
             got = "nothing" if vector is None else f"{vector.dtype} of shape {tuple(vector.shape)}"
             raise WireError(f"bits: {wanted} bytes for {count} signs are wanted as {self.name}; {got} arrived.")
         if count % 8 and int(vector[-1]) >> (count % 8):
-            raise WireError(f"bits: the last byte is {int(vector[-1])}; only its lowest {count % 8} bits are signs, the others must be 0.")
+            raise WireError(
+                f"bits: the last byte is {int(vector[-1])}; only its lowest {count % 8} bits are signs, the others must"
+                " be 0."
+            )
         signs = torch.from_numpy(np.unpackbits(vector.numpy(), count=count, bitorder="little"))
         result, offset = {}, 0
         for name in sorted(shapes):
@@ -112,12 +122,16 @@ def packed_shapes(shapes: Shapes, codecs: Mapping[str, str]) -> dict[str, Form]:
     Raises:
         WireError: an unknown codec or tensor, or two packings that would send the same name.
     """
-    return _union([CODECS[codec].packed_shapes({n: shapes[n] for n in names}) for codec, names in _split(shapes, codecs).items()])
+    return _union(
+        [CODECS[codec].packed_shapes({n: shapes[n] for n in names}) for codec, names in _split(shapes, codecs).items()]
+    )
 
 
 def pack(tensors: Mapping[str, Tensor], codecs: Mapping[str, str]) -> dict[str, Tensor]:
     """What is sent for these tensors; see :func:`packed_shapes`."""
-    return _union([CODECS[codec].pack({n: tensors[n] for n in names}) for codec, names in _split(tensors, codecs).items()])
+    return _union(
+        [CODECS[codec].pack({n: tensors[n] for n in names}) for codec, names in _split(tensors, codecs).items()]
+    )
 
 
 def unpack(packed: Mapping[str, Tensor], shapes: Shapes, codecs: Mapping[str, str]) -> dict[str, Tensor]:
@@ -143,7 +157,9 @@ def unpack(packed: Mapping[str, Tensor], shapes: Shapes, codecs: Mapping[str, st
 def _split(names: Mapping[str, object], codecs: Mapping[str, str]) -> dict[str, list[str]]:
     for name, codec in codecs.items():
         if codec not in CODECS:
-            raise WireError(f"{cut(name)} asks for the codec {codec!r}; {', '.join(CODECS)} are known.{nearest(codec, CODECS)}")
+            raise WireError(
+                f"{cut(name)} asks for the codec {codec!r}; {', '.join(CODECS)} are known.{nearest(codec, CODECS)}"
+            )
         if name not in names:
             raise WireError(f"the codec {codec} is declared for {cut(name)}, which is not sent.{nearest(name, names)}")
     groups: dict[str, list[str]] = {}

@@ -1,4 +1,6 @@
-"""Messages as bytes: a frame is encoded into one safetensors container, and decoded only if every byte of it makes sense."""
+"""Messages as bytes: a frame is encoded into one safetensors container, and decoded only if every byte of it makes
+sense.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Frame:
 
     Args:
         kind: "down" to a client, "up" to the server.
-        fields: small facts (round, samples, loss); int within 64 bits, finite float, or text. A boolean is refused: send 0 or 1.
+        fields: small facts (round, samples, loss); int within 64 bits, finite float, or text. A boolean is refused:
+            send 0 or 1.
         tensors: name -> CPU tensor, already packed by its codec (:mod:`fedstrata.wire.codec`).
     """
 
@@ -39,7 +42,9 @@ class Frame:
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes of one message: ``payload`` is tensor data, ``framing`` is everything else (length, header, names, fields, padding)."""
+    """Bytes of one message: ``payload`` is tensor data, ``framing`` is everything else (length, header, names, fields,
+    padding).
+    """
 
     payload: int
     framing: int
@@ -80,7 +85,9 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = LIMITS) -> Fra
         raise WireError(f"a message is a contiguous run of bytes; this is {type(data).__name__}.") from error
     contents = container.parse(view, limits)
     if contents.metadata.keys() != {_KEY}:
-        raise WireError(f"the header's __metadata__ holds {cut(sorted(contents.metadata))}; a message has exactly [{_KEY!r}].")
+        raise WireError(
+            f"the header's __metadata__ holds {cut(sorted(contents.metadata))}; a message has exactly [{_KEY!r}]."
+        )
     kind, fields = _read_metadata(contents.metadata[_KEY], limits)
     return Frame(kind, fields, container.tensors(contents, view))
 
@@ -102,13 +109,21 @@ def _form(name: str, tensor: object) -> Form:
     if not isinstance(tensor, Tensor):
         raise WireError(f"{cut(name)} is {type(tensor).__name__}, not a tensor.")
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        raise WireError(f"{cut(name)} is {tensor.layout} on {tensor.device}; move it to the CPU as a dense tensor before it is sent.")
+        raise WireError(
+            f"{cut(name)} is {tensor.layout} on {tensor.device}; move it to the CPU as a dense tensor before it is"
+            " sent."
+        )
     return tuple(tensor.shape), tensor.dtype
 
 
 def _metadata(kind: str, fields: Mapping[str, Value], limits: Limits) -> dict[str, str]:
     _check(kind, fields, limits)
-    text = json.dumps({"version": _VERSION, "kind": kind, "fields": dict(fields)}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(
+        {"version": _VERSION, "kind": kind, "fields": dict(fields)},
+        ensure_ascii=False,
+        allow_nan=False,
+        separators=(",", ":"),
+    )
     return {_KEY: text}
 
 

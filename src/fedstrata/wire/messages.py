@@ -33,39 +33,56 @@ def down(work: Work) -> Frame:
 
 
 def up(reply: Reply, codecs: Mapping[str, str] | None = None) -> Frame:
-    """What one client sends: its update, statistics and the pieces' mail. ``codecs`` names the packing by tensor; the rest is dense."""
-    tensors = _named("delta", reply.delta, None) | _named("statistics", reply.statistics, None) | _letters("mail", reply.mail)
+    """What one client sends: its update, statistics and the pieces' mail. ``codecs`` names the packing by tensor.
+
+    The rest is dense.
+    """
+    tensors = (
+        _named("delta", reply.delta, None) | _named("statistics", reply.statistics, None) | _letters("mail", reply.mail)
+    )
     return Frame("up", _up_fields(reply), pack(tensors, codecs or {}))
 
 
 def contents(reply: Reply) -> dict[str, Tensor]:
     """The reply's tensors by their names on the wire, before packing."""
-    return _named("delta", reply.delta, None) | _named("statistics", reply.statistics, None) | _letters("mail", reply.mail)
+    return (
+        _named("delta", reply.delta, None) | _named("statistics", reply.statistics, None) | _letters("mail", reply.mail)
+    )
 
 
 def weigh_down(work: Work) -> Size:
     """Bytes of :func:`down`, without building it."""
     names, fields = work.plan.down, _down_fields(work)
     assert work.sent.buffers is not None
-    shapes = (*_shapes("model", work.sent, names), *_shapes("statistics", work.sent.buffers, names), *_letter_shapes("extra", work.extras))
+    shapes = (
+        *_shapes("model", work.sent, names),
+        *_shapes("statistics", work.sent.buffers, names),
+        *_letter_shapes("extra", work.extras),
+    )
     return _size("down", shapes, fields)
 
 
 def weigh_up(reply: Reply, codecs: Mapping[str, str] | None = None) -> Size:
     """Bytes of :func:`up`, without building it."""
-    shapes = (*_shapes("delta", reply.delta, None), *_shapes("statistics", reply.statistics, None), *_letter_shapes("mail", reply.mail))
+    shapes = (
+        *_shapes("delta", reply.delta, None),
+        *_shapes("statistics", reply.statistics, None),
+        *_letter_shapes("mail", reply.mail),
+    )
     if codecs:
         packed = packed_shapes({n: (s, d) for n, s, d in shapes}, codecs)
         shapes = tuple((n, tuple(s), d) for n, (s, d) in packed.items())
     return _size("up", shapes, _up_fields(reply))
 
 
-def weigh_ask(models: tuple[Params, ...], round: int) -> Size:  # noqa: A002  # the field's word
+def weigh_ask(models: tuple[Params, ...], round: int) -> Size:  # the field's word  # noqa: A002
     """Bytes of a question: all models to one client, one score for each back (as text in the answer's fields)."""
     total = Size(0, 0)
     for model in models:
         assert model.buffers is not None
-        total = total + _size("down", (*_shapes("model", model, None), *_shapes("statistics", model.buffers, None)), {"round": round})
+        total = total + _size(
+            "down", (*_shapes("model", model, None), *_shapes("statistics", model.buffers, None)), {"round": round}
+        )
     return total
 
 
@@ -81,8 +98,15 @@ def _down_fields(work: Work) -> dict[str, Value]:
 
 
 def _up_fields(reply: Reply) -> dict[str, Value]:
-    fields: dict[str, Value] = {"place": reply.place, "client": reply.client, "samples": reply.samples, "steps": reply.steps}
-    return fields | ({"loss": reply.loss} if math.isfinite(reply.loss) else {})  # a loss that is no number is left out, not sent as one
+    fields: dict[str, Value] = {
+        "place": reply.place,
+        "client": reply.client,
+        "samples": reply.samples,
+        "steps": reply.steps,
+    }
+    return fields | (
+        {"loss": reply.loss} if math.isfinite(reply.loss) else {}
+    )  # a loss that is no number is left out, not sent as one
 
 
 def _named(prefix: str, p: Params, names: frozenset[str] | None) -> dict[str, Tensor]:
@@ -91,9 +115,15 @@ def _named(prefix: str, p: Params, names: frozenset[str] | None) -> dict[str, Te
 
 @lru_cache(maxsize=256)
 def _spec_shapes(
-    prefix: str, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], kind: torch.dtype, wanted: frozenset[str] | None
+    prefix: str,
+    names: tuple[str, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    kind: torch.dtype,
+    wanted: frozenset[str] | None,
 ) -> tuple[Shape, ...]:
-    return tuple((f"{prefix}/{n}", tuple(s), kind) for n, s in zip(names, shapes, strict=True) if wanted is None or n in wanted)
+    return tuple(
+        (f"{prefix}/{n}", tuple(s), kind) for n, s in zip(names, shapes, strict=True) if wanted is None or n in wanted
+    )
 
 
 def _shapes(prefix: str, p: Params, names: frozenset[str] | None) -> tuple[Shape, ...]:
@@ -101,7 +131,9 @@ def _shapes(prefix: str, p: Params, names: frozenset[str] | None) -> tuple[Shape
 
 
 def _letters(prefix: str, states: Mapping[str, State]) -> dict[str, Tensor]:
-    return {f"{prefix}/{piece}/{n}": _tensor(v) for piece, state in states.items() for n, v in flatten_state(state).items()}
+    return {
+        f"{prefix}/{piece}/{n}": _tensor(v) for piece, state in states.items() for n, v in flatten_state(state).items()
+    }
 
 
 def _letter_shapes(prefix: str, states: Mapping[str, State]) -> tuple[Shape, ...]:
@@ -122,7 +154,9 @@ class _Sizes:
     def __init__(self) -> None:
         self.known: dict[tuple[Kind, tuple[Shape, ...], int], Size] = {}
 
-    def __call__(self, kind: Kind, shapes: tuple[Shape, ...], length: int, fields: tuple[tuple[str, Value], ...]) -> Size:
+    def __call__(
+        self, kind: Kind, shapes: tuple[Shape, ...], length: int, fields: tuple[tuple[str, Value], ...]
+    ) -> Size:
         key = (kind, shapes, length)
         if key not in self.known:
             if len(self.known) > 4096:

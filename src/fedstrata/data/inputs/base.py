@@ -38,7 +38,10 @@ class Taken:
 
 
 class Intake:
-    """How further samples are prepared. A data set overrides the forms of data that it takes; the others are refused in one line."""
+    """How further samples are prepared. A data set overrides the forms of data that it takes.
+
+    The others are refused in one line.
+    """
 
     @property
     def takes(self) -> str:
@@ -91,7 +94,9 @@ class Numbers(Intake):
     def takes(self) -> str:
         """What is taken, in words."""
         what = f"tokens below {self.vocabulary}" if self.vocabulary else "floats, as the model reads them"
-        return f"arrays (.npy, or .npz with x and, for a score, y) of shape [N, {', '.join(map(str, self.shape))}], {what}"
+        return (
+            f"arrays (.npy, or .npz with x and, for a score, y) of shape [N, {', '.join(map(str, self.shape))}], {what}"
+        )
 
     def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> Taken:
         """See :meth:`Intake.array`."""
@@ -106,7 +111,10 @@ class Numbers(Intake):
             DataError: the message has both shapes.
         """
         if tuple(x.shape[1:]) != self.shape or x.ndim < 2 or not len(x):
-            raise DataError(f"{where} has shape {list(x.shape)}; this model reads [N, {', '.join(map(str, self.shape))}] with at least one sample.")
+            raise DataError(
+                f"{where} has shape {list(x.shape)}; this model reads [N, {', '.join(map(str, self.shape))}] with at"
+                " least one sample."
+            )
 
     def _floats(self, x: NDArray[Any], where: str) -> Tensor:
         if x.dtype.kind != "f":
@@ -128,9 +136,13 @@ def taken(x: Tensor, y: NDArray[Any] | None, classes: int, where: str) -> Taken:
     """
     names = tuple(str(row) for row in range(len(x)))
     if y is None:
-        return Taken(Tensors(x, torch.zeros(len(x), dtype=torch.int64 if classes else torch.float32)), names, labelled=False)
+        return Taken(
+            Tensors(x, torch.zeros(len(x), dtype=torch.int64 if classes else torch.float32)), names, labelled=False
+        )
     if y.ndim != 1 or len(y) != len(x):
-        raise DataError(f"{where}: y has shape {list(y.shape)} for {len(x)} samples; one label a sample, shape [N], is wanted.")
+        raise DataError(
+            f"{where}: y has shape {list(y.shape)} for {len(x)} samples; one label a sample, shape [N], is wanted."
+        )
     if classes:
         return Taken(Tensors(x, class_labels(y, classes, where)), names, labelled=True)
     if y.dtype.kind not in "fiu" or not np.isfinite(y).all():
@@ -148,5 +160,7 @@ def tokens(x: NDArray[Any], vocabulary: int, where: str) -> Tensor:
         raise DataError(f"{where}: vocabulary is {vocabulary}, and x holds {x.dtype}; tokens are integers.")
     wrong = np.argwhere((x < 0) | (x >= vocabulary))
     if len(wrong):
-        raise DataError(f"{where}: row {wrong[0][0]} holds token {x[tuple(wrong[0])]}; tokens lie in 0 to {vocabulary - 1}.")
+        raise DataError(
+            f"{where}: row {wrong[0][0]} holds token {x[tuple(wrong[0])]}; tokens lie in 0 to {vocabulary - 1}."
+        )
     return torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64))

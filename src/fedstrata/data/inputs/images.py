@@ -31,7 +31,8 @@ class Pictures(Intake):
         mean, std: [C] in units of [0, 1] pixels; C is 1 (grey) or 3.
         classes: of the task.
         resize: the shorter side before the middle is cut out; 0 is just as large as the sample.
-        fit: "crop" resizes (antialiased, bilinear) and cuts out the middle; "stretch" resizes to the shape itself (bicubic).
+        fit: "crop" resizes (antialiased, bilinear) and cuts out the middle; "stretch" resizes to the shape itself
+            (bicubic).
     """
 
     height: int
@@ -51,13 +52,23 @@ class Pictures(Intake):
     def takes(self) -> str:
         """What is taken, in words."""
         shape = ", ".join(map(str, self.shape))
-        return f"pictures (a file or a folder), or arrays (.npy, .npz) of shape [N, {shape}]: uint8 pixels, or floats that are normalised already"
+        return (
+            f"pictures (a file or a folder), or arrays (.npy, .npz) of shape [N, {shape}]: uint8 pixels, or floats that"
+            " are normalised already"
+        )
 
     def pictures(self, files: Sequence[Path], names: Sequence[str], labels: Sequence[int] | None, where: str) -> Taken:
         """See :meth:`Intake.pictures`."""
         if len(self.mean) not in (1, 3):
-            raise DataError(f"{where}: pictures are read in grey or RGB, and this model takes {len(self.mean)} channels; give an array (.npy, .npz).")
-        y = torch.tensor(labels, dtype=torch.int64) if labels is not None else torch.zeros(len(files), dtype=torch.int64)
+            raise DataError(
+                f"{where}: pictures are read in grey or RGB, and this model takes {len(self.mean)} channels; give an"
+                " array (.npy, .npz)."
+            )
+        y = (
+            torch.tensor(labels, dtype=torch.int64)
+            if labels is not None
+            else torch.zeros(len(files), dtype=torch.int64)
+        )
         return Taken(_Shown(self, tuple(files), y), tuple(names), labelled=labels is not None)
 
     def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> Taken:
@@ -66,7 +77,11 @@ class Pictures(Intake):
             raise DataError(f"{where} has shape {list(x.shape)}; this model takes {self.takes}, and at least one.")
         if x.dtype == np.uint8:
             found = taken(torch.from_numpy(np.ascontiguousarray(x)), y, self.classes, where)
-            return Taken(Images(torch.from_numpy(np.ascontiguousarray(x)), found.samples.y, self.mean, self.std), found.names, found.labelled)
+            return Taken(
+                Images(torch.from_numpy(np.ascontiguousarray(x)), found.samples.y, self.mean, self.std),
+                found.names,
+                found.labelled,
+            )
         if x.dtype.kind != "f":
             raise DataError(f"{where} holds {x.dtype}; this model takes {self.takes}.")
         floats = torch.from_numpy(float32(x))
@@ -82,7 +97,9 @@ class Pictures(Intake):
         channels = len(self.mean)
         picture = open_picture(path, channels, str(path))
         if self.fit == "stretch":
-            picture = picture if picture.size == (self.width, self.height) else picture.resize((self.width, self.height))
+            picture = (
+                picture if picture.size == (self.width, self.height) else picture.resize((self.width, self.height))
+            )
             return np.asarray(picture).reshape(self.height, self.width, channels)
         least = max(self.height, self.width)
         ratio = (self.resize or least) / min(picture.size)
@@ -91,16 +108,25 @@ class Pictures(Intake):
             sides = [max(least, round(side * ratio)) for side in picture.size]
             picture = picture.resize((sides[0], sides[1]), Image.Resampling.BILINEAR)
         left, top = (picture.width - self.width) // 2, (picture.height - self.height) // 2
-        return np.asarray(picture.crop((left, top, left + self.width, top + self.height))).reshape(self.height, self.width, channels)
+        return np.asarray(picture.crop((left, top, left + self.width, top + self.height))).reshape(
+            self.height, self.width, channels
+        )
 
     def facts(self) -> dict[str, Any]:
         """See :meth:`Intake.facts`."""
-        cut = f"the shorter side becomes {self.resize or max(self.height, self.width)} pixels (bilinear, antialiased) and the middle is cut out"
+        cut = (
+            f"the shorter side becomes {self.resize or max(self.height, self.width)} pixels (bilinear, antialiased) and"
+            " the middle is cut out"
+        )
         return {
             "kind": "image",
             "takes": self.takes,
             "fit": cut if self.fit == "crop" else f"resized to {self.width} x {self.height} pixels (bicubic)",
-            "normalisation": {"rule": "(byte / 255 - mean) / std, by channel", "mean": list(self.mean), "std": list(self.std)},
+            "normalisation": {
+                "rule": "(byte / 255 - mean) / std, by channel",
+                "mean": list(self.mean),
+                "std": list(self.std),
+            },
         }
 
 

@@ -59,33 +59,46 @@ class Rows(Intake):
         found = taken(x, y, len(self.labels), where)
         known = {*self.numbers, *(name for name, _ in self.words), self.how.label, *self.how.drop, self.how.client}
         more = [name for name in columns if name not in known]
-        notes = (f"{where}: the columns {', '.join(more[:8])} were not there in training and are not read.",) if more else ()
+        notes = (
+            (f"{where}: the columns {', '.join(more[:8])} were not there in training and are not read.",)
+            if more
+            else ()
+        )
         return Taken(found.samples, found.names, found.labelled, notes)
 
     def _number(self, values: Column, name: str, where: str) -> Floats:
         if values.missing.any() and self.how.missing == "refuse":
             row = np.flatnonzero(values.missing)[0]
-            raise DataError(f"{where}: column {name!r}, row {row} is missing; the model was trained without gaps (missing=refuse). Fill it in.")
+            raise DataError(
+                f"{where}: column {name!r}, row {row} is missing; the model was trained without gaps (missing=refuse)."
+                " Fill it in."
+            )
         if values.numbers is not None:
             return values.numbers
         if values.missing.all():
             return np.full(len(values.missing), np.nan)
         row = np.flatnonzero(~values.missing)[0]
         row = next((r for r in np.flatnonzero(~values.missing) if not _is_number(str(values.text()[r]))), row)
-        raise DataError(f"{where}: column {name!r}, row {row} is {str(values.text()[row])!r}; in training it held numbers.")
+        raise DataError(
+            f"{where}: column {name!r}, row {row} is {str(values.text()[row])!r}; in training it held numbers."
+        )
 
     def _word(self, values: Column, name: str, levels: tuple[str, ...], where: str, unknown: Unknown) -> Floats:
         if values.missing.any() and self.how.missing == "refuse":
             row = np.flatnonzero(values.missing)[0]
-            raise DataError(f"{where}: column {name!r}, row {row} is missing; the model was trained without gaps (missing=refuse). Fill it in.")
+            raise DataError(
+                f"{where}: column {name!r}, row {row} is missing; the model was trained without gaps (missing=refuse)."
+                " Fill it in."
+            )
         words = np.where(values.missing, GAP, values.text())
         hot: NDArray[np.bool_] = words[:, None] == np.array(levels)[None, :]  # [N, levels]
         new = np.flatnonzero(~hot.any(1))
         if len(new) and unknown == "refuse":
             word = str(words[new[0]])
             raise DataError(
-                f"{where}: column {name!r}, row {new[0]} is {word!r}, which no training row has ({len(new)} rows in all);"
-                f"{nearest(word, levels)} It had {', '.join(levels[:12])}. --unknown zeros reads such words as none of these."
+                f"{where}: column {name!r}, row {new[0]} is {word!r}, which no training row has ({len(new)} rows in"
+                f" all);{nearest(word, levels)} It had {', '.join(levels[:12])}. --unknown zeros reads such words as"
+                " none of these."
             )
         return hot.astype(np.float64)
 
@@ -95,7 +108,9 @@ class Rows(Intake):
             return None
         if values.missing.any():
             row = np.flatnonzero(values.missing)[0]
-            raise DataError(f"{where}: label {name!r}, row {row} is missing; label every row for a score, or leave the column out.")
+            raise DataError(
+                f"{where}: label {name!r}, row {row} is missing; label every row for a score, or leave the column out."
+            )
         if not self.labels:
             if values.numbers is None:
                 raise DataError(f"{where}: label {name!r}, row 0 is {values.text()[0]!r}; numbers are wanted.")
@@ -106,8 +121,8 @@ class Rows(Intake):
         wrong = next((row for row, text in enumerate(texts) if text not in known), None)
         if wrong is not None:
             raise DataError(
-                f"{where}: label {name!r}, row {wrong} is {texts[wrong]!r}; the model's classes are {', '.join(self.labels[:12])}."
-                f"{nearest(texts[wrong], self.labels)}"
+                f"{where}: label {name!r}, row {wrong} is {texts[wrong]!r}; the model's classes are"
+                f" {', '.join(self.labels[:12])}.{nearest(texts[wrong], self.labels)}"
             )
         return np.array([known[text] for text in texts], dtype=np.int64)
 
@@ -121,7 +136,8 @@ class Rows(Intake):
         """See :meth:`Intake.facts`."""
         count, flat = len(self.numbers), self.scaling.constant
         numbers = [
-            {"column": name, "mean": float(self.scaling.mean[k]), "std": float(self.scaling.std[k])} | ({"constant": True} if flat[k] else {})
+            {"column": name, "mean": float(self.scaling.mean[k]), "std": float(self.scaling.std[k])}
+            | ({"constant": True} if flat[k] else {})
             for k, name in enumerate(self.numbers)
         ]
         target = {"mean": float(self.scaling.mean[count]), "std": float(self.scaling.std[count])}
@@ -130,7 +146,10 @@ class Rows(Intake):
             "takes": self.takes,
             "label": self.how.label,
             "missing": self.how.missing,
-            "normalisation": {"rule": "(value - mean) / std; a missing number and a constant column become 0", "numbers": numbers},
+            "normalisation": {
+                "rule": "(value - mean) / std; a missing number and a constant column become 0",
+                "numbers": numbers,
+            },
             "levels": [{"column": name, "levels": list(levels)} for name, levels in self.words],
             "target": target if not self.labels and self.how.target == "standard" else None,
         }

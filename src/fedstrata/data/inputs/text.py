@@ -41,7 +41,10 @@ class Words(Intake):
     @property
     def takes(self) -> str:
         """What is taken, in words."""
-        return f"texts: a .txt file with one a line, or a table (.csv, .tsv, .parquet) with the column {' and '.join(self.columns)}"
+        return (
+            "texts: a .txt file with one a line, or a table (.csv, .tsv, .parquet) with the column"
+            f" {' and '.join(self.columns)}"
+        )
 
     def texts(self, lines: Sequence[str], where: str) -> Taken:
         """See :meth:`Intake.texts`."""
@@ -66,7 +69,9 @@ class Words(Intake):
             raise DataError(f"{where}: row {bare} has a text without words; remove it.")
         encoded = self.encode([found or ["<unk>"] for found in words], dict(self.vocabulary), self.length)
         long = sum(len(found) > self.length for found in words)
-        notes = (f"{where}: {long} texts have more than {self.length} words and were cut, as in training.",) if long else ()
+        notes = (
+            (f"{where}: {long} texts have more than {self.length} words and were cut, as in training.",) if long else ()
+        )
         found = taken(encoded, y, len(self.labels), where)
         return Taken(found.samples, found.names, found.labelled, notes)
 
@@ -79,8 +84,8 @@ class Words(Intake):
         for row, text in enumerate(texts):
             if text not in known and text not in numbers:
                 raise DataError(
-                    f"{where}: label {self.label!r}, row {row} is {text!r}; the model's classes are {', '.join(self.labels)}."
-                    f"{nearest(text, self.labels)}"
+                    f"{where}: label {self.label!r}, row {row} is {text!r}; the model's classes are"
+                    f" {', '.join(self.labels)}.{nearest(text, self.labels)}"
                 )
         return np.array([known.get(text, numbers.get(text)) for text in texts], dtype=np.int64)
 
@@ -90,7 +95,9 @@ class Words(Intake):
             "kind": "words",
             "takes": self.takes,
             "length": self.length,
-            "normalisation": {"rule": "basic English words, lower case; unknown words are token 0, padding on the right is token 1"},
+            "normalisation": {
+                "rule": "basic English words, lower case; unknown words are token 0, padding on the right is token 1"
+            },
             "vocabulary": dict(self.vocabulary),
         }
 

@@ -29,7 +29,10 @@ def class_labels(values: NDArray[Any], classes: int, where: str) -> Tensor:
         raise DataError(f"{where}: labels have shape {values.shape}; one class number a sample, shape [N], is wanted.")
     if values.dtype.kind not in "iu":
         first = values[0] if len(values) else "nothing"
-        raise DataError(f"{where}: labels are {values.dtype} (row 0 holds {first!s}); class numbers are integers in 0 to {classes - 1}.")
+        raise DataError(
+            f"{where}: labels are {values.dtype} (row 0 holds {first!s}); class numbers are integers in 0 to"
+            f" {classes - 1}."
+        )
     numbers = values.astype(np.int64)
     wrong = np.flatnonzero((numbers < 0) | (numbers >= classes))
     if len(wrong):
@@ -54,28 +57,40 @@ def finite_features(x: Tensor, where: str) -> None:
     row, *column = (int(v) for v in torch.nonzero(~torch.isfinite(x))[0])
     value = x[(row, *column)].item()
     place = column[0] if len(column) == 1 else tuple(column)
-    raise DataError(f"{where}: row {row}, column {place} is {value}; features are finite numbers. Remove the row, or fill the value in.")
+    raise DataError(
+        f"{where}: row {row}, column {place} is {value}; features are finite numbers. Remove the row, or fill the"
+        " value in."
+    )
 
 
 def float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    """The values as float32; one that is too large becomes infinite without a word, and :func:`finite_features` names it."""
+    """The values as float32.
+
+    One that is too large becomes infinite without a word, and :func:`finite_features` names it.
+    """
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(values, dtype=np.float32)
 
 
 def check_samples(samples: Samples, task: Task, where: str) -> None:
-    """What every data set has to hold: as many samples as labels, labels that the task names, finite features of the task's shape.
+    """What every data set has to hold: as many samples as labels, labels that the task names, finite features of the
+    task's shape.
 
     Raises:
         DataError: see :func:`class_labels` and :func:`finite_features`.
     """
     y = samples.y
     if len(y) != len(samples) or not len(y):
-        raise DataError(f"{where}: {len(samples)} samples with {len(y)} labels; at least one sample and one label each are wanted.")
+        raise DataError(
+            f"{where}: {len(samples)} samples with {len(y)} labels; at least one sample and one label each are wanted."
+        )
     if task.kind == "classification":
         class_labels(y.numpy(), task.classes, where)
     elif y.dtype != torch.float32 or y.ndim != 1 or not bool(torch.isfinite(y).all()):
-        raise DataError(f"{where}: regression targets are finite float32 of shape [N]; these are {y.dtype} of shape {tuple(y.shape)} or not finite.")
+        raise DataError(
+            f"{where}: regression targets are finite float32 of shape [N]; these are {y.dtype} of shape"
+            f" {tuple(y.shape)} or not finite."
+        )
     if isinstance(samples, Tensors):
         finite_features(samples.x, where)
     first = samples.take(torch.zeros(1, dtype=torch.int64))
@@ -84,7 +99,10 @@ def check_samples(samples: Samples, task: Task, where: str) -> None:
 
 
 def stratified(labels: Ints, share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """A mask [N] that marks int(share * n_c + 0.5) samples of every class, drawn by ``rng``; a class of one sample gives none."""
+    """A mask [N] that marks int(share * n_c + 0.5) samples of every class, drawn by ``rng``.
+
+    A class of one sample gives none.
+    """
     return mask_by(labels, lambda n: min(int(share * n + 0.5), n - 1), rng)
 
 

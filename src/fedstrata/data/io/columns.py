@@ -1,4 +1,7 @@
-"""Columns of a CSV or parquet file: numbers with gaps, or words with gaps. Our own light reading, so that every machine reads the same."""
+"""Columns of a CSV or parquet file: numbers with gaps, or words with gaps.
+
+Our own light reading, so that every machine reads the same.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,9 @@ def column(columns: Columns, name: str, where: str) -> Column:
         DataError: there is none; the message has the nearest names.
     """
     if name not in columns:
-        raise DataError(f"{where} has no column {name!r}.{nearest(name, columns)} It has {', '.join(list(columns)[:12])}.")
+        raise DataError(
+            f"{where} has no column {name!r}.{nearest(name, columns)} It has {', '.join(list(columns)[:12])}."
+        )
     return columns[name]
 
 
@@ -74,17 +79,26 @@ def _csv(path: Path) -> dict[str, Column]:
             rows = []
             for row in reader:
                 if len(row) != len(head) and row:
-                    raise DataError(f"{path}: line {reader.line_num} has {len(row)} values for {len(head)} columns; quote values that hold a comma.")
+                    raise DataError(
+                        f"{path}: line {reader.line_num} has {len(row)} values for {len(head)} columns; quote values"
+                        " that hold a comma."
+                    )
                 if row:
                     rows.append(row)
     except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as a table ({error}); a UTF-8 file with one line of column names is wanted.") from error
+        raise DataError(
+            f"{path} cannot be read as a table ({error}); a UTF-8 file with one line of column names is wanted."
+        ) from error
     if len(set(head)) != len(head) or not rows:
         twice = sorted({name for name in head if head.count(name) > 1})
         raise DataError(
-            f"{path}: {f'column {twice[0]!r} is named twice' if twice else 'there is no data row'}; a line of names and rows below are wanted."
+            f"{path}: {f'column {twice[0]!r} is named twice' if twice else 'there is no data row'}; a line of names and"
+            " rows below are wanted."
         )
-    return {name: _from_words(np.array(values), name, path) for name, values in zip(head, zip(*rows, strict=True), strict=True)}
+    return {
+        name: _from_words(np.array(values), name, path)
+        for name, values in zip(head, zip(*rows, strict=True), strict=True)
+    }
 
 
 def _from_words(values: NDArray[np.str_], name: str, path: Path | str) -> Column:
@@ -102,7 +116,8 @@ def _from_words(values: NDArray[np.str_], name: str, path: Path | str) -> Column
 def _numbers(numbers: NDArray[np.float64], name: str, path: Path | str) -> Column:
     if np.isinf(numbers).any():
         raise DataError(
-            f"{path}: column {name!r}, row {np.flatnonzero(np.isinf(numbers))[0]} is infinite; replace it, or leave it empty with missing=impute."
+            f"{path}: column {name!r}, row {np.flatnonzero(np.isinf(numbers))[0]} is infinite; replace it, or leave it"
+            " empty with missing=impute."
         )
     return Column(np.isnan(numbers), numbers=numbers)
 
@@ -114,7 +129,7 @@ def arrow(path: Path) -> Any:
         DataError: pyarrow is not installed, or a damaged file.
     """
     try:
-        import pyarrow as pa  # noqa: PLC0415  # an extra
+        import pyarrow as pa  # an extra  # noqa: PLC0415
         import pyarrow.parquet as pq  # noqa: PLC0415
     except ImportError as error:
         raise DataError(f"reading {path} needs pyarrow: pip install 'fedstrata[text]'.") from error
@@ -141,15 +156,22 @@ def arrow_columns(table: Any, where: str) -> dict[str, Column]:
 
 
 def _from_arrow(values: Any, name: str, path: str) -> Column:
-    import pyarrow as pa  # noqa: PLC0415  # an extra; it is there, or the table would not be
+    import pyarrow as pa  # an extra; it is there, or the table would not be  # noqa: PLC0415
 
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     listed = values.to_pylist()
     gaps = np.array([value is None for value in listed])
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return Column(gaps, words=np.array(["" if value is None else value for value in listed]))
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
+    if (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+    ):
         return _numbers(np.array([np.nan if value is None else float(value) for value in listed]), name, path)
     if pa.types.is_null(kind):
         return Column(gaps, words=np.full(len(gaps), ""))
-    raise DataError(f"{path}: column {name!r} holds {kind}; numbers, words and true/false are read. Convert it, or drop=[{name}].")
+    raise DataError(
+        f"{path}: column {name!r} holds {kind}; numbers, words and true/false are read. Convert it, or drop=[{name}]."
+    )

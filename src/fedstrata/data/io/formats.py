@@ -37,7 +37,9 @@ def read_npz(path: Path) -> Table:
             stored = np.load(file, allow_pickle=False)
             return {name: stored[name] for name in stored.files}
     except ValueError as error:
-        raise DataError(f"{path}: {error} Object arrays need pickle, which can run code, and are refused; store plain arrays.") from error
+        raise DataError(
+            f"{path}: {error} Object arrays need pickle, which can run code, and are refused; store plain arrays."
+        ) from error
     except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is damaged or no .npz file ({error}); fetch it again.") from error
 
@@ -91,29 +93,41 @@ def _packed(name: str, size: int | None, _mtime: int, _length: int) -> tuple[Byt
             done += len(stack)
     if done != len(labels):
         raise DataError(f"{path} has {done} pictures and {len(labels)} labels.")
-    return pixels, {key: value for key, value in table.items() if key != "jpeg" and not (key[0] == "m" and key[1:].isdigit())}
+    return pixels, {
+        key: value for key, value in table.items() if key != "jpeg" and not (key[0] == "m" and key[1:].isdigit())
+    }
 
 
 def _size(size: NDArray[Any], path: Path) -> list[int]:
     sides = [int(v) for v in size.tolist()] if size.shape == (3,) and size.dtype.kind in "iu" else []
     if len(sides) != 3 or not all(1 <= side <= 4096 for side in sides):
-        raise DataError(f"{path}: size is {size.tolist()!r}; it is [height, width, channels], whole numbers of at least 1.")
+        raise DataError(
+            f"{path}: size is {size.tolist()!r}; it is [height, width, channels], whole numbers of at least 1."
+        )
     return sides
 
 
 def _columns(table: Table, path: Path) -> None:
-    """Every array beside the pictures is one-dimensional; those that say something of each picture are as long as the labels."""
+    """Every array beside the pictures is one-dimensional.
+
+    Those that say something of each picture are as long as the labels.
+    """
     labels = required(table, "labels", path)
     for name in ("classes", "writer", "domain"):
         if name in table and (table[name].ndim != 1 or (name != "classes" and len(table[name]) != len(labels))):
-            raise DataError(f"{path}: {name} has shape {table[name].shape}; {'[classes]' if name == 'classes' else f'[{len(labels)}]'} is wanted.")
+            raise DataError(
+                f"{path}: {name} has shape {table[name].shape};"
+                f" {'[classes]' if name == 'classes' else f'[{len(labels)}]'} is wanted."
+            )
 
 
 def _stack(part: bytes, height: int, width: int, channels: int, size: int | None, path: Path) -> Bytes:
     """One file, a vertical stack of pictures -> [k, C, H, W]."""
     picture = open_picture(io.BytesIO(part), channels, str(path))
     if picture.width != width or picture.height % height:
-        raise DataError(f"{path}: a picture is {picture.height} x {picture.width}; stacks of {height} x {width} are expected.")
+        raise DataError(
+            f"{path}: a picture is {picture.height} x {picture.width}; stacks of {height} x {width} are expected."
+        )
     stack = np.asarray(picture).reshape(-1, height, width, channels)
     if size is not None and (height, width) != (size, size):
         squeezed = [Image.fromarray(one.squeeze()).resize((size, size), Image.Resampling.BOX) for one in stack]
@@ -130,7 +144,14 @@ def open_picture(source: Path | io.BytesIO, channels: int, name: str) -> Image.I
     try:
         with Image.open(source) as picture:
             return picture.convert("RGB" if channels == 3 else "L")
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except (
+        OSError,
+        UnidentifiedImageError,
+        SyntaxError,
+        ValueError,
+        Image.DecompressionBombError,
+        Image.DecompressionBombWarning,
+    ) as error:
         raise DataError(f"{name}: a picture cannot be read ({error}); remove it or fetch it again.") from error
 
 
@@ -146,14 +167,19 @@ def read_idx(path: Path) -> Bytes:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             head = file.read(4)
             if len(head) < 4 or head[:2] != b"\0\0" or head[2] != IDX_UBYTE or not 1 <= head[3] <= 4:
-                raise DataError(f"{path}: header {head.hex()} is not that of an IDX file of bytes (0000 08 and the number of axes).")
+                raise DataError(
+                    f"{path}: header {head.hex()} is not that of an IDX file of bytes (0000 08 and the number of axes)."
+                )
             shape = tuple(int(v) for v in np.frombuffer(file.read(4 * head[3]), dtype=">u4"))
             length = int(np.prod(shape, dtype=np.int64))
             body = file.read(length + 1)  # one more than there should be, so that a longer file is noticed
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged ({error}); fetch it again.") from error
     if len(body) != length or len(shape) != head[3]:
-        raise DataError(f"{path}: the header says {shape}, which is {length} bytes; the file has {'more' if len(body) > length else len(body)}.")
+        raise DataError(
+            f"{path}: the header says {shape}, which is {length} bytes; the file has"
+            f" {'more' if len(body) > length else len(body)}."
+        )
     return np.frombuffer(body, dtype=np.uint8).reshape(shape).copy()
 
 

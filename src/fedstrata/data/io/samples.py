@@ -14,7 +14,8 @@ class Samples(Protocol):
 
     Attributes:
         y: [N] int64 classes, or [N] float32 targets.
-        lazy: True where ``take`` reads files, so that a client's data are read a batch at a time; False where they are taken once a round.
+        lazy: True where ``take`` reads files, so that a client's data are read a batch at a time; False where they are
+            taken once a round.
     """
 
     @property

@@ -39,7 +39,8 @@ class Pool:
         """
         if self.labels is None:
             raise DataError(
-                f"partition {law} deals by class, and this task is a regression without classes; use iid, quantity(alpha=...) or natural."
+                f"partition {law} deals by class, and this task is a regression without classes; use iid,"
+                " quantity(alpha=...) or natural."
             )
         return self.labels
 
@@ -83,7 +84,10 @@ class Partition(Protocol):
         ...
 
     def mirror(self, test: Pool) -> Partition | None:
-        """The test set dealt by the same rule (the same class table, groups, priors); None where a rule has no such twin."""
+        """The test set dealt by the same rule (the same class table, groups, priors).
+
+        None where a rule has no such twin.
+        """
         ...
 
 
@@ -156,7 +160,8 @@ class Listed:
 
 @dataclass(frozen=True, eq=False)
 class Overlapping:
-    """FedPart's independent draws: every client draws from the whole set, so clients overlap and cost nothing until asked for.
+    """FedPart's independent draws: every client draws from the whole set, so clients overlap and cost nothing until
+    asked for.
 
     Args:
         law: the law as the user wrote it.
@@ -206,19 +211,29 @@ class Overlapping:
     def _draw(self, rng: np.random.Generator, positions: Ints, count: int) -> Ints:
         """Without replacement, unless the count exceeds the class's whole pool."""
         if not len(positions):
-            raise DataError(f"{self.law} asks for {count} samples of a class that the set does not hold; use overlap without alpha.")
+            raise DataError(
+                f"{self.law} asks for {count} samples of a class that the set does not hold; use overlap without alpha."
+            )
         return rng.choice(positions, count, replace=count > len(positions)).astype(np.int64)
 
     def mirror(self, test: Pool) -> Partition | None:
-        """A test split of the same share of the test set (500 of 50,000 gives 100 of 10,000), with the same class shares."""
+        """A test split of the same share of the test set (500 of 50,000 gives 100 of 10,000), with the same class
+        shares.
+        """
         each = max(1, int(self.each * test.size / self.pool.size + 0.5)) if self.tested is None else self.tested
         if each > test.size:
-            raise DataError(f"{self.law} tests each client on {each} samples, and the test set has {test.size}; use test={test.size} or less.")
+            raise DataError(
+                f"{self.law} tests each client on {each} samples, and the test set has {test.size}; use"
+                f" test={test.size} or less."
+            )
         return Overlapping(self.law, test, self.clients, each, self.alpha, self.seed, "overlap-test")
 
 
 def _rounded(shares: NDArray[np.float64], total: int) -> list[int]:
-    """FedPart's counts: int(total * share + 0.5) in class order, capped by what is left; the last class takes the remainder."""
+    """FedPart's counts: int(total * share + 0.5) in class order, capped by what is left.
+
+    The last class takes the remainder.
+    """
     left, counts = total, []
     for share in shares[:-1]:
         counts.append(min(left, int(total * share + 0.5)))

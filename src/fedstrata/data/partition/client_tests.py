@@ -43,7 +43,8 @@ class Mirrored:
 
 @dataclass(frozen=True, eq=False)
 class ClassMix:
-    """For each class, min(n_ic, size of the class in the test set) test samples without replacement, independently for each client.
+    """For each class, min(n_ic, size of the class in the test set) test samples without replacement, independently for
+    each client.
 
     n_ic counts the client's samples of class c. A regression draws min(n_i, test size). Clients overlap.
     Source: FedDr+, 5.2: the rule that fits the sizes of the released LDA splits.
@@ -57,7 +58,9 @@ class ClassMix:
 
     @cached_property
     def _positions(self) -> list[Ints]:
-        return [np.arange(self.test.size, dtype=np.int64)] if self.test.labels is None else self.test.by_class("own tests")
+        return (
+            [np.arange(self.test.size, dtype=np.int64)] if self.test.labels is None else self.test.by_class("own tests")
+        )
 
     def indices(self, client: int) -> tuple[Which, Ints]:
         """See :class:`ClientTests`."""
@@ -65,7 +68,11 @@ class ClassMix:
         held = self.partition.indices(client)
         labels = np.zeros(len(held), dtype=np.int64) if self.train.labels is None else self.train.labels[held]
         counts = np.bincount(labels, minlength=len(self._positions))
-        drawn = [rng.choice(pool, min(int(n), len(pool)), replace=False) for n, pool in zip(counts, self._positions, strict=True) if n and len(pool)]
+        drawn = [
+            rng.choice(pool, min(int(n), len(pool)), replace=False)
+            for n, pool in zip(counts, self._positions, strict=True)
+            if n and len(pool)
+        ]
         return "test", np.concatenate(drawn).astype(np.int64) if drawn else np.zeros(0, dtype=np.int64)
 
 
@@ -73,8 +80,8 @@ class ClassMix:
 class OwnSplit:
     """A share of the client's own samples is kept out of training and tests it.
 
-    int(share * n + 0.5) samples, at most n - 1: a client with one sample trains on it and has no test. By class: floor(share * n_c) of each
-    class, the rest one each to the classes with the largest fractions, ties at random.
+    int(share * n + 0.5) samples, at most n - 1: a client with one sample trains on it and has no test. By class:
+    floor(share * n_c) of each class, the rest one each to the classes with the largest fractions, ties at random.
 
     Source: FedLAG (plain random, share 0.25), FedPhoenix's Office-31 (0.2).
     """
@@ -110,7 +117,8 @@ def kept_out(share: float, size: int) -> int:
 
 @dataclass(frozen=True)
 class Own:
-    """The test convention ``own(share=0.2)``: the official test set, if any, joins the pool, and each client keeps a share for testing.
+    """The test convention ``own(share=0.2)``: the official test set, if any, joins the pool, and each client keeps a
+    share for testing.
 
     Args:
         share: in (0, 1).
@@ -122,4 +130,6 @@ class Own:
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise ConfigError(f"test own: share is {self.share}; it is a share of a client's samples, in (0, 1), such as 0.2.")
+            raise ConfigError(
+                f"test own: share is {self.share}; it is a share of a client's samples, in (0, 1), such as 0.2."
+            )

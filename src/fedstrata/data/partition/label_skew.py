@@ -20,12 +20,14 @@ from fedstrata.data.types import Ints
 class DirichletEqual:
     """Label skew with equal sizes: floor(N / clients) samples each, class priors ~ Dir(alpha) for each client.
 
-    Samples are given one at a time to a client drawn among those not yet full, from a class drawn from its prior over the classes that are
-    not yet used up. A client whose prior has no mass left on those classes takes from them in proportion to what is left (counted in notes).
+    Samples are given one at a time to a client drawn among those not yet full, from a class drawn from its prior over
+    the classes that are not yet used up. A client whose prior has no mass left on those classes takes from them in
+    proportion to what is left (counted in notes).
 
     Args:
         alpha: concentration, positive.
-    Source: the splitter of FedDyn, which FedSMU uses (parameter 0.25, 0.6, 0.8); drawing again until a class has samples is the same law.
+    Source: the splitter of FedDyn, which FedSMU uses (parameter 0.25, 0.6, 0.8); drawing again until a class has
+        samples is the same law.
     """
 
     alpha: float
@@ -51,9 +53,16 @@ class DirichletEqual:
             if len(parts[client]) == each:
                 unfilled[slot] = unfilled[-1]
                 unfilled.pop()
-        notes = [f"{name}: {pool.size - each * count} of {pool.size} samples are left over and unused."] if pool.size > each * count else []
+        notes = (
+            [f"{name}: {pool.size - each * count} of {pool.size} samples are left over and unused."]
+            if pool.size > each * count
+            else []
+        )
         if bins.repairs:
-            notes.append(f"{name}: {bins.repairs} samples went to clients whose own classes were used up, in proportion to what was left.")
+            notes.append(
+                f"{name}: {bins.repairs} samples went to clients whose own classes were used up, in proportion to what"
+                " was left."
+            )
         return Listed.of(name, [np.array(part, dtype=np.int64) for part in parts], notes=tuple(notes))
 
 
@@ -85,9 +94,11 @@ class _Bins:
 
 @dataclass(frozen=True)
 class Shards:
-    """Sharding: every class is cut into s * clients / classes consecutive shards, and a client gets s of them by a shuffled class table.
+    """Sharding: every class is cut into s * clients / classes consecutive shards, and a client gets s of them by a
+    shuffled class table.
 
-    The table may name a class twice for one client, so a client has at most ``s`` classes. The test set is cut with the same table.
+    The table may name a class twice for one client, so a client has at most ``s`` classes. The test set is cut with the
+    same table.
 
     Args:
         s: shards a client, at least 1; s * clients must be a multiple of the number of classes.
@@ -108,14 +119,15 @@ class Shards:
         if self.s * count % pool.classes:
             step = pool.classes // int(np.gcd(count, pool.classes))
             raise DataError(
-                f"partition {name}: {self.s} shards x {count} clients = {self.s * count} is no multiple of {pool.classes} classes; "
-                f"with {count} clients s is a multiple of {step}."
+                f"partition {name}: {self.s} shards x {count} clients = {self.s * count} is no multiple of"
+                f" {pool.classes} classes; with {count} clients s is a multiple of {step}."
             )
         per_class = self.s * count // pool.classes
         short = [c for c, members in enumerate(positions) if len(members) < per_class]
         if short:
             raise DataError(
-                f"partition {name}: class {short[0]} has {len(positions[short[0]])} samples for {per_class} shards; use a smaller s or fewer clients."
+                f"partition {name}: class {short[0]} has {len(positions[short[0]])} samples for {per_class} shards; use"
+                " a smaller s or fewer clients."
             )
         rng = stream(seed, "partition", "shards")
         table = rng.permutation(np.tile(np.arange(pool.classes), per_class)).reshape(count, self.s)
@@ -136,7 +148,8 @@ class Shards:
 class Classes:
     """The pathological split: every client holds exactly ``k`` distinct classes.
 
-    A client takes the k classes with the fewest holders so far, ties at random; a class is shuffled and cut equally among its holders.
+    A client takes the k classes with the fewest holders so far, ties at random; a class is shuffled and cut equally
+    among its holders.
 
     Args:
         k: classes a client, 1 to the number of classes.
@@ -166,18 +179,26 @@ class Classes:
         for c in filled:
             if len(holders[c]) > len(positions[c]):
                 raise DataError(
-                    f"partition {name}: class {c} has {len(positions[c])} samples for {len(holders[c])} clients; use fewer clients or a smaller k."
+                    f"partition {name}: class {c} has {len(positions[c])} samples for {len(holders[c])} clients; use"
+                    " fewer clients or a smaller k."
                 )
-            for client, piece in zip(holders[c], equal_pieces(rng.permutation(positions[c]), max(1, len(holders[c]))), strict=False):
+            for client, piece in zip(
+                holders[c], equal_pieces(rng.permutation(positions[c]), max(1, len(holders[c]))), strict=False
+            ):
                 parts[client].append(piece)
         idle = [c for c in filled if not holders[c]]
-        notes = (f"{name}: no client holds the classes {', '.join(map(str, idle))}; their samples are unused.",) if idle else ()
+        notes = (
+            (f"{name}: no client holds the classes {', '.join(map(str, idle))}; their samples are unused.",)
+            if idle
+            else ()
+        )
         return Listed.of(name, [rng.permutation(np.concatenate(part)) for part in parts], notes=notes)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Unequal sizes, equal label mix: sizes ~ Dir(alpha) over the clients, cut at floor(cumsum * N) from one shuffled order.
+    """Unequal sizes, equal label mix: sizes ~ Dir(alpha) over the clients, cut at floor(cumsum * N) from one shuffled
+    order.
 
     Args:
         alpha: concentration, positive.
@@ -203,10 +224,12 @@ class Quantity:
             cuts = np.floor(np.cumsum(rng.dirichlet(np.full(count, self.alpha))) * pool.size).astype(np.int64)
             cuts[-1] = pool.size
             if np.diff(cuts, prepend=0).min() >= self.min:
-                return Listed(name, np.concatenate([[0], cuts]).astype(np.int64), rng.permutation(pool.size).astype(np.int64))
+                return Listed(
+                    name, np.concatenate([[0], cuts]).astype(np.int64), rng.permutation(pool.size).astype(np.int64)
+                )
         raise DataError(
-            f"partition {name}: {self.tries} draws over {count} clients and {pool.size} samples never gave every client {self.min}; "
-            "use a smaller min, a larger alpha or fewer clients."
+            f"partition {name}: {self.tries} draws over {count} clients and {pool.size} samples never gave every client"
+            f" {self.min}; use a smaller min, a larger alpha or fewer clients."
         )
 
 
@@ -214,7 +237,8 @@ class Quantity:
 class Natural:
     """The data's own clients: writers, roles, domains, a client column or folder.
 
-    Fewer ``clients`` than groups: a seeded choice of groups; the others are unused. The test set is dealt by the same groups where it has them.
+    Fewer ``clients`` than groups: a seeded choice of groups; the others are unused. The test set is dealt by the same
+    groups where it has them.
 
     Args:
         by: name of the grouping where the data have several.
@@ -225,26 +249,42 @@ class Natural:
     def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         if not pool.groups:
-            raise DataError("partition natural: these data have no writers, roles, domains or client column; use iid or dirichlet(alpha=...).")
+            raise DataError(
+                "partition natural: these data have no writers, roles, domains or client column; use iid or"
+                " dirichlet(alpha=...)."
+            )
         by = self.by or next(iter(pool.groups))
         if by not in pool.groups:
-            raise DataError(f"partition natural: the data are grouped by {', '.join(pool.groups)}, not by {by!r}.{nearest(by, pool.groups)}")
+            raise DataError(
+                f"partition natural: the data are grouped by {', '.join(pool.groups)}, not by"
+                f" {by!r}.{nearest(by, pool.groups)}"
+            )
         groups, name = pool.groups[by], f"natural(by={by})"
         parts = split_by(groups.train, len(groups.names))
         kept = [g for g, part in enumerate(parts) if len(part)]
         notes = (
-            [f"{name}: {len(parts) - len(kept)} of {len(parts)} groups have no training sample and are no clients."] if len(kept) < len(parts) else []
+            [f"{name}: {len(parts) - len(kept)} of {len(parts)} groups have no training sample and are no clients."]
+            if len(kept) < len(parts)
+            else []
         )
         if clients is not None and not 1 <= clients <= len(kept):
             raise DataError(
-                f"partition {name}: the data have {len(kept)} groups with training samples, and clients is {clients}; use 1 to {len(kept)}."
+                f"partition {name}: the data have {len(kept)} groups with training samples, and clients is {clients};"
+                f" use 1 to {len(kept)}."
             )
         if clients is not None and clients < len(kept):
             chosen = stream(seed, "partition", "natural").choice(len(kept), clients, replace=False)
-            notes.append(f"{name}: {clients} of {len(kept)} groups were chosen by the seed; the samples of the others are unused.")
+            notes.append(
+                f"{name}: {clients} of {len(kept)} groups were chosen by the seed; the samples of the others are"
+                " unused."
+            )
             kept = [kept[g] for g in sorted(chosen.tolist())]
         return Listed.of(
-            name, [parts[g] for g in kept], notes=tuple(notes), twin=partial(_twin, name, by, kept), names=tuple(groups.names[g] for g in kept)
+            name,
+            [parts[g] for g in kept],
+            notes=tuple(notes),
+            twin=partial(_twin, name, by, kept),
+            names=tuple(groups.names[g] for g in kept),
         )
 
 

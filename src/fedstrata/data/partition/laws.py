@@ -1,6 +1,7 @@
 """Partition laws: how one data set is dealt to clients. Every sample is used at most once, except by ``overlap``.
 
-A law is a frozen record of its settings with one verb, ``deal(pool, clients, seed)``; all draws come from the stream (seed, "partition", law).
+A law is a frozen record of its settings with one verb, ``deal(pool, clients, seed)``; all draws come from the stream
+(seed, "partition", law).
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def positive(value: float, where: str) -> None:
         ConfigError: the message names the setting and the value.
     """
     if not (0 < value < float("inf")):
-        raise ConfigError(f"{where} is {value}; it is a positive number, such as 0.3 (small: clients differ; large: clients are alike).")
+        raise ConfigError(
+            f"{where} is {value}; it is a positive number, such as 0.3 (small: clients differ; large: clients are"
+            " alike)."
+        )
 
 
 def head_count(pool: Pool, clients: int | None, law: str, least: int = 1) -> int:
@@ -48,8 +52,9 @@ def head_count(pool: Pool, clients: int | None, law: str, least: int = 1) -> int
         raise DataError(f"clients is {count}; a federation has at least 1.")
     if count * least > pool.size:
         raise DataError(
-            f"partition {law}: {count} clients with at least {least} samples each need {count * least}, and the training set has {pool.size}; "
-            f"use at most {pool.size // max(1, least)} clients{', or a smaller min' if least > 1 else ', or overlap(size=...)'}."
+            f"partition {law}: {count} clients with at least {least} samples each need {count * least}, and the"
+            f" training set has {pool.size}; use at most {pool.size // max(1, least)}"
+            f" clients{', or a smaller min' if least > 1 else ', or overlap(size=...)'}."
         )
     return count
 
@@ -83,17 +88,21 @@ class Pooled:
         """See :class:`Law`."""
         if clients not in (None, 1):
             raise DataError(
-                f"partition pooled is the centralised control with one client, and clients is {clients}; leave clients out or say clients=1."
+                f"partition pooled is the centralised control with one client, and clients is {clients}; leave clients"
+                " out or say clients=1."
             )
-        return Listed("pooled", np.array([0, pool.size], dtype=np.int64), np.arange(pool.size, dtype=np.int64), twin=_everything)
+        return Listed(
+            "pooled", np.array([0, pool.size], dtype=np.int64), np.arange(pool.size, dtype=np.int64), twin=_everything
+        )
 
 
 @dataclass(frozen=True)
 class Dirichlet:
     """LDA: label skew with unequal sizes.
 
-    For each class in order: shuffle its samples, draw shares ~ Dir(alpha), set them to 0 for clients that already hold N / clients samples,
-    renormalise, cut at floor(cumsum(shares) * class size). All classes are redrawn until the smallest client has ``min`` samples.
+    For each class in order: shuffle its samples, draw shares ~ Dir(alpha), set them to 0 for clients that already hold
+    N / clients samples, renormalise, cut at floor(cumsum(shares) * class size). All classes are redrawn until the
+    smallest client has ``min`` samples.
 
     Args:
         alpha: concentration, positive; small means that clients differ.
@@ -125,13 +134,17 @@ class Dirichlet:
                 return self._listed(name, classes, cuts, rng)
             best = max(best, smallest)
         raise DataError(
-            f"partition {name}: {self.tries} draws over {count} clients and {pool.size} samples of {pool.classes} classes never gave every client "
-            f"{self.min} samples (the best draw's smallest client had {max(best, 0)}; the mean is {pool.size / count:.1f}); "
-            "use a smaller min, a larger alpha, fewer clients or more tries, or dirichlet_equal(alpha=...)."
+            f"partition {name}: {self.tries} draws over {count} clients and {pool.size} samples of {pool.classes}"
+            f" classes never gave every client {self.min} samples (the best draw's smallest client had {max(best, 0)};"
+            f" the mean is {pool.size / count:.1f}); use a smaller min, a larger alpha, fewer clients or more tries, or"
+            " dirichlet_equal(alpha=...)."
         )
 
     def _cuts(self, sizes: list[int], full: float, count: int, rng: np.random.Generator) -> Ints | None:
-        """Cut points [classes, clients], the last column the class size; None if a draw gave no open client any share."""
+        """Cut points [classes, clients], the last column the class size.
+
+        None if a draw gave no open client any share.
+        """
         held = np.zeros(count, dtype=np.int64)
         cuts = np.zeros((len(sizes), count), dtype=np.int64)
         for c, size in enumerate(sizes):
@@ -154,14 +167,16 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Independent draws: each client draws ``size`` samples from the whole set, without replacement inside a client; clients overlap.
+    """Independent draws: each client draws ``size`` samples from the whole set, without replacement inside a client;
+    clients overlap.
 
     A client is derived when it is asked for, so a million registered clients cost nothing.
 
     Args:
         size: samples a client, at least 1.
         alpha: concentration of a client's class shares, or none for uniform draws.
-        test: samples of a client's own test split; none for the same share of the test set (500 of 50,000 gives 100 of 10,000).
+        test: samples of a client's own test split; none for the same share of the test set (500 of 50,000 gives 100 of
+            10,000).
     Source: FedPart, experimental settings (500 samples a client; alpha 1 and 0.1; news 3,000 with 300 for testing).
     """
 
@@ -183,7 +198,10 @@ class Overlap:
         if count < 1:
             raise DataError(f"clients is {count}; a federation has at least 1.")
         if self.size > pool.size:
-            raise DataError(f"overlap(size={self.size}) draws without replacement from {pool.size} samples; use size={pool.size} or less.")
+            raise DataError(
+                f"overlap(size={self.size}) draws without replacement from {pool.size} samples; use size={pool.size} or"
+                " less."
+            )
         name = f"overlap(size={self.size})" if self.alpha is None else f"overlap(size={self.size}, alpha={self.alpha})"
         return Overlapping(name, pool, count, self.size, self.alpha, seed, tested=self.test)
 

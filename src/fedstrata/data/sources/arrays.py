@@ -31,14 +31,16 @@ def source_of(
     labels: tuple[str, ...] = (),
     vocabulary: int = 0,
 ) -> Source:
-    """A source of arrays; arguments as in :meth:`Federation.of`, and a name that says which settings change the content.
+    """A source of arrays; arguments as in :meth:`Federation.of`, and a name that says which settings change the
+    content.
 
     Raises:
         DataError: shapes, labels or features that cannot be meant.
     """
     if test is not None and not isinstance(test, tuple | list):
         raise DataError(
-            f"test is {str(test)[:40]!r}; it is (x, y) or (x, y, client), and a share of each client's own samples is testing='own(share=0.2)'."
+            f"test is {str(test)[:40]!r}; it is (x, y) or (x, y, client), and a share of each client's own samples is"
+            " testing='own(share=0.2)'."
         )
     if test is not None and len(test) not in (2, 3):
         raise DataError(f"test has {len(test)} parts; it is (x, y) or (x, y, client).")
@@ -50,12 +52,26 @@ def source_of(
     names = labels or (tuple(str(c) for c in range(classes)) if kind == "classification" else ())
     train = _samples(x, targets, classes, vocabulary, kind, "x, y")
     tested = None if test is None or late is None else _samples(test[0], late, classes, vocabulary, kind, "test x, y")
-    task = Task("classification" if kind == "classification" else "regression", _shape(train), classes, names, vocabulary)
-    groups = {} if client is None else {"client": _groups(client, test, len(train), 0 if tested is None else len(tested))}
+    task = Task(
+        "classification" if kind == "classification" else "regression", _shape(train), classes, names, vocabulary
+    )
+    groups = (
+        {} if client is None else {"client": _groups(client, test, len(train), 0 if tested is None else len(tested))}
+    )
     dark = (0.0,) * task.shape[0] if isinstance(train, Images) or (len(task.shape) == 3 and not vocabulary) else ()
     content = [_content(x)] + ([] if test is None else [_content(test[0])])
     identity = f"{name} {' '.join(content)}"
-    return Source(name, task, train, tested, groups, natural=client is not None, dark=dark, intake=_intake(train, task), identity=identity)
+    return Source(
+        name,
+        task,
+        train,
+        tested,
+        groups,
+        natural=client is not None,
+        dark=dark,
+        intake=_intake(train, task),
+        identity=identity,
+    )
 
 
 def _content(values: Given) -> str:
@@ -100,7 +116,9 @@ def _samples(x: Given, y: NDArray[Any], classes: int, vocabulary: int, kind: str
         channels = features.shape[1]
         return Images(torch.from_numpy(np.ascontiguousarray(features)), targets, (0.0,) * channels, (1.0,) * channels)
     if features.dtype.kind != "f":
-        raise DataError(f"{where}: x holds {features.dtype}; give floats, uint8 images [N, C, H, W], or tokens with vocabulary=.")
+        raise DataError(
+            f"{where}: x holds {features.dtype}; give floats, uint8 images [N, C, H, W], or tokens with vocabulary=."
+        )
     return Tensors(torch.from_numpy(float32(features)), targets)
 
 
@@ -113,6 +131,13 @@ def _groups(client: ArrayLike, test: Sequence[Any] | None, train: int, tested: i
     owner = np.asarray(client)
     late = np.asarray(test[2]) if test is not None and len(test) == 3 else None
     if owner.shape != (train,) or (late is not None and late.shape != (tested,)):
-        raise DataError(f"client has shape {owner.shape} for {train} training samples; it names the holder of each sample, shape [N] (test alike).")
+        raise DataError(
+            f"client has shape {owner.shape} for {train} training samples; it names the holder of each sample, shape"
+            " [N] (test alike)."
+        )
     known, codes = np.unique(owner if late is None else np.concatenate([owner, late]), return_inverse=True)
-    return Groups(tuple(str(k) for k in known), codes[:train].astype(np.int64), None if late is None else codes[train:].astype(np.int64))
+    return Groups(
+        tuple(str(k) for k in known),
+        codes[:train].astype(np.int64),
+        None if late is None else codes[train:].astype(np.int64),
+    )

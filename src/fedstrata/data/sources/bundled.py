@@ -19,14 +19,15 @@ from fedstrata.data.types import Source, Task
 
 @dataclass(frozen=True)
 class Digits:
-    """1,797 grey 8x8 digits, scaled from 0..16 to [0, 1]; a fixed fifth of every class is the test set, whatever the run's seed.
+    """1,797 grey 8x8 digits, scaled from 0..16 to [0, 1]; a fixed fifth of every class is the test set, whatever the
+    run's seed.
 
     Source: UCI, Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998), as shipped in scikit-learn.
     """
 
     def read(self, place: Place) -> Source:
         """See :class:`Reader`."""
-        from sklearn.datasets import load_digits  # noqa: PLC0415  # scikit-learn takes a second to import
+        from sklearn.datasets import load_digits  # scikit-learn takes a second to import  # noqa: PLC0415
 
         pixels, y = load_digits(return_X_y=True)
         x = torch.from_numpy((pixels / 16).astype(np.float32)).reshape(-1, 1, 8, 8)
@@ -43,10 +44,13 @@ class Toy:
 
     def table(self, name: str, label: str, kind: Kind) -> Source:
         """Encode one of scikit-learn's tables like a file of a user's."""
-        from sklearn import datasets  # noqa: PLC0415  # takes a second to import
+        from sklearn import datasets  # takes a second to import  # noqa: PLC0415
 
         bunch = getattr(datasets, f"load_{name}")()
-        columns = {str(n): Column(np.zeros(len(v), dtype=np.bool_), numbers=v) for n, v in zip(bunch.feature_names, bunch.data.T, strict=True)}
+        columns = {
+            str(n): Column(np.zeros(len(v), dtype=np.bool_), numbers=v)
+            for n, v in zip(bunch.feature_names, bunch.data.T, strict=True)
+        }
         columns[label] = Column(np.zeros(len(bunch.target), dtype=np.bool_), numbers=bunch.target.astype(np.float64))
         return encode(columns, Encoding(label, kind=kind), None, 0.2, name, name)
 

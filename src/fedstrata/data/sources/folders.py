@@ -1,4 +1,7 @@
-"""Folders of pictures, read a batch at a time: ``class/file``, below clients or domains where there are such; and official Tiny ImageNet."""
+"""Folders of pictures, read a batch at a time: ``class/file``, below clients or domains where there are such.
+
+And official Tiny ImageNet.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ Layout = Literal["class/file", "client/class/file", "domain/class/file", "domain
 class Files:
     """Pictures on disk, decoded when they are taken.
 
-    The shorter side is resized (antialiased, bilinear) and the middle square is cut out, so that every sample has one shape.
+    The shorter side is resized (antialiased, bilinear) and the middle square is cut out, so that every sample has one
+    shape.
 
     Args:
         paths: one file a sample.
@@ -57,7 +61,9 @@ class Files:
         for place, row in enumerate(index.tolist()):
             batch[place] = fit.fitted(self.paths[row])
         scale, shift = affine(self.mean, self.std)
-        return torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous().float().mul_(scale).add_(shift)  # [B, C, size, size]
+        return (
+            torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous().float().mul_(scale).add_(shift)
+        )  # [B, C, size, size]
 
     @property
     def fit(self) -> Pictures:
@@ -84,7 +90,8 @@ def children(folder: Path, root: Path) -> list[Path]:
     for entry in entries:
         if entry.is_symlink() and (not entry.resolve().is_relative_to(root) or not entry.is_file()):
             raise DataError(
-                f"{entry} is a link to {entry.readlink()}; links to folders, and links that leave {root}, are not followed. Copy what it means."
+                f"{entry} is a link to {entry.readlink()}; links to folders, and links that leave {root}, are not"
+                " followed. Copy what it means."
             )
     return entries
 
@@ -96,12 +103,19 @@ def scan(root: Path, layout: Layout) -> tuple[list[_Found], int]:
         DataError: a class folder without pictures, no picture at all, or links that are not followed.
     """
     root = root.resolve()
-    groups = [Path()] if layout == "class/file" else [Path(folder.name) for folder in children(root, root) if folder.is_dir()]
+    groups = (
+        [Path()]
+        if layout == "class/file"
+        else [Path(folder.name) for folder in children(root, root) if folder.is_dir()]
+    )
     inner = "images" if layout == "domain/images/class/file" else ""
     found, empty, other = [], [], 0
     for group in groups:
         if not (root / group / inner).is_dir():
-            raise DataError(f"{root / group} holds no folder {inner}, which layout {layout} has in every domain; say layout='domain/class/file'.")
+            raise DataError(
+                f"{root / group} holds no folder {inner}, which layout {layout} has in every domain; say"
+                " layout='domain/class/file'."
+            )
         for folder in (entry for entry in children(root / group / inner, root) if entry.is_dir()):
             files = children(folder, root)
             pictures = [file for file in files if file.is_file() and file.suffix.lower() in PICTURES]
@@ -112,7 +126,10 @@ def scan(root: Path, layout: Layout) -> tuple[list[_Found], int]:
     known = {one.label for one in found}
     for folder in empty:  # a client may lack a class; a class may not lack all pictures
         if folder.name not in known and not _nested(folder):
-            raise DataError(f"{folder} holds no picture ({', '.join(PICTURES[:4])}, ...); remove the folder, or put the class's pictures there.")
+            raise DataError(
+                f"{folder} holds no picture ({', '.join(PICTURES[:4])}, ...); remove the folder, or put the class's"
+                " pictures there."
+            )
         if folder.name not in known:
             raise DataError(f"{folder} holds folders of pictures, and no picture itself; {_deeper(layout, folder)}.")
     if not found:
@@ -124,7 +141,11 @@ def scan(root: Path, layout: Layout) -> tuple[list[_Found], int]:
 def _deeper(layout: Layout, folder: Path) -> str:
     if layout == "class/file":
         return "say layout='client/class/file' (or 'domain/class/file')"
-    return "say layout='domain/images/class/file'" if folder.name == "images" else f"by layout {layout} they lie a level too deep"
+    return (
+        "say layout='domain/images/class/file'"
+        if folder.name == "images"
+        else f"by layout {layout} they lie a level too deep"
+    )
 
 
 def _nested(folder: Path) -> bool:
@@ -137,10 +158,10 @@ class Folder:
     """Pictures in folders.
 
     Args:
-        path: the folder; if it holds ``train`` and ``test`` (or ``val``), these are the two sets, else a fixed share of every (group, class) is
-            the test set.
-        layout: "class/file", "client/class/file", "domain/class/file", or "domain/images/class/file", where each domain holds its classes in a
-            folder that is called images, as in Office-31's archive.
+        path: the folder; if it holds ``train`` and ``test`` (or ``val``), these are the two sets, else a fixed share of
+            every (group, class) is the test set.
+        layout: "class/file", "client/class/file", "domain/class/file", or "domain/images/class/file", where each domain
+            holds its classes in a folder that is called images, as in Office-31's archive.
         size: side in pixels after resizing the shorter side and cutting out the middle.
         resize: the shorter side before the cut; None is ``size``. ImageNet's usual 224 of 256 is size=224, resize=256.
         channels: 3, or 1 for grey.
@@ -160,7 +181,8 @@ class Folder:
         checked_side("folder", self.size)
         if self.resize is not None and self.resize < self.size:
             raise ConfigError(
-                f"data folder: resize is {self.resize} and size {self.size}; the middle is cut out of what was resized, so resize >= size."
+                f"data folder: resize is {self.resize} and size {self.size}; the middle is cut out of what was resized,"
+                " so resize >= size."
             )
         if not 0 < self.test < 1:
             raise ConfigError(f"data folder: test is {self.test}; it is a share, in (0, 1), such as 0.2.")
@@ -179,8 +201,12 @@ class Folder:
         else:
             late = self._late(found)
         notes = (f"folder: {other} files are no pictures and were passed over.",) if other else ()
-        content = sha256("".join(f"{one.group}/{one.label}/{one.path.name} {one.path.stat().st_size}\n" for one in found).encode())
-        return self._source(found, late, notes, written("folder", replace(self, path=str(root.resolve()))), content.hexdigest())
+        content = sha256(
+            "".join(f"{one.group}/{one.label}/{one.path.name} {one.path.stat().st_size}\n" for one in found).encode()
+        )
+        return self._source(
+            found, late, notes, written("folder", replace(self, path=str(root.resolve()))), content.hexdigest()
+        )
 
     def _late(self, found: list[_Found]) -> np.ndarray:
         cells = np.unique([f"{one.group}/{one.label}" for one in found], return_inverse=True)[1].astype(np.int64)
@@ -193,24 +219,47 @@ class Folder:
         for mask in (~late, late):
             rows = np.flatnonzero(mask)
             sets.append(
-                Files(tuple(found[r].path for r in rows), torch.from_numpy(codes[rows].astype(np.int64)), self.size, mean, std, self.resize or 0)
+                Files(
+                    tuple(found[r].path for r in rows),
+                    torch.from_numpy(codes[rows].astype(np.int64)),
+                    self.size,
+                    mean,
+                    std,
+                    self.resize or 0,
+                )
             )
         if missing := sorted(set(names) - {found[r].label for r in np.flatnonzero(~late)}):
-            raise DataError(f"data folder: class {missing[0]} has no training picture; every class of the test folder must be in the train folder.")
+            raise DataError(
+                f"data folder: class {missing[0]} has no training picture; every class of the test folder must be in"
+                " the train folder."
+            )
         groups = {}
         if self.layout != "class/file":
             known, owner = np.unique([one.group for one in found], return_inverse=True)
-            groups[self.layout.split("/")[0]] = Groups(tuple(map(str, known)), owner[~late].astype(np.int64), owner[late].astype(np.int64))
+            groups[self.layout.split("/")[0]] = Groups(
+                tuple(map(str, known)), owner[~late].astype(np.int64), owner[late].astype(np.int64)
+            )
         labels = tuple(str(label) for label in names)
         task = Task("classification", (self.channels, self.size, self.size), len(labels), labels)
         identity = (
-            f"folder(layout={self.layout}, size={self.size}, resize={self.resize}, channels={self.channels}, norm={self.norm}, test={self.test}) "
-            f"{content}"
+            f"folder(layout={self.layout}, size={self.size}, resize={self.resize}, channels={self.channels},"
+            f" norm={self.norm}, test={self.test}) {content}"
         )
         test = sets[1] if len(sets[1]) else None
         intake = replace(sets[0].fit, classes=len(labels))
         dark = dark_of(mean, std)
-        return Source(name, task, sets[0], test, groups, natural=bool(groups), dark=dark, notes=notes, intake=intake, identity=identity)
+        return Source(
+            name,
+            task,
+            sets[0],
+            test,
+            groups,
+            natural=bool(groups),
+            dark=dark,
+            notes=notes,
+            intake=intake,
+            identity=identity,
+        )
 
 
 def tiny_folder(root: Path, size: int, norm: str, name: str) -> Source:
@@ -229,8 +278,13 @@ def tiny_folder(root: Path, size: int, norm: str, name: str) -> Source:
     rows = [line.split("\t") for line in notes.read_text().splitlines() if line]
     val = [(root / "val" / "images" / row[0], known[row[1]]) for row in rows if row[1] in known]
     if not train or not val:
-        raise DataError(f"{root}: {len(train)} training and {len(val)} validation pictures were found for {len(known)} classes; both are needed.")
+        raise DataError(
+            f"{root}: {len(train)} training and {len(val)} validation pictures were found for {len(known)} classes;"
+            " both are needed."
+        )
     mean, std = channel_norm(norm, 3)
-    first, second = (Files(tuple(p for p, _ in part), torch.tensor([c for _, c in part]), size, mean, std) for part in (train, val))
+    first, second = (
+        Files(tuple(p for p, _ in part), torch.tensor([c for _, c in part]), size, mean, std) for part in (train, val)
+    )
     task = Task("classification", (3, size, size), len(known), tuple(sorted(wnids)))
     return Source(name, task, first, second, dark=dark_of(mean, std), intake=replace(first.fit, classes=len(known)))

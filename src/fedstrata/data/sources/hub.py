@@ -1,4 +1,7 @@
-"""The ``hub`` extra: data sets in the format of Hugging Face's ``datasets``, and flwr-datasets' partitioners. Imported only when asked for."""
+"""The ``hub`` extra: data sets in the format of Hugging Face's ``datasets``, and flwr-datasets' partitioners.
+
+Imported only when asked for.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ def extra(module: str, what: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise DataError(
-            f"{what} needs {module.split('.', maxsplit=1)[0].replace('_', '-')}, which is not installed: pip install 'fedstrata[hub]'."
+            f"{what} needs {module.split('.', maxsplit=1)[0].replace('_', '-')}, which is not installed: pip install"
+            " 'fedstrata[hub]'."
         ) from error
 
 
@@ -48,7 +52,8 @@ class Hub:
     """A data set of the hub, or a folder that ``datasets`` saved (``save_to_disk``).
 
     Args:
-        path: a folder (absolute or below data.root), or a name on the hub such as ylecun/mnist, which needs a network or a filled cache.
+        path: a folder (absolute or below data.root), or a name on the hub such as ylecun/mnist, which needs a network
+            or a filled cache.
         label: the column to predict.
         image: column of pictures; or
         text: column of text; with neither, the other columns are a table's.
@@ -81,14 +86,24 @@ class Hub:
         stored = self._load(library, place)
         for split in (self.train, self.test):
             if split not in stored:
-                raise DataError(f"hub {self.path} has the splits {', '.join(stored)}, not {split!r}; say train= and test=.")
+                raise DataError(
+                    f"hub {self.path} has the splits {', '.join(stored)}, not {split!r}; say train= and test=."
+                )
         sets = [stored[self.train], stored[self.test]]
         for name in filter(None, (self.label, self.image, self.text, self.client)):
             if name not in sets[0].column_names:
-                raise DataError(f"hub {self.path} has no column {name!r}.{nearest(name, sets[0].column_names)} It has {sets[0].column_names}.")
-        identity = f"hub({Path(self.path).name}, {self.config}, {self.train}, {self.test}, label={self.label}, client={self.client}"
+                raise DataError(
+                    f"hub {self.path} has no column {name!r}.{nearest(name, sets[0].column_names)} It has"
+                    f" {sets[0].column_names}."
+                )
+        identity = (
+            f"hub({Path(self.path).name}, {self.config}, {self.train}, {self.test}, label={self.label},"
+            f" client={self.client}"
+        )
         if self.image:
-            return self._images(sets, f"{identity}, image={self.image}, size={self.size}, channels={self.channels}, norm={self.norm})")
+            return self._images(
+                sets, f"{identity}, image={self.image}, size={self.size}, channels={self.channels}, norm={self.norm})"
+            )
         if self.text:
             return self._texts(sets, f"{identity}, text={self.text}, length={self.length})")
         tables = [arrow_columns(part.with_format(None).data.table, self.path) for part in sets]
@@ -97,20 +112,27 @@ class Hub:
         return encode(columns, Encoding(self.label, self.client), late, 0.2, f"{identity})", self.path)
 
     def _load(self, library: Any, place: Place) -> Any:
-        roots = [Path(), *([place.root] if place.root else []), *([Path(os.environ[VARIABLE])] if os.environ.get(VARIABLE) else [])]
+        roots = [
+            Path(),
+            *([place.root] if place.root else []),
+            *([Path(os.environ[VARIABLE])] if os.environ.get(VARIABLE) else []),
+        ]
         folder = next((root / self.path for root in roots if (root / self.path / "dataset_dict.json").exists()), None)
         try:
             return library.load_from_disk(str(folder)) if folder else library.load_dataset(self.path, self.config)
         except Exception as error:  # the library raises errors of a dozen other libraries
             raise DataError(
-                f"hub {self.path}: cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}); "
-                "a name on the hub needs a network or a filled cache, a folder needs datasets' save_to_disk()."
+                f"hub {self.path}: cannot be loaded ({type(error).__name__}:"
+                f" {str(error).splitlines()[0] if str(error) else 'no reason given'}); a name on the hub needs a"
+                " network or a filled cache, a folder needs datasets' save_to_disk()."
             ) from error
 
     def _labels(self, part: Any) -> tuple[NDArray[Any], tuple[str, ...]]:
         values = np.asarray(part.with_format(None)[self.label][:])
         known = getattr(part.features[self.label], "names", None)
-        return values, tuple(known) if known else tuple(str(c) for c in range(int(values.max()) + 1) if values.dtype.kind in "iu")
+        return values, (
+            tuple(known) if known else tuple(str(c) for c in range(int(values.max()) + 1) if values.dtype.kind in "iu")
+        )
 
     def _groups(self, sets: list[Any]) -> dict[str, Groups]:
         if self.client is None:
@@ -126,7 +148,9 @@ class Hub:
             for row, picture in enumerate(part[self.image]):
                 fitted = picture.convert("RGB" if self.channels == 3 else "L").resize((self.size, self.size))
                 pixels[row] = np.asarray(fitted).reshape(self.size, self.size, self.channels).transpose(2, 0, 1)
-            parts.append(image_set(pixels, self._labels(part)[0], names, self.norm, f"hub {self.path}, column {self.label}"))
+            parts.append(
+                image_set(pixels, self._labels(part)[0], names, self.norm, f"hub {self.path}, column {self.label}")
+            )
         source = image_source(identity, parts[0], parts[1], names, self._groups(sets), fit="stretch")
         return replace(source, natural=self.client is not None)
 
@@ -136,21 +160,26 @@ class Hub:
         vocabulary = build_vocabulary(words[0], 5)
         length = min(self.length, max(len(text) for text in words[0]))
         parts = [
-            Tensors(encode_text(texts, vocabulary, length), class_labels(self._labels(part)[0], len(names), f"hub {self.path}"))
+            Tensors(
+                encode_text(texts, vocabulary, length),
+                class_labels(self._labels(part)[0], len(names), f"hub {self.path}"),
+            )
             for texts, part in zip(words, sets, strict=True)
         ]
         task = Task("classification", (length,), len(names), names, len(vocabulary))
         assert self.text is not None, "asked only where a column of text was named"
         intake = Words((self.text,), self.label, names, vocabulary, length, tokenize, encode_text, empty=True)
-        return Source(identity, task, parts[0], parts[1], self._groups(sets), natural=self.client is not None, intake=intake)
+        return Source(
+            identity, task, parts[0], parts[1], self._groups(sets), natural=self.client is not None, intake=intake
+        )
 
 
 @dataclass(frozen=True)
 class FlowerLaw:
     """Any partitioner of flwr-datasets, such as ``InnerDirichletPartitioner(partition_sizes=[100, 200], alpha=0.3)``.
 
-    ``num_partitions`` is the number of clients, ``partition_by`` the label, and ``seed`` the run's, unless the call says otherwise;
-    ``partition_by`` may also be one of the data's groups ("writer", "domain").
+    ``num_partitions`` is the number of clients, ``partition_by`` the label, and ``seed`` the run's, unless the call
+    says otherwise; ``partition_by`` may also be one of the data's groups ("writer", "domain").
 
     Args:
         call: what the user wrote.
@@ -162,9 +191,15 @@ class FlowerLaw:
         """See :class:`Law`."""
         known = extra("flwr_datasets.partitioner", f"partition {self.call.name}")
         library = extra("datasets", f"partition {self.call.name}")
-        names = [name for name in dir(known) if name.endswith("Partitioner") and name != "Partitioner" and not name.startswith("Vertical")]
+        names = [
+            name
+            for name in dir(known)
+            if name.endswith("Partitioner") and name != "Partitioner" and not name.startswith("Vertical")
+        ]
         if self.call.name not in names:
-            raise ConfigError(f"flwr-datasets has no {self.call.name}, or it does not deal samples.{nearest(self.call.name, names)}")
+            raise ConfigError(
+                f"flwr-datasets has no {self.call.name}, or it does not deal samples.{nearest(self.call.name, names)}"
+            )
         arguments = self._arguments(getattr(known, self.call.name), clients, seed)
         columns: dict[str, Any] = {"row": np.arange(pool.size)}
         if pool.labels is not None:
@@ -174,18 +209,31 @@ class FlowerLaw:
         try:
             partitioner = getattr(known, self.call.name)(**arguments)
             partitioner.dataset = library.Dataset.from_dict(columns)
-            parts = [np.asarray(partitioner.load_partition(i)["row"][:], dtype=np.int64) for i in range(partitioner.num_partitions)]
+            parts = [
+                np.asarray(partitioner.load_partition(i)["row"][:], dtype=np.int64)
+                for i in range(partitioner.num_partitions)
+            ]
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise DataError(f"partition {self.call}: flwr-datasets refuses it: {error}") from error
         if clients is not None and len(parts) != clients:
-            raise DataError(f"partition {self.call} makes {len(parts)} clients, and clients is {clients}; leave clients out or make them agree.")
+            raise DataError(
+                f"partition {self.call} makes {len(parts)} clients, and clients is {clients}; leave clients out or make"
+                " them agree."
+            )
         used = np.concatenate(parts)
         if len(np.unique(used)) != len(used):
             raise DataError(
-                f"partition {self.call} gives {len(used) - len(np.unique(used))} samples to several clients, which only overlap(...) may do."
+                f"partition {self.call} gives {len(used) - len(np.unique(used))} samples to several clients, which only"
+                " overlap(...) may do."
             )
-        notes = (f"{self.call.name}: {pool.size - len(used)} of {pool.size} samples are left over and unused.",) if len(used) < pool.size else ()
-        natural = tuple(str(name) for name in getattr(partitioner, "partition_id_to_natural_id", {}).values())  # where clients are a column's values
+        notes = (
+            (f"{self.call.name}: {pool.size - len(used)} of {pool.size} samples are left over and unused.",)
+            if len(used) < pool.size
+            else ()
+        )
+        natural = tuple(
+            str(name) for name in getattr(partitioner, "partition_id_to_natural_id", {}).values()
+        )  # where clients are a column's values
         return Listed.of(str(self.call), parts, notes=notes, names=natural if len(natural) == len(parts) else ())
 
     def _arguments(self, factory: Any, clients: int | None, seed: int) -> dict[str, Any]:
@@ -194,7 +242,14 @@ class FlowerLaw:
             raise ConfigError(f"partition {self.call}: name every setting; {self.call.name} takes {', '.join(taken)}.")
         for name in self.call.named:
             if name not in taken:
-                raise ConfigError(f"partition {self.call.name} has no setting {name!r}.{nearest(name, taken)} It takes {', '.join(taken)}.")
+                raise ConfigError(
+                    f"partition {self.call.name} has no setting {name!r}.{nearest(name, taken)} It takes"
+                    f" {', '.join(taken)}."
+                )
         given = {name: list(value) if isinstance(value, tuple) else value for name, value in self.call.named.items()}
-        ours = {"num_partitions": CLIENTS if clients is None else clients, "partition_by": "label", "seed": key(seed, "partition", "flwr") % 2**31}
+        ours = {
+            "num_partitions": CLIENTS if clients is None else clients,
+            "partition_by": "label",
+            "seed": key(seed, "partition", "flwr") % 2**31,
+        }
         return {name: value for name, value in ours.items() if name in taken} | given

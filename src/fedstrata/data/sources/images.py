@@ -1,7 +1,7 @@
 """Image data sets in memory: the .npz stacks, the official IDX and CIFAR files, and Debian's Fashion-MNIST.
 
-Mean and std of a set are in units of [0, 1] pixels; see :data:`NORMS` for their sources. ``norm`` chooses another row, or "raw" for
-pixels in [0, 1].
+Mean and std of a set are in units of [0, 1] pixels; see :data:`NORMS` for their sources. ``norm`` chooses another row,
+or "raw" for pixels in [0, 1].
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ NORMS: dict[str, tuple[Numbers, Numbers]] = {
     "fashion_mnist": ((0.2860,), (0.3530,)),  # of the training set
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),  # FedPhoenix's launcher
     "cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),  # FedFN's and FedPart's
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # ImageNet training set; FedFN uses them for CIFAR-10 too
+    "imagenet": (
+        (0.485, 0.456, 0.406),
+        (0.229, 0.224, 0.225),
+    ),  # ImageNet training set; FedFN uses them for CIFAR-10 too
 }
 DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
-IDX = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}
+IDX = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
 IDX_FILES = ("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -49,7 +55,10 @@ def channel_norm(norm: str, channels: int) -> tuple[Numbers, Numbers]:
     if len(mean) == 1:
         return mean * channels, std * channels
     if len(mean) != channels:
-        raise ConfigError(f"norm={norm} is for {len(mean)} channels, and these images have {channels}; use raw, half, mnist or fashion_mnist.")
+        raise ConfigError(
+            f"norm={norm} is for {len(mean)} channels, and these images have {channels}; use raw, half, mnist or"
+            " fashion_mnist."
+        )
     return mean, std
 
 
@@ -71,7 +80,13 @@ def image_set(pixels: Bytes, labels: np.ndarray, names: tuple[str, ...], norm: s
 
 
 def image_source(
-    name: str, train: Images, test: Images, names: tuple[str, ...], groups: dict[str, Groups], notes: tuple[str, ...] = (), fit: Fit = "crop"
+    name: str,
+    train: Images,
+    test: Images,
+    names: tuple[str, ...],
+    groups: dict[str, Groups],
+    notes: tuple[str, ...] = (),
+    fit: Fit = "crop",
 ) -> Source:
     """A source of two image sets of the same shape; ``fit`` says how further pictures get it."""
     task = Task("classification", tuple(train.x.shape[1:]), len(names), names)
@@ -88,7 +103,10 @@ def expect(train: Images, shape: tuple[int, ...], classes: int, data: str, folde
     """
     found, most = tuple(train.x.shape[1:]), int(train.y.max()) + 1
     if found != shape or most > classes:
-        raise DataError(f"{folder} holds images {found} with {most} classes; {data} has {shape} with {classes}. Does data.root mean another set?")
+        raise DataError(
+            f"{folder} holds images {found} with {most} classes; {data} has {shape} with {classes}. Does data.root mean"
+            " another set?"
+        )
 
 
 def _from_idx(folder: Path, names: tuple[str, ...], norm: str) -> tuple[Images, Images]:
@@ -105,11 +123,16 @@ def _from_idx(folder: Path, names: tuple[str, ...], norm: str) -> tuple[Images, 
     return sets[0], sets[1]
 
 
-def _from_npz(folder: Path, norm: str, size: int | None = None) -> tuple[Images, Images, tuple[Table, Table], tuple[str, ...]]:
+def _from_npz(
+    folder: Path, norm: str, size: int | None = None
+) -> tuple[Images, Images, tuple[Table, Table], tuple[str, ...]]:
     (x, first), (late_x, second) = (packed_pictures(folder / f"{part}.npz", size) for part in ("train", "test"))
     names = tuple(str(name) for name in required(first, "classes", folder / "train.npz"))
     if x.shape[1:] != late_x.shape[1:]:
-        raise DataError(f"{folder}: training images are {x.shape[1:]} and test images {late_x.shape[1:]} (channels, height, width); they must agree.")
+        raise DataError(
+            f"{folder}: training images are {x.shape[1:]} and test images {late_x.shape[1:]} (channels, height, width);"
+            " they must agree."
+        )
     train = image_set(x, required(first, "labels", folder / "train.npz"), names, norm, str(folder / "train.npz"))
     test = image_set(late_x, required(second, "labels", folder / "test.npz"), names, norm, str(folder / "test.npz"))
     return train, test, (first, second), names
@@ -120,7 +143,9 @@ def groups_by(train: np.ndarray, test: np.ndarray, names: tuple[str, ...] | None
     if names is not None:
         return Groups(names, train.astype(np.int64), test.astype(np.int64))
     known, codes = np.unique(np.concatenate([train, test]), return_inverse=True)
-    return Groups(tuple(str(k) for k in known), codes[: len(train)].astype(np.int64), codes[len(train) :].astype(np.int64))
+    return Groups(
+        tuple(str(k) for k in known), codes[: len(train)].astype(np.int64), codes[len(train) :].astype(np.int64)
+    )
 
 
 @dataclass(frozen=True)
@@ -142,7 +167,9 @@ class Mnist:
             return image_source(f"mnist(norm={self.norm})", train, test, tuple("0123456789"), {})
         train, test, (first, second), names = _from_npz(folder, self.norm)
         expect(train, (1, 28, 28), 10, "mnist", folder)
-        groups = {"writer": groups_by(first["writer"], second["writer"])} if "writer" in first and "writer" in second else {}
+        groups = (
+            {"writer": groups_by(first["writer"], second["writer"])} if "writer" in first and "writer" in second else {}
+        )
         return image_source(f"mnist(norm={self.norm})", train, test, names, groups)
 
 
@@ -187,13 +214,17 @@ class Cifar10:
             train, test, (_, second), names = _from_npz(folder, self.norm)
             expect(train, (3, 32, 32), 10, "cifar10", folder)
             lossy = int((~second["lossless"]).sum()) if "lossless" in second else 0
-            notes = (f"cifar10: {lossy} of {len(test)} test images are JPEG copies, not exact pixels.",) if lossy else ()
+            notes = (
+                (f"cifar10: {lossy} of {len(test)} test images are JPEG copies, not exact pixels.",) if lossy else ()
+            )
             return image_source(name, train, test, names, {}, notes)
         batches = [read_cifar(folder / f"data_batch_{k}.bin", 1) for k in range(1, 6)]
         x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
         late, late_y = read_cifar(folder / "test_batch.bin", 1)
         train = image_set(x, y[:, 0], CIFAR10, self.norm, str(folder / "data_batch_*.bin"))
-        return image_source(name, train, image_set(late, late_y[:, 0], CIFAR10, self.norm, str(folder / "test_batch.bin")), CIFAR10, {})
+        return image_source(
+            name, train, image_set(late, late_y[:, 0], CIFAR10, self.norm, str(folder / "test_batch.bin")), CIFAR10, {}
+        )
 
 
 @dataclass(frozen=True)
@@ -214,7 +245,10 @@ class Cifar100:
         folder, file = place.folder("cifar100", ("cifar100", "cifar-100-binary"), ("train.bin", "train.npz"))
         if file == "train.npz":
             if self.labels == "coarse":
-                raise DataError(f"{folder / file} holds one label a picture; labels=coarse needs the official train.bin and test.bin.")
+                raise DataError(
+                    f"{folder / file} holds one label a picture; labels=coarse needs the official train.bin and"
+                    " test.bin."
+                )
             train, test, _, names = _from_npz(folder, self.norm)
             expect(train, (3, 32, 32), 100, "cifar100", folder)
             return image_source(name, train, test, names, {})
@@ -247,7 +281,11 @@ class Pacs:
         folder, file = place.folder("pacs", ("pacs", "PACS"), ("train.npz",))
         train, test, (first, second), names = _from_npz(folder, self.norm, checked_side("pacs", self.size))
         domains = tuple(str(name) for name in required(first, "domains", folder / file))
-        groups = {"domain": groups_by(required(first, "domain", folder / file), required(second, "domain", folder / "test.npz"), domains)}
+        groups = {
+            "domain": groups_by(
+                required(first, "domain", folder / file), required(second, "domain", folder / "test.npz"), domains
+            )
+        }
         return image_source(f"pacs(norm={self.norm}, size={self.size})", train, test, names, groups)
 
 
@@ -276,7 +314,7 @@ class TinyImagenet:
 
     def read(self, place: Place) -> Source:
         """See :class:`Reader`."""
-        from fedstrata.data.sources.folders import tiny_folder  # noqa: PLC0415  # folders use this file's normalisation
+        from fedstrata.data.sources.folders import tiny_folder  # folders use this file's normalisation  # noqa: PLC0415
 
         checked_side("tiny_imagenet", self.size)
         places = ("tiny_imagenet", "tiny_imagenet_sub", "tiny-imagenet-200")

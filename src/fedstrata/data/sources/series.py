@@ -1,4 +1,6 @@
-"""Time series as a federation: one series a client, windows of past values, the value some steps ahead as the target."""
+"""Time series as a federation: one series a client, windows of past values, the value some steps ahead as the
+target.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Cut:
     Attributes:
         window: past values that a sample holds, at least 1.
         horizon: steps from the last of them to the target, at least 1.
-        test: the last share of every client's targets is the test set, in (0, 1); its windows may look back into the training time.
+        test: the last share of every client's targets is the test set, in (0, 1); its windows may look back into the
+            training time.
     """
 
     window: int
@@ -34,7 +37,8 @@ class Cut:
     def __post_init__(self) -> None:
         if self.window < 1 or self.horizon < 1 or not 0 < self.test < 1:
             raise ConfigError(
-                f"series: window {self.window}, horizon {self.horizon}, test {self.test}; write window >= 1, horizon >= 1 and 0 < test < 1."
+                f"series: window {self.window}, horizon {self.horizon}, test {self.test}; write window >= 1, horizon >="
+                " 1 and 0 < test < 1."
             )
 
 
@@ -42,7 +46,8 @@ class Cut:
 class Series:
     """A long table: one row a client and time.
 
-    Values and targets are normalised by the clients' sums over their training targets; figures are in those standard deviations.
+    Values and targets are normalised by the clients' sums over their training targets; figures are in those standard
+    deviations.
 
     Args:
         path: .csv, .tsv or .parquet.
@@ -70,7 +75,10 @@ class Series:
         values, owner = column(columns, self.value, file.name), column(columns, self.client, file.name)
         for name, found in ((self.value, values), (self.client, owner)):
             if found.missing.any():
-                raise DataError(f"{file.name}: column {name!r}, row {np.flatnonzero(found.missing)[0]} is missing; fill it in or remove the row.")
+                raise DataError(
+                    f"{file.name}: column {name!r}, row {np.flatnonzero(found.missing)[0]} is missing; fill it in or"
+                    " remove the row."
+                )
         if values.numbers is None:
             raise DataError(f"{file.name}: column {self.value!r} holds words; a series holds numbers.")
         names, codes = np.unique(owner.text(), return_inverse=True)
@@ -79,20 +87,28 @@ class Series:
             stamps = column(columns, self.time, file.name)
             if stamps.numbers is None or stamps.missing.any():
                 raise DataError(
-                    f"{file.name}: column {self.time!r} is not all numbers; give the time as numbers, or leave time out and sort the file."
+                    f"{file.name}: column {self.time!r} is not all numbers; give the time as numbers, or leave time out"
+                    " and sort the file."
                 )
             when = stamps.numbers
         order = np.lexsort((when, codes))
         sequences = np.split(values.numbers[order], np.cumsum(np.bincount(codes))[:-1])
-        identity = f"series({file.name}, value={self.value}, client={self.client}, time={self.time}, {cut}) {sha256(file.read_bytes()).hexdigest()}"
-        return replace(windows(written("series", self), sequences, tuple(map(str, names)), cut, self.value), identity=identity)
+        identity = (
+            f"series({file.name}, value={self.value}, client={self.client}, time={self.time}, {cut})"
+            f" {sha256(file.read_bytes()).hexdigest()}"
+        )
+        return replace(
+            windows(written("series", self), sequences, tuple(map(str, names)), cut, self.value), identity=identity
+        )
 
 
 @dataclass(frozen=True)
 class Eeg:
-    """Four channels of a real electroencephalogram, 800 samples in 10 s each; a client is a channel, as if each electrode were a node.
+    """Four channels of a real electroencephalogram, 800 samples in 10 s each; a client is a channel, as if each
+    electrode were a node.
 
-    Source: the sample data that ship with matplotlib (``eeg.dat``, of its MRI-with-EEG example; its makers name no subject).
+    Source: the sample data that ship with matplotlib (``eeg.dat``, of its MRI-with-EEG example; its makers name no
+        subject).
 
     Args:
         window: past values a sample; 16 are 0.2 s.
@@ -106,10 +122,12 @@ class Eeg:
 
     def read(self, place: Place) -> Source:
         """See :class:`Reader`."""
-        from matplotlib.cbook import get_sample_data  # noqa: PLC0415  # matplotlib takes a second to import
+        from matplotlib.cbook import get_sample_data  # matplotlib takes a second to import  # noqa: PLC0415
 
         cut = Cut(self.window, self.horizon, self.test)
-        recorded = np.fromfile(get_sample_data("eeg.dat", asfileobj=False), dtype="<f8").reshape(-1, 4).astype(np.float64)
+        recorded = (
+            np.fromfile(get_sample_data("eeg.dat", asfileobj=False), dtype="<f8").reshape(-1, 4).astype(np.float64)
+        )
         return windows(f"eeg({cut})", list(recorded.T), ("channel 1", "channel 2", "channel 3", "channel 4"), cut)
 
 
@@ -132,12 +150,25 @@ def windows(identity: str, sequences: list[Floats], names: tuple[str, ...], cut:
     if not starts or not np.concatenate(late).any():
         longest = max(len(s) for s in sequences)
         raise DataError(
-            f"{identity}: the longest series has {longest} values, too few for training and test windows; use a smaller window or horizon."
+            f"{identity}: the longest series has {longest} values, too few for training and test windows; use a smaller"
+            " window or horizon."
         )
     short = len(sequences) - len(starts)
-    notes = (f"series: {short} of {len(sequences)} series are shorter than window + horizon and give no sample.",) if short else ()
+    notes = (
+        (f"series: {short} of {len(sequences)} series are shorter than window + horizon and give no sample.",)
+        if short
+        else ()
+    )
     cuts = _Windows(
-        identity, np.concatenate(sequences), np.concatenate(starts), np.concatenate(owner), np.concatenate(late), names, cut, value, notes
+        identity,
+        np.concatenate(sequences),
+        np.concatenate(starts),
+        np.concatenate(owner),
+        np.concatenate(late),
+        names,
+        cut,
+        value,
+        notes,
     )
     return cuts.source(Scaling(np.zeros(1), np.ones(1), np.zeros(1, dtype=np.bool_)), scaled=False)
 
@@ -164,12 +195,17 @@ class _Windows:
             starts = torch.from_numpy(self.starts[mask])
             sets.append(Windows(sequence, starts, self.cut.window, sequence[starts + ahead]))
         groups = {"client": Groups(self.names, self.owner[~self.late], self.owner[self.late])}
-        told = f"series: values are in standard deviations: mean {scaling.mean[0]:.6g}, std {scaling.std[0]:.6g} of the training targets."
+        told = (
+            f"series: values are in standard deviations: mean {scaling.mean[0]:.6g}, std {scaling.std[0]:.6g} of the"
+            " training targets."
+        )
         notes = (*self.notes, told) if scaled else self.notes
         task = Task("regression", (self.cut.window,), 1)
         intake = SeriesRows(self.cut.window, self.cut.horizon, self.value, scaling) if scaled else None
         scale = None if scaled else self.scale
-        return Source(self.identity, task, sets[0], sets[1], groups, natural=True, notes=notes, scale=scale, intake=intake)
+        return Source(
+            self.identity, task, sets[0], sets[1], groups, natural=True, notes=notes, scale=scale, intake=intake
+        )
 
     def scale(self, parts: list[Ints]) -> Source:
         """Normalise by the sums of each client's training targets."""

@@ -25,11 +25,13 @@ FEATURES, CLASSES, CLIENTS, MOST = 60, 10, 30, 10_000
 class Synthetic:
     """synthetic(alpha, beta): client k has y = argmax(softmax(W_k x + b_k)).
 
-    W_k, b_k ~ N(u_k, 1) with u_k ~ N(0, alpha); x ~ N(v_k, diag(j^-1.2)) with v_k ~ N(B_k, 1) in each of 60 features and B_k ~ N(0, beta);
-    sizes are int(LogNormal(4, 2)) + 50. The last tenth of a client's samples is its test share: int(0.9 n) train.
+    W_k, b_k ~ N(u_k, 1) with u_k ~ N(0, alpha); x ~ N(v_k, diag(j^-1.2)) with v_k ~ N(B_k, 1) in each of 60 features
+    and B_k ~ N(0, beta); sizes are int(LogNormal(4, 2)) + 50. The last tenth of a client's samples is its test share:
+    int(0.9 n) train.
 
     Args:
-        alpha: how much the models differ, at least 0. A standard deviation, as in the released code (the text can be read as a variance).
+        alpha: how much the models differ, at least 0. A standard deviation, as in the released code (the text can be
+            read as a variance).
         beta: how much the inputs differ, at least 0; a standard deviation too.
         clients: clients to make; None makes as many as the run has, or 30.
         seed: of the data; the run's seed does not change them.
@@ -52,7 +54,9 @@ class Synthetic:
         model_mean, input_mean = rng.normal(0, self.alpha, len(sizes)), rng.normal(0, self.beta, len(sizes))
         centres = (rng.normal(middle, 1, FEATURES) for middle in input_mean)
         models = (rng.normal(middle, 1, (FEATURES + 1, CLASSES)) for middle in model_mean)
-        return _source(f"synthetic(alpha={self.alpha}, beta={self.beta}, seed={self.seed})", sizes, centres, models, rng)
+        return _source(
+            f"synthetic(alpha={self.alpha}, beta={self.beta}, seed={self.seed})", sizes, centres, models, rng
+        )
 
 
 @dataclass(frozen=True)
@@ -80,19 +84,23 @@ def _sizes(clients: int | None, place: Place, rng: np.random.Generator) -> Ints:
     count = clients or place.clients or CLIENTS
     if not 1 <= count <= MOST:
         raise DataError(
-            f"synthetic: {count} clients of about 450 samples each would take {count * 450 * FEATURES * 4 / 1e9:.1f} GB; "
-            f"say synthetic(clients=...) with 1 to {MOST}, and deal them anew with a partition."
+            f"synthetic: {count} clients of about 450 samples each would take {count * 450 * FEATURES * 4 / 1e9:.1f}"
+            f" GB; say synthetic(clients=...) with 1 to {MOST}, and deal them anew with a partition."
         )
     return rng.lognormal(4, 2, count).astype(np.int64) + 50
 
 
-def _source(name: str, sizes: Ints, centres: Iterator[Floats], models: Iterator[Floats], rng: np.random.Generator) -> Source:
+def _source(
+    name: str, sizes: Ints, centres: Iterator[Floats], models: Iterator[Floats], rng: np.random.Generator
+) -> Source:
     spread = np.arange(1, FEATURES + 1) ** -0.6  # square root of the variance j^-1.2
     x, y, late = [], [], []
     for size, centre, model in zip(sizes.tolist(), centres, models, strict=False):  # the iid streams never end
         inputs = rng.normal(centre, spread, (size, FEATURES))
         x.append(inputs.astype(np.float32))
-        y.append((inputs @ model[:-1] + model[-1]).argmax(1).astype(np.int64))  # model: W over b; softmax keeps the order
+        y.append(
+            (inputs @ model[:-1] + model[-1]).argmax(1).astype(np.int64)
+        )  # model: W over b; softmax keeps the order
         late.append(np.arange(size) >= int(0.9 * size))
     features, labels, tested = (np.concatenate(part) for part in (x, y, late))
     owner = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)

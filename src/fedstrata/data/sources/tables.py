@@ -55,8 +55,8 @@ class Encoding:
 class Table:
     """A CSV or parquet file.
 
-    Numbers are normalised by the clients' sums over what they train on; words become one column a level (levels of the training rows; a
-    level that only the test rows have is all zeros).
+    Numbers are normalised by the clients' sums over what they train on; words become one column a level (levels of the
+    training rows; a level that only the test rows have is all zeros).
 
     Args:
         path: .csv, .tsv or .parquet, absolute or relative to data.root.
@@ -68,7 +68,8 @@ class Table:
         drop: columns that are not used.
         split: a column that holds train and test.
         tested: a second file that is the test set.
-        test: share of every client's rows (without a client column: of every class's) for the test set, where neither split nor tested says it.
+        test: share of every client's rows (without a client column: of every class's) for the test set, where neither
+            split nor tested says it.
         target: regression targets in standard deviations of the training targets ("standard"), or "raw".
     """
 
@@ -104,7 +105,10 @@ class Table:
             content.update(other.read_bytes())
             late = np.repeat([False, True], [len(next(iter(c.values())).missing) for c in (columns, second)])
             columns = {name: stacked(name, first, column(second, name, self.tested)) for name, first in columns.items()}
-        identity = f"table({file.name}, {how}, split={self.split}, tested={bool(self.tested)}, test={self.test}) {content.hexdigest()}"
+        identity = (
+            f"table({file.name}, {how}, split={self.split}, tested={bool(self.tested)}, test={self.test})"
+            f" {content.hexdigest()}"
+        )
         return replace(encode(columns, how, late, self.test, written("table", self), file.name), identity=identity)
 
 
@@ -113,7 +117,10 @@ def _split_column(values: Column, name: str) -> Mask:
     late = np.isin(words, ["test"])
     wrong = np.flatnonzero(~late & ~np.isin(words, ["train"]))
     if len(wrong):
-        raise DataError(f"data table: column {name!r}, row {wrong[0]} is {values.text()[wrong[0]]!r}; a split column holds train or test.")
+        raise DataError(
+            f"data table: column {name!r}, row {wrong[0]} is {values.text()[wrong[0]]!r}; a split column holds train or"
+            " test."
+        )
     return late
 
 
@@ -128,7 +135,10 @@ def stacked(name: str, first: Column, second: Column) -> Column:
         return Column(missing, numbers=np.concatenate([first.numbers, second.numbers]))
     if first.words is not None and second.words is not None:
         return Column(missing, words=np.concatenate([first.words, second.words]))
-    raise DataError(f"data table: column {name!r} holds numbers in one file and words in the other; make them alike or drop=[{name}].")
+    raise DataError(
+        f"data table: column {name!r} holds numbers in one file and words in the other; make them alike or"
+        f" drop=[{name}]."
+    )
 
 
 def encode(columns: Columns, how: Encoding, late: Mask | None, share: float, identity: str, where: str) -> Source:
@@ -154,13 +164,23 @@ def encode(columns: Columns, how: Encoding, late: Mask | None, share: float, ide
     if late.all():
         raise DataError(f"{where}: all {len(late)} rows are test rows; a training set needs at least one.")
     if names and (unseen := np.setdiff1d(target[late], target[~late])).size:
-        raise DataError(f"{where}: class {names[int(unseen[0])]!r} is in the test rows only; every class needs a training row.")
+        raise DataError(
+            f"{where}: class {names[int(unseen[0])]!r} is in the test rows only; every class needs a training row."
+        )
     numeric, onehot, levels = _matrices(features, late)
     numbers = tuple(name for name, values in features.items() if values.numbers is not None)
-    task = Task("classification" if names else "regression", (numeric.shape[1] + onehot.shape[1],), len(names) or 1, names)
+    task = Task(
+        "classification" if names else "regression", (numeric.shape[1] + onehot.shape[1],), len(names) or 1, names
+    )
     y = class_labels(target.astype(np.int64), len(names), where) if names else torch.from_numpy(float32(target))
     groups: dict[str, Groups] = {} if owner is None else {"client": groups_by(owner[~late], owner[late])}
-    notes = (f"table: {task.kind} of {how.label} over {len(names)} classes." if names else f"table: regression of {how.label}.",)
+    notes = (
+        (
+            f"table: {task.kind} of {how.label} over {len(names)} classes."
+            if names
+            else f"table: regression of {how.label}."
+        ),
+    )
     build = _Build(identity, task, numeric, onehot, y.numpy(), late, groups, numbers, levels, how, notes)
     return build.source(np.nan_to_num(numeric), y.numpy(), scaled=False)
 
@@ -170,17 +190,22 @@ def _features(columns: Columns, how: Encoding, where: str) -> dict[str, Column]:
         column(columns, name, where)
     kept = {name: values for name, values in columns.items() if name not in (how.label, how.client, *how.drop)}
     if not kept:
-        raise DataError(f"{where} has no feature column besides {how.label} and {how.client}.{nearest(how.label, columns)}")
+        raise DataError(
+            f"{where} has no feature column besides {how.label} and {how.client}.{nearest(how.label, columns)}"
+        )
     for name, values in kept.items():
         if how.missing == "refuse" and values.missing.any():
             raise DataError(
-                f"{where}: column {name!r}, row {np.flatnonzero(values.missing)[0]} is missing ({int(values.missing.sum())} rows in all); "
-                f"use missing=impute or drop=[{name}]."
+                f"{where}: column {name!r}, row {np.flatnonzero(values.missing)[0]} is missing"
+                f" ({int(values.missing.sum())} rows in all); use missing=impute or drop=[{name}]."
             )
         if values.words is not None or name in how.categorical:
             kept[name] = Column(values.missing, words=values.text())
             if (levels := len(np.unique(values.text()))) > LEVELS:
-                raise DataError(f"{where}: column {name!r} holds {levels} different words, which looks like an identifier; drop=[{name}].")
+                raise DataError(
+                    f"{where}: column {name!r} holds {levels} different words, which looks like an identifier;"
+                    f" drop=[{name}]."
+                )
     return kept
 
 
@@ -188,7 +213,8 @@ def _target(values: Column, how: Encoding, where: str) -> tuple[NDArray[np.float
     """Class numbers and names, or regression targets and ()."""
     if values.missing.any():
         raise DataError(
-            f"{where}: label {how.label!r}, row {np.flatnonzero(values.missing)[0]} is missing; a label cannot be imputed, remove the row."
+            f"{where}: label {how.label!r}, row {np.flatnonzero(values.missing)[0]} is missing; a label cannot be"
+            " imputed, remove the row."
         )
     whole = values.numbers is None or bool((values.numbers == np.floor(values.numbers)).all())
     kind = how.kind
@@ -197,30 +223,44 @@ def _target(values: Column, how: Encoding, where: str) -> tuple[NDArray[np.float
         kind = "classification" if values.words is not None or (whole and few) else "regression"
     if kind == "regression":
         if values.numbers is None:
-            raise DataError(f"{where}: label {how.label!r}, row 0 is {values.text()[0]!r}; a regression needs numbers, or say kind=classification.")
+            raise DataError(
+                f"{where}: label {how.label!r}, row 0 is {values.text()[0]!r}; a regression needs numbers, or say"
+                " kind=classification."
+            )
         return values.numbers, ()
     if not whole:
         assert values.numbers is not None
         row = np.flatnonzero(values.numbers != np.floor(values.numbers))[0]
         raise DataError(
-            f"{where}: label {how.label!r}, row {row} is {values.numbers[row]}; classes are whole numbers or words, or say kind=regression."
+            f"{where}: label {how.label!r}, row {row} is {values.numbers[row]}; classes are whole numbers or words, or"
+            " say kind=regression."
         )
-    known = np.unique(values.numbers if values.numbers is not None else values.text())  # numbers in their own order, not as text
+    known = np.unique(
+        values.numbers if values.numbers is not None else values.text()
+    )  # numbers in their own order, not as text
     names = tuple(str(int(k)) if values.numbers is not None else str(k) for k in known)
     if not 2 <= len(names) <= LEVELS:
         raise DataError(
-            f"{where}: label {how.label!r} has {len(names)} different values; 2 to {LEVELS} classes are possible, or say kind=regression."
+            f"{where}: label {how.label!r} has {len(names)} different values; 2 to {LEVELS} classes are possible, or"
+            " say kind=regression."
         )
-    return np.unique(values.text() if values.numbers is None else values.numbers, return_inverse=True)[1].astype(np.int64), names
+    return (
+        np.unique(values.text() if values.numbers is None else values.numbers, return_inverse=True)[1].astype(np.int64),
+        names,
+    )
 
 
 def _owner(values: Column, name: str, where: str) -> Ints:
     if values.missing.any():
-        raise DataError(f"{where}: client {name!r}, row {np.flatnonzero(values.missing)[0]} is missing; every row needs a holder.")
+        raise DataError(
+            f"{where}: client {name!r}, row {np.flatnonzero(values.missing)[0]} is missing; every row needs a holder."
+        )
     return values.text()  # type: ignore[return-value]  # names; groups_by turns them into numbers
 
 
-def _matrices(features: dict[str, Column], late: Mask) -> tuple[Floats, Floats, tuple[tuple[str, tuple[str, ...]], ...]]:
+def _matrices(
+    features: dict[str, Column], late: Mask
+) -> tuple[Floats, Floats, tuple[tuple[str, tuple[str, ...]], ...]]:
     """Numbers [N, K] with NaN for gaps, one-hot words [N, L], and the levels of each column of words."""
     numeric = [values.numbers for values in features.values() if values.numbers is not None]
     hot, levels = [], []
@@ -250,14 +290,26 @@ class _Build:
     how: Encoding
     notes: tuple[str, ...]
 
-    def source(self, numeric: Floats, y: np.ndarray, *, scaled: bool, notes: tuple[str, ...] = (), intake: Rows | None = None) -> Source:
+    def source(
+        self, numeric: Floats, y: np.ndarray, *, scaled: bool, notes: tuple[str, ...] = (), intake: Rows | None = None
+    ) -> Source:
         x = torch.from_numpy(float32(np.concatenate([numeric, self.onehot], 1)))
         labels = torch.from_numpy(y)
         mask = torch.from_numpy(self.late)
         train, test = Tensors(x[~mask], labels[~mask]), Tensors(x[mask], labels[mask])
         scale = None if scaled else self.scale
         tested = test if len(test) else None  # clients of one or two rows give none
-        return Source(self.identity, self.task, train, tested, self.groups, bool(self.groups), notes=self.notes + notes, scale=scale, intake=intake)
+        return Source(
+            self.identity,
+            self.task,
+            train,
+            tested,
+            self.groups,
+            bool(self.groups),
+            notes=self.notes + notes,
+            scale=scale,
+            intake=intake,
+        )
 
     def scale(self, parts: list[Ints]) -> Source:
         """Normalise by the sums of ``parts``: each client's training positions, into train followed by test."""
@@ -270,6 +322,9 @@ class _Build:
         y = self.y
         if self.task.kind == "regression" and self.how.target == "standard":
             y = float32(result[:, -1])
-            notes.append(f"table: targets are in standard deviations: mean {scaling.mean[-1]:.6g}, std {scaling.std[-1]:.6g} of the training rows.")
+            notes.append(
+                f"table: targets are in standard deviations: mean {scaling.mean[-1]:.6g}, std {scaling.std[-1]:.6g} of"
+                " the training rows."
+            )
         intake = Rows(self.how, self.columns, self.levels, scaling, self.task.labels)
         return self.source(result[:, :-1], y, scaled=True, notes=tuple(notes), intake=intake)

@@ -25,7 +25,10 @@ from fedstrata.data.types import Groups, Source, Task
 
 UNKNOWN, PAD = 0, 1
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
-_RULES = [(re.compile(p), r) for p, r in ((r"'", " ' "), (r"\"", ""), (r"([.,()!?])", r" \1 "), (r"<br />", " "), (r"[;:]", " "))]
+_RULES = [
+    (re.compile(p), r)
+    for p, r in ((r"'", " ' "), (r"\"", ""), (r"([.,()!?])", r" \1 "), (r"<br />", " "), (r"[;:]", " "))
+]
 
 
 def tokenize(text: str) -> list[str]:
@@ -43,7 +46,10 @@ def tokenize(text: str) -> list[str]:
 
 
 def build_vocabulary(texts: Sequence[Sequence[str]], least: int) -> dict[str, int]:
-    """Words that occur at least ``least`` times, the most frequent first, ties by spelling; 0 is <unk> and 1 is <pad>."""
+    """Words that occur at least ``least`` times, the most frequent first, ties by spelling.
+
+    0 is <unk> and 1 is <pad>.
+    """
     counts = Counter(word for text in texts for word in text)
     kept = sorted((word for word, n in counts.items() if n >= least), key=lambda word: (-counts[word], word))
     return {"<unk>": UNKNOWN, "<pad>": PAD} | {word: place + 2 for place, word in enumerate(kept)}
@@ -63,11 +69,12 @@ class AgNews:
     """News items in 4 classes: title and description as words.
 
     Args:
-        length: longest text in words; shorter where no training text is longer. One length for both sets (FedPart's may differ by split).
+        length: longest text in words; shorter where no training text is longer. One length for both sets (FedPart's may
+            differ by split).
         least: a word that training texts hold less often is <unk>.
         empty: refuse a text without words, or keep it as one <unk>.
-    Source: Zhang et al. 2015, from Gulli's corpus; FedPart's preparation. Files: train and test as .parquet (label, title, description), or the
-        official .csv (class 1 to 4, title, description, no header).
+    Source: Zhang et al. 2015, from Gulli's corpus; FedPart's preparation. Files: train and test as .parquet (label,
+        title, description), or the official .csv (class 1 to 4, title, description, no header).
     """
 
     length: int = 512
@@ -87,8 +94,12 @@ class AgNews:
         length = min(self.length, max(len(text) for text in sets[0][0]))
         train, test = (Tensors(encode(texts, vocabulary, length), y) for texts, y in sets)
         task = Task("classification", (length,), len(TOPICS), TOPICS, len(vocabulary))
-        intake = Words(("title", "description"), "label", TOPICS, vocabulary, length, tokenize, encode, empty=self.empty == "keep")
-        return Source(f"ag_news(length={length}, least={self.least}, empty={self.empty})", task, train, test, intake=intake)
+        intake = Words(
+            ("title", "description"), "label", TOPICS, vocabulary, length, tokenize, encode, empty=self.empty == "keep"
+        )
+        return Source(
+            f"ag_news(length={length}, least={self.least}, empty={self.empty})", task, train, test, intake=intake
+        )
 
     def _words(self, path: Path) -> tuple[list[list[str]], Tensor]:
         if not path.exists():
@@ -97,7 +108,9 @@ class AgNews:
         texts = [tokenize(f"{title} {body}") for title, body in zip(titles, bodies, strict=True)]
         for row, text in enumerate(texts):
             if not text and self.empty == "refuse":
-                raise DataError(f"{path}: row {row} has a text without words; remove the row, or use ag_news(empty=keep).")
+                raise DataError(
+                    f"{path}: row {row} has a text without words; remove the row, or use ag_news(empty=keep)."
+                )
         return [text or ["<unk>"] for text in texts], class_labels(labels, len(TOPICS), str(path))
 
 
@@ -113,7 +126,10 @@ def _news(path: Path) -> tuple[np.ndarray, list[str], list[str]]:
         rows = list(csv.reader(file))
     for number, row in enumerate(rows):
         if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
-            raise DataError(f"{path}: row {number} is {row[:1]} with {len(row)} values; class 1 to 4, title and description are wanted.")
+            raise DataError(
+                f"{path}: row {number} is {row[:1]} with {len(row)} values; class 1 to 4, title and description are"
+                " wanted."
+            )
     return np.array([int(row[0]) - 1 for row in rows]), [row[1] for row in rows], [row[2] for row in rows]
 
 
@@ -121,8 +137,9 @@ def _news(path: Path) -> tuple[np.ndarray, list[str], list[str]]:
 class Shakespeare:
     """The next character of a speaking role; a client is a role in a play.
 
-    A role's speeches are joined by line breaks and cut into windows; the label is the character after the window. Characters that no training
-    speech holds are <unk>, 0. A role whose training text is too short for one window is no client.
+    A role's speeches are joined by line breaks and cut into windows; the label is the character after the window.
+    Characters that no training speech holds are <unk>, 0. A role whose training text is too short for one window is no
+    client.
 
     Args:
         window: characters a sample, 80 in LEAF.
@@ -135,7 +152,9 @@ class Shakespeare:
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.stride < 1:
-            raise ConfigError(f"data shakespeare: window is {self.window} and stride {self.stride}; both are at least 1.")
+            raise ConfigError(
+                f"data shakespeare: window is {self.window} and stride {self.stride}; both are at least 1."
+            )
 
     def read(self, place: Place) -> Source:
         """See :class:`Reader`."""
@@ -145,7 +164,10 @@ class Shakespeare:
         parts: dict[str, dict[str, list[str]]] = {"train": {}, "test": {}}
         for row, (role, text, split) in enumerate(zip(roles, texts, splits, strict=True)):
             if split not in parts or not text:
-                raise DataError(f"{folder / file}: row {row} has split {split!r} and text {text!r}; split is train or test, and text is not empty.")
+                raise DataError(
+                    f"{folder / file}: row {row} has split {split!r} and text {text!r}; split is train or test, and"
+                    " text is not empty."
+                )
             parts[split].setdefault(role, []).append(text)
         joined = {split: {role: "\n".join(lines) for role, lines in held.items()} for split, held in parts.items()}
         letters = sorted(set("".join(joined["train"].values())))
@@ -157,7 +179,9 @@ class Shakespeare:
         name = f"shakespeare(window={self.window}, stride={self.stride})"
         return Source(name, task, train[0], test[0], groups, natural=True, intake=Characters(self.window, codes))
 
-    def _windows(self, held: dict[str, str], names: tuple[str, ...], codes: dict[str, int]) -> tuple[Windows, np.ndarray]:
+    def _windows(
+        self, held: dict[str, str], names: tuple[str, ...], codes: dict[str, int]
+    ) -> tuple[Windows, np.ndarray]:
         texts = [held.get(name, "") for name in names]
         table = np.zeros(max(map(ord, "".join(texts)), default=0) + 1, dtype=np.int16)
         for letter, code in codes.items():

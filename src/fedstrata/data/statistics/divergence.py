@@ -1,7 +1,8 @@
 """How much clients differ in labels and sizes. Numbers from a table of counts; the samples themselves are not needed.
 
-A client with few samples cannot hold every class in the right share, even where samples are dealt at random. So every number about labels comes
-with what chance alone gives: the mean over ``SHUFFLES`` random deals of the same labels to clients of the same sizes.
+A client with few samples cannot hold every class in the right share, even where samples are dealt at random. So every
+number about labels comes with what chance alone gives: the mean over ``SHUFFLES`` random deals of the same labels to
+clients of the same sizes.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ SHUFFLES = 5
 
 
 def jensen_shannon(counts: Ints) -> Floats:
-    """[C] Jensen-Shannon divergence, in bits, of every row's distribution to that of all rows together: 0 alike, 1 without a class in common.
+    """[C] Jensen-Shannon divergence, in bits, of every row's distribution to that of all rows together: 0 alike, 1
+    without a class in common.
 
-    JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2 with H in bits (Lin 1991, "Divergence measures based on the Shannon entropy").
+    JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2 with H in bits (Lin 1991, "Divergence measures based on the Shannon
+    entropy").
 
     Args:
         counts: [C, K], no empty row.
@@ -43,7 +46,10 @@ def entropy(shares: Floats) -> Floats:
 
 
 def effective_classes(counts: Ints) -> Floats:
-    """[C] two to the power of the entropy: how many equally frequent classes would be as varied. 1 for a client of one class."""
+    """[C] two to the power of the entropy: how many equally frequent classes would be as varied.
+
+    1 for a client of one class.
+    """
     return np.asarray(2.0 ** entropy(counts / counts.sum(1, keepdims=True)))
 
 
@@ -60,11 +66,13 @@ def label_skew(counts: Ints, rng: np.random.Generator) -> dict[str, float | None
         counts: [C, K] training samples of each class; empty clients do not count.
         rng: deals labels at random, for the numbers that chance alone gives.
     Returns:
-        ``label_skew``: 0 as after a random deal, 1 where every client holds a single class: (js - chance) / (worst - chance), so that it means the
-        same for two classes and for a hundred. Behind it: ``label_js``, mean Jensen-Shannon divergence to the pooled labels in bits, clients
-        weighted by their samples; ``label_classes``, mean effective number of classes; ``label_missing``, mean share of the classes without a
-        sample; each also as ``..._chance``, after a random deal. None where there is one client, which cannot differ, and ``label_skew`` where
-        there is one class, or clients are so small that a random deal is as bad as the worst.
+        ``label_skew``: 0 as after a random deal, 1 where every client holds a single class: (js - chance) / (worst -
+            chance), so that it means the
+        same for two classes and for a hundred. Behind it: ``label_js``, mean Jensen-Shannon divergence to the pooled
+        labels in bits, clients weighted by their samples; ``label_classes``, mean effective number of classes;
+        ``label_missing``, mean share of the classes without a sample; each also as ``..._chance``, after a random deal.
+        None where there is one client, which cannot differ, and ``label_skew`` where there is one class, or clients are
+        so small that a random deal is as bad as the worst.
     """
     filled = counts[counts.sum(1) > 0]
     if len(filled) < 2:
@@ -85,7 +93,9 @@ _LABELS: Mapping[str, Callable[[Ints], float]] = {
 
 
 def worst_divergence(counts: Ints) -> float:
-    """Mean divergence, in bits, where every client holds a single class: the most for these pooled labels, as it is convex."""
+    """Mean divergence, in bits, where every client holds a single class: the most for these pooled labels, as it is
+    convex.
+    """
     pooled = counts.sum(0) / counts.sum()
     single = np.eye(len(pooled))
     each = entropy((single + pooled) / 2) - entropy(pooled) / 2
@@ -105,9 +115,10 @@ def quantity_skew(sizes: Ints) -> dict[str, float | None]:
     Args:
         sizes: [C] samples of every client, empty ones included.
     Returns:
-        ``quantity_gini`` in [0, 1): 0 where all are equal, near 1 where one client holds all; ``quantity_max_median``: the largest over the median
-        client; ``quantity_smallest_tenth``: share of all samples that the smallest tenth of the clients hold (0.1 where all are equal). None
-        where nobody has a sample; the ratio also where the median client is empty, and the tenth with fewer than 10 clients.
+        ``quantity_gini`` in [0, 1): 0 where all are equal, near 1 where one client holds all; ``quantity_max_median``:
+        the largest over the median client; ``quantity_smallest_tenth``: share of all samples that the smallest tenth of
+        the clients hold (0.1 where all are equal). None where nobody has a sample; the ratio also where the median
+        client is empty, and the tenth with fewer than 10 clients.
 
     >>> quantity_skew(np.array([1, 1, 1, 1]))["quantity_gini"]
     0.0
@@ -126,12 +137,13 @@ def quantity_skew(sizes: Ints) -> dict[str, float | None]:
 
 
 def between_share(values: Floats, labels: NDArray[Any], owners: NDArray[Any]) -> float | None:
-    """Share of the variance, within labels, that lies between clients: 0 where all draw from one source, 1 where a client's are all alike.
+    """Share of the variance, within labels, that lies between clients: 0 where all draw from one source, 1 where a
+    client's are all alike.
 
-    For every column, 1 - [SS_cells / (N - cells)] / [SS_labels / (N - labels)], where SS are sums of squares around the means of cells (label and
-    client) and of labels; then the mean over the columns that vary. The divisors take out what chance gives, so that samples dealt at random
-    have expectation 0 (and may fall a little below). This is epsilon squared, or adjusted R squared (Kelley 1935, "An unbiased correlation
-    ratio measure").
+    For every column, 1 - [SS_cells / (N - cells)] / [SS_labels / (N - labels)], where SS are sums of squares around the
+    means of cells (label and client) and of labels; then the mean over the columns that vary. The divisors take out
+    what chance gives, so that samples dealt at random have expectation 0 (and may fall a little below). This is epsilon
+    squared, or adjusted R squared (Kelley 1935, "An unbiased correlation ratio measure").
 
     Args:
         values: [N, D] features of samples.
@@ -152,5 +164,7 @@ def between_share(values: Floats, labels: NDArray[Any], owners: NDArray[Any]) ->
 def _scatter(values: Floats, codes: Ints) -> tuple[Floats, int]:
     """Sum of squares of every column around the means of its groups, [D], and the number of groups."""
     _, place, sizes = np.unique(codes, return_inverse=True, return_counts=True)
-    means = np.stack([np.bincount(place, weights=column) for column in values.T], axis=1) / sizes[:, None]  # [groups, D]
+    means = (
+        np.stack([np.bincount(place, weights=column) for column in values.T], axis=1) / sizes[:, None]
+    )  # [groups, D]
     return np.asarray(((values - means[place]) ** 2).sum(0)), len(sizes)

@@ -1,4 +1,6 @@
-"""Samples whose content is met more than once: between training and test, between clients, within one client, with two labels."""
+"""Samples whose content is met more than once: between training and test, between clients, within one client, with two
+labels.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ class Copy:
 
     Attributes:
         kind: train-test (trained on and tested on), clients (held by two), labels (of two classes).
-        first, second: who holds them (a client, the server's test set, or None for training samples that nobody asked for holds) and where:
-            the position in the training set, or in the test set.
+        first, second: who holds them (a client, the server's test set, or None for training samples that nobody asked
+            for holds) and where: the position in the training set, or in the test set.
     """
 
     kind: Kind
@@ -41,8 +43,8 @@ class Duplicates:
     """Samples whose content is met more than once.
 
     Attributes:
-        train_test: test samples whose content is also trained on: of the test set against the training set, or, where clients test on samples
-            of their own, of those against what all clients asked for train on.
+        train_test: test samples whose content is also trained on: of the test set against the training set, or, where
+            clients test on samples of their own, of those against what all clients asked for train on.
         within_train: training samples whose content was met before in the training set.
         across_clients: contents held by more than one of the clients asked for.
         two_labels: contents of the training set that stand under more than one class.
@@ -59,7 +61,8 @@ class Duplicates:
 
 
 def duplicates(federation: Federation, clients: Sequence[int] | None = None, batch: int = 1024) -> Duplicates:
-    """Count equal features by content hash (exact equality of bytes as read). Reads every sample once, so it is made only on request.
+    """Count equal features by content hash (exact equality of bytes as read). Reads every sample once, so it is made
+    only on request.
 
     Args:
         federation: any.
@@ -87,7 +90,9 @@ def duplicates(federation: Federation, clients: Sequence[int] | None = None, bat
     return Duplicates(len(leaks), again, len(shared), len(mixed), shown, tested)
 
 
-def _within(federation: Federation, train: list[bytes], holders: dict[int, int]) -> tuple[dict[bytes, int], int, dict[bytes, Copy]]:
+def _within(
+    federation: Federation, train: list[bytes], holders: dict[int, int]
+) -> tuple[dict[bytes, int], int, dict[bytes, Copy]]:
     """First position of each content, how many more samples there are, and contents under two classes."""
     met: dict[bytes, int] = {}
     mixed: dict[bytes, Copy] = {}
@@ -100,19 +105,30 @@ def _within(federation: Federation, train: list[bytes], holders: dict[int, int])
 
 
 def _leaks(
-    federation: Federation, train: list[bytes], met: dict[bytes, int], holders: dict[int, int], who: Sequence[int], batch: int
+    federation: Federation,
+    train: list[bytes],
+    met: dict[bytes, int],
+    holders: dict[int, int],
+    who: Sequence[int],
+    batch: int,
 ) -> tuple[list[Copy], int]:
     """Test samples that are trained on, and how many test samples there are."""
     if federation.official is not None:
         late = _digests(federation.official, batch)
-        found = [Copy("train-test", (holders.get(met[d]), met[d]), ("test set", row)) for row, d in enumerate(late) if d in met]
+        found = [
+            Copy("train-test", (holders.get(met[d]), met[d]), ("test set", row))
+            for row, d in enumerate(late)
+            if d in met
+        ]
         return found, len(late)
     trained: dict[bytes, tuple[Owner, int]] = {}
     for client in who:
         for row in federation.training(client).tolist():
             trained.setdefault(train[row], (client, row))
     own = list(_own_rows(federation, who))
-    return [Copy("train-test", trained[train[row]], (client, row)) for client, row in own if train[row] in trained], len(own)
+    return [
+        Copy("train-test", trained[train[row]], (client, row)) for client, row in own if train[row] in trained
+    ], len(own)
 
 
 def _own_rows(federation: Federation, who: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,7 @@
-"""What a federation looks like, in numbers: sizes, labels, skew. Plain data, so that a report can be made without the samples."""
+"""What a federation looks like, in numbers: sizes, labels, skew.
+
+Plain data, so that a report can be made without the samples.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,14 @@ class Facts:
         train, validation: samples over all clients (held-out ones included).
         test: samples of the server's test set, 0 where only clients test.
         own_test: samples over all clients' own tests, which may overlap; 0 where they have none.
-        chance: accuracy of always naming the commonest class of the test data (of the clients' own tests where there is no server test);
-            None for a regression.
+        chance: accuracy of always naming the commonest class of the test data (of the clients' own tests where there is
+            no server test); None for a regression.
         shown: clients that ``names``, ``sizes`` and ``counts`` speak of: all up to 200, otherwise evenly spaced ones.
         names: of these clients, as users know them (values of a client column, folder names, or numbers).
         sizes: their training samples.
         counts: a row a client: training samples of each class.
-        skew: name -> number, as ``fedstrata doctor`` explains them: label_js, quantity_gini, feature_shift, ...; None where it has no meaning.
+        skew: name -> number, as ``fedstrata doctor`` explains them: label_js, quantity_gini, feature_shift, ...; None
+            where it has no meaning.
         notes: what a user must be told.
     """
 
@@ -77,9 +81,14 @@ class Facts:
             raise StateError(f"facts of a federation are a JSON object; this is {type(given).__name__}.")
         known = {f.name for f in dataclasses.fields(cls)}
         if missing := [name for name in _KINDS if name not in given]:
-            raise StateError(f"facts of a federation lack {', '.join(missing)}; they were written by another version, or are damaged.")
+            raise StateError(
+                f"facts of a federation lack {', '.join(missing)}; they were written by another version, or are"
+                " damaged."
+            )
         if unknown := sorted(str(name) for name in given if name not in known):
-            raise StateError(f"facts of a federation hold {', '.join(unknown)}, which is not among {', '.join(_KINDS)}.")
+            raise StateError(
+                f"facts of a federation hold {', '.join(unknown)}, which is not among {', '.join(_KINDS)}."
+            )
         return cls(**{name: _checked(name, value) for name, value in given.items()})
 
 
@@ -117,7 +126,9 @@ def _is(value: Any, kind: str) -> bool:
     if kind == "count":
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if kind == "number":
-        return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value))
+        return value is None or (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        )
     if kind == "numbers":
         return isinstance(value, Mapping) and all(isinstance(k, str) and _is(v, "number") for k, v in value.items())
     inner = {"texts": "text", "counts": "count", "table": "counts"}[kind]
@@ -127,7 +138,9 @@ def _is(value: Any, kind: str) -> bool:
 def _checked(name: str, value: Any) -> Any:
     kind = _KINDS[name]
     if not _is(value, kind):
-        raise StateError(f"facts of a federation: {name} is {str(value)[:60]!r}, which is no {kind}; the file is damaged.")
+        raise StateError(
+            f"facts of a federation: {name} is {str(value)[:60]!r}, which is no {kind}; the file is damaged."
+        )
     if kind == "table":
         return tuple(tuple(row) for row in value)
     return tuple(value) if kind in ("texts", "counts") else dict(value) if kind == "numbers" else value
@@ -137,8 +150,10 @@ def facts_of(federation: Federation, *, features: bool | None = None) -> Facts:
     """The facts of a federation.
 
     Args:
-        federation: any; of one that is derived when asked for, only the shown clients are looked at, and a note says so.
-        features: whether feature skew is measured, which reads up to 4,096 samples; None measures it where samples lie in memory.
+        federation: any; of one that is derived when asked for, only the shown clients are looked at, and a note says
+            so.
+        features: whether feature skew is measured, which reads up to 4,096 samples; None measures it where samples lie
+            in memory.
     """
     return facts_from(survey(federation), features=features)
 
@@ -147,7 +162,9 @@ def facts_from(seen: Survey, *, features: bool | None = None) -> Facts:
     """The facts of a federation that was surveyed; see :func:`facts_of`."""
     federation = seen.federation
     shown = spaced(federation.clients, SHOWN)
-    places = np.searchsorted(seen.ids, shown) if seen.whole or federation.partition.lazy else spaced(len(seen.ids), SHOWN)
+    places = (
+        np.searchsorted(seen.ids, shown) if seen.whole or federation.partition.lazy else spaced(len(seen.ids), SHOWN)
+    )
     shown = seen.ids[places]
     classes = federation.task.kind == "classification"
     return Facts(
@@ -173,11 +190,15 @@ def facts_from(seen: Survey, *, features: bool | None = None) -> Facts:
 
 def _chance(seen: Survey) -> float | None:
     federation = seen.federation
-    counts = seen.tested if federation.test is None else np.bincount(federation.test.y.numpy(), minlength=federation.task.classes)
+    counts = (
+        seen.tested
+        if federation.test is None
+        else np.bincount(federation.test.y.numpy(), minlength=federation.task.classes)
+    )
     return float(counts.max() / counts.sum()) if counts.sum() else None
 
 
-def _skew(seen: Survey, shown: list[int], features: bool) -> dict[str, float | None]:  # noqa: FBT001
+def _skew(seen: Survey, shown: list[int], features: bool) -> dict[str, float | None]:
     federation = seen.federation
     found: dict[str, float | None] = {}
     if federation.task.kind == "classification":
@@ -191,4 +212,9 @@ def _skew(seen: Survey, shown: list[int], features: bool) -> dict[str, float | N
 def _partial(seen: Survey) -> tuple[str, ...]:
     if seen.whole:
         return ()
-    return (f"{len(seen.ids):,} of {seen.federation.clients:,} clients were looked at, evenly spaced; totals are theirs, scaled up.",)
+    return (
+        (
+            f"{len(seen.ids):,} of {seen.federation.clients:,} clients were looked at, evenly spaced; totals are"
+            " theirs, scaled up."
+        ),
+    )

@@ -27,15 +27,17 @@ BATCH = 512
 def feature_skew(federation: Federation, clients: Sequence[int]) -> dict[str, float | None]:
     """Between-client share of the variance of samples of one label; see :func:`between_share` and :func:`summaries`.
 
-    At most MOST training samples are read, evenly spaced ones of each client. A regression's targets take the place of labels in ten equal groups.
+    At most MOST training samples are read, evenly spaced ones of each client. A regression's targets take the place of
+    labels in ten equal groups.
 
     Args:
         federation: any.
         clients: who is compared.
     Returns:
-        ``feature_shift``, about 0 where clients' samples of a label come from one source; ``feature_shift_chance``: the largest of PERMUTATIONS
-        values with the samples of each label dealt anew, which a federation without feature skew passes once in twenty times. For a regression
-        also ``target_shift`` and ``target_shift_chance``: the same of the targets themselves. None where there is nothing to compare.
+        ``feature_shift``, about 0 where clients' samples of a label come from one source; ``feature_shift_chance``: the
+        largest of PERMUTATIONS values with the samples of each label dealt anew, which a federation without feature
+        skew passes once in twenty times. For a regression also ``target_shift`` and ``target_shift_chance``: the same
+        of the targets themselves. None where there is nothing to compare.
     """
     names = ("feature", "target") if federation.task.kind == "regression" else ("feature",)
     rows, owners = _sampled(federation, clients)
@@ -64,16 +66,19 @@ def _sampled(federation: Federation, clients: Sequence[int]) -> tuple[Ints, Ints
 
 
 def _read(federation: Federation, rows: Ints) -> Floats:
-    parts = [federation.train.take(torch.from_numpy(rows[start : start + BATCH])) for start in range(0, len(rows), BATCH)]
+    parts = [
+        federation.train.take(torch.from_numpy(rows[start : start + BATCH])) for start in range(0, len(rows), BATCH)
+    ]
     return torch.cat([summaries(part, federation.task) for part in parts]).numpy()
 
 
 def summaries(x: Tensor, task: Task) -> Tensor:
     """[B, D] float64: what a sample looks like in a few numbers.
 
-    Images: mean, standard deviation and mean step between neighbouring pixels of each channel, and random projections. Tables and series: the
-    columns themselves up to COLUMNS of them, random projections otherwise. Tokens: the mean over a sample of a random vector a token, which is
-    a projection of its word counts. Projections are the same on every machine.
+    Images: mean, standard deviation and mean step between neighbouring pixels of each channel, and random projections.
+        Tables and series: the
+    columns themselves up to COLUMNS of them, random projections otherwise. Tokens: the mean over a sample of a random
+    vector a token, which is a projection of its word counts. Projections are the same on every machine.
 
     Args:
         x: [B, *shape], as ``Samples.take`` gives it.

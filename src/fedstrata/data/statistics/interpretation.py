@@ -1,4 +1,7 @@
-"""Numbers about skew in words. The borders come from partitions that everybody knows: ``python bench/skew.py`` prints the table behind them."""
+"""Numbers about skew in words.
+
+The borders come from partitions that everybody knows: ``python bench/skew.py`` prints the table behind them.
+"""
 
 from __future__ import annotations
 
@@ -30,29 +33,30 @@ SCALES: tuple[Scale, ...] = (
         "label_skew",
         "label skew",
         (0.05, 0.15, 0.4),
-        "0 a random deal, 1 one class a client; dirichlet(alpha=1) gives 0.21 to 0.25, alpha=0.3 0.48 to 0.74, alpha=0.1 0.76 to 0.94, "
-        "classes(k=2) of 10 0.80",
+        "0 a random deal, 1 one class a client; dirichlet(alpha=1) gives 0.21 to 0.25, alpha=0.3 0.48 to 0.74,"
+        " alpha=0.1 0.76 to 0.94, classes(k=2) of 10 0.80",
     ),
     Scale(
         "quantity_gini",
         "quantity skew",
         (0.05, 0.25, 0.6),
-        "Gini coefficient: 0 equal sizes, near 1 one client holds all; quantity(alpha=10) gives 0.18, dirichlet(alpha=0.1) 0.36 to 0.59, "
-        "quantity(alpha=1) 0.46, quantity(alpha=0.3) 0.77",
+        "Gini coefficient: 0 equal sizes, near 1 one client holds all; quantity(alpha=10) gives 0.18,"
+        " dirichlet(alpha=0.1) 0.36 to 0.59, quantity(alpha=1) 0.46, quantity(alpha=0.3) 0.77",
     ),
     Scale(
         "feature_shift",
         "feature skew",
         (0.01, 0.05, 0.2),
-        "share of the spread of samples of one label that lies between clients: 0 one source; 0.05 and 0.2 are clients whose centres differ by 0.23 "
-        "and 0.5 of the spread within a client; MNIST's writers give 0.37, PACS's domains 0.37",
+        "share of the spread of samples of one label that lies between clients: 0 one source; 0.05 and 0.2 are clients"
+        " whose centres differ by 0.23 and 0.5 of the spread within a client; MNIST's writers give 0.37, PACS's domains"
+        " 0.37",
     ),
     Scale(
         "target_shift",
         "target skew",
         (0.01, 0.05, 0.2),
-        "share of the targets' spread that lies between clients: 0 one source; 0.05 and 0.2 are clients whose means differ by 0.23 and 0.5 of the "
-        "spread within a client",
+        "share of the targets' spread that lies between clients: 0 one source; 0.05 and 0.2 are clients whose means"
+        " differ by 0.23 and 0.5 of the spread within a client",
     ),
 )
 
@@ -64,7 +68,8 @@ class Meaning:
     Attributes:
         name, title: as in the scale.
         value: the number.
-        chance: what chance alone reaches: the largest of 19 random deals for shifts, 0 for the others, from which chance is taken out already.
+        chance: what chance alone reaches: the largest of 19 random deals for shifts, 0 for the others, from which
+            chance is taken out already.
         word: one of WORDS, or "unknown" where the number has no meaning here.
         text: what stands behind it, with numbers.
         known: what the borders stand for.
@@ -90,7 +95,9 @@ def meanings(skew: Mapping[str, float | None]) -> tuple[Meaning, ...]:
 
 def _meaning(scale: Scale, skew: Mapping[str, float | None]) -> Meaning:
     value, chance = skew[scale.name], skew.get(f"{scale.name}_chance")
-    return Meaning(scale.name, scale.title, value, chance, word(scale, value, chance), _BEHIND[scale.name](skew), scale.known)
+    return Meaning(
+        scale.name, scale.title, value, chance, word(scale, value, chance), _BEHIND[scale.name](skew), scale.known
+    )
 
 
 def word(scale: Scale, value: float | None, chance: float | None) -> str:
@@ -105,18 +112,24 @@ def word(scale: Scale, value: float | None, chance: float | None) -> str:
 def _labels(skew: Mapping[str, float | None]) -> str:
     if skew["label_js"] is None:
         return "one client differs from nobody"
-    js, classes, missing = ((skew[f"label_{name}"], skew[f"label_{name}_chance"]) for name in ("js", "classes", "missing"))
+    js, classes, missing = (
+        (skew[f"label_{name}"], skew[f"label_{name}_chance"]) for name in ("js", "classes", "missing")
+    )
     return (
-        f"a client's labels are as varied as {_n(classes[0], 1)} equal classes ({_n(classes[1], 1)} after a random deal), "
-        f"{_n(missing[0], 0, 100)} % of the classes are missing ({_n(missing[1], 0, 100)} %), "
-        f"divergence to the pooled labels {_n(js[0], 3)} bits ({_n(js[1], 3)})"
+        f"a client's labels are as varied as {_n(classes[0], 1)} equal classes ({_n(classes[1], 1)} after a random"
+        f" deal), {_n(missing[0], 0, 100)} % of the classes are missing ({_n(missing[1], 0, 100)} %), divergence to the"
+        f" pooled labels {_n(js[0], 3)} bits ({_n(js[1], 3)})"
     )
 
 
 def _sizes(skew: Mapping[str, float | None]) -> str:
     ratio, tenth = skew["quantity_max_median"], skew["quantity_smallest_tenth"]
     said = [] if ratio is None else [f"the largest client holds {ratio:.3g} times the median one"]
-    said += [] if tenth is None else [f"the smallest tenth of the clients hold {100 * tenth:.2g} % of the samples (10 % if all were equal)"]
+    said += (
+        []
+        if tenth is None
+        else [f"the smallest tenth of the clients hold {100 * tenth:.2g} % of the samples (10 % if all were equal)"]
+    )
     return "; ".join(said) or "nobody holds a sample"
 
 

@@ -36,7 +36,8 @@ def label_table(federation: Federation, clients: Sequence[int]) -> Tensor:
 
 
 def partition_picture(federation: Federation, path: Path | str, clients: Sequence[int] | None = None) -> None:
-    """Draw who holds how many samples of which class: a heat map (cividis, safe for colour-blind readers) over bars of sizes.
+    """Draw who holds how many samples of which class: a heat map (cividis, safe for colour-blind readers) over bars of
+    sizes.
 
     Args:
         federation: any.
@@ -45,7 +46,7 @@ def partition_picture(federation: Federation, path: Path | str, clients: Sequenc
     Raises:
         DataError: more than 100 clients asked for.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  # matplotlib takes a second to import
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # matplotlib takes a second to import  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     shown = list(range(min(SHOWN, federation.clients))) if clients is None else list(clients)
@@ -60,7 +61,9 @@ def partition_picture(federation: Federation, path: Path | str, clients: Sequenc
     upper.set_ylabel("class" if federation.task.kind == "classification" else "all")
     names = federation.task.labels
     if 0 < len(names) <= 20:
-        upper.set_yticks(range(len(names)), [name[:14] for name in names], parse_math=False)  # a name with dollar signs is no formula
+        upper.set_yticks(
+            range(len(names)), [name[:14] for name in names], parse_math=False
+        )  # a name with dollar signs is no formula
     lower.bar(range(len(shown)), table.sum(1).tolist(), color="#0072B2")
     lower.set_ylabel("samples")
     lower.set_xlabel("client" if len(shown) == federation.clients else f"client ({len(shown)} of {federation.clients})")

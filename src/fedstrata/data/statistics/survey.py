@@ -24,8 +24,8 @@ class Survey:
 
     Attributes:
         federation: that was surveyed.
-        ids: [W] clients looked at: all; or evenly spaced ones where clients are derived when asked for, or are more than WALKED with splits of
-            their own.
+        ids: [W] clients looked at: all; or evenly spaced ones where clients are derived when asked for, or are more
+            than WALKED with splits of their own.
         training, validation, test: [W] samples by client; ``test`` is -1 where clients have no tests of their own.
         counts: [W, K] training samples of each class; one column for a regression.
         tested: [K] samples of each class in the clients' own tests, all together; one column for a regression.
@@ -45,7 +45,9 @@ class Survey:
         return len(self.ids) == self.federation.clients
 
     def total(self, sizes: Ints) -> int:
-        """Samples over all clients: the sum, or, where not everyone was looked at, the mean of those who were times the number of clients."""
+        """Samples over all clients: the sum, or, where not everyone was looked at, the mean of those who were times the
+        number of clients.
+        """
         return int(sizes.sum()) if self.whole else round(float(sizes.mean()) * self.federation.clients)
 
 
@@ -55,13 +57,21 @@ def spaced(count: int, most: int) -> Ints:
     >>> spaced(10, 4).tolist()
     [0, 3, 6, 9]
     """
-    return np.arange(count, dtype=np.int64) if count <= most else np.linspace(0, count - 1, most).round().astype(np.int64)
+    return (
+        np.arange(count, dtype=np.int64) if count <= most else np.linspace(0, count - 1, most).round().astype(np.int64)
+    )
 
 
 def survey(federation: Federation) -> Survey:
-    """Look at the clients: at all where they are listed, up to WALKED where each has to be split, and SHOWN where they are derived when asked for."""
+    """Look at the clients: at all where they are listed, up to WALKED where each has to be split, and SHOWN where they
+    are derived when asked for.
+    """
     classes = federation.task.classes if federation.task.kind == "classification" else 1
-    labels = federation.train.y.numpy() if federation.task.kind == "classification" else np.zeros(len(federation.train), dtype=np.int64)
+    labels = (
+        federation.train.y.numpy()
+        if federation.task.kind == "classification"
+        else np.zeros(len(federation.train), dtype=np.int64)
+    )
     plain = isinstance(federation.partition, Listed) and not federation.validation and federation.own_test is None
     plain = plain and federation.clients * classes <= CELLS
     most = federation.clients if plain else SHOWN if federation.partition.lazy else WALKED
@@ -94,5 +104,9 @@ def _tests(federation: Federation, ids: Ints, classes: int) -> tuple[Ints, Ints]
         assert found is not None, "a federation with own tests has one for every client"
         samples, rows = found
         sizes[place] = len(rows)
-        tested += np.bincount(samples.y[rows].numpy(), minlength=classes) if federation.task.kind == "classification" else len(rows)
+        tested += (
+            np.bincount(samples.y[rows].numpy(), minlength=classes)
+            if federation.task.kind == "classification"
+            else len(rows)
+        )
     return sizes, tested

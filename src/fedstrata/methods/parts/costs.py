@@ -1,6 +1,7 @@
 """What methods cost beside local training, by the formulas that FedPhoenix's authors give: FLOPs a round.
 
-A number costs 2 FLOPs in a mean, 4 in a variance, about 10 when it is drawn from a normal law, and 1 when it is added to an average.
+A number costs 2 FLOPs in a mean, 4 in a variance, about 10 when it is drawn from a normal law, and 1 when it is added
+to an average.
 """
 
 from __future__ import annotations
@@ -48,5 +49,7 @@ def clusteredsampling(numbers: int, cohort: int, clients: int) -> float:
 
 def steps(setup: Setup) -> float:
     """Local steps of a client, the mean over the first hundred that may take part."""
-    some = [setup.local_steps(setup.samples.size(client)) for client, _ in zip(setup.eligible, range(100), strict=False)]
+    some = [
+        setup.local_steps(setup.samples.size(client)) for client, _ in zip(setup.eligible, range(100), strict=False)
+    ]
     return sum(some) / len(some)

@@ -1,4 +1,7 @@
-"""The calendar of rounds that train one layer group at a time, and what such rounds cost by three formulas; exact rational numbers."""
+"""The calendar of rounds that train one layer group at a time, and what such rounds cost by three formulas.
+
+Exact rational numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import NamedTuple
 
 
 class Calendar(NamedTuple):
-    """Cycles of ``warmup`` rounds of the whole model, then each group for ``repeat`` rounds; the first warm-up lasts ``first`` rounds.
+    """Cycles of ``warmup`` rounds of the whole model, then each group for ``repeat`` rounds; the first warm-up lasts
+    ``first`` rounds.
 
     >>> [Calendar(groups=2, repeat=1, warmup=1, first=2).turn(t) for t in range(7)]
     [None, None, (0, 0), (0, 1), None, (1, 0), (1, 1)]
@@ -54,13 +58,17 @@ def idealised(groups: int) -> list[Fraction]:
 
 
 def suffix2x(forward: Sequence[int]) -> list[Fraction]:
-    """Forward F, and twice the forward FLOPs of every layer from the group to the loss, over 3F. ``forward``: FLOPs by group, shallow to deep."""
+    """Forward F, and twice the forward FLOPs of every layer from the group to the loss, over 3F.
+
+    ``forward``: FLOPs by group, shallow to deep.
+    """
     total = sum(forward)
     return [Fraction(total + 2 * sum(forward[g:]), 3 * total) for g in range(len(forward))]
 
 
 def exact(blocks: Sequence[Sequence[int]]) -> list[Fraction]:
-    """Forward F, input gradients of all layers behind the block's first, weight gradients of the block, over 3F less the stem's input gradient.
+    """Forward F, input gradients of all layers behind the block's first, weight gradients of the block, over 3F less
+    the stem's input gradient.
 
     Args:
         blocks: forward FLOPs of the layers that train together, shallow to deep.

@@ -1,4 +1,6 @@
-"""A generator of features: from a label and noise to what enters a classifier's head, and how it is taught by the heads of several models."""
+"""A generator of features: from a label and noise to what enters a classifier's head, and how it is taught by the heads
+of several models.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,19 @@ class Lessons:
 
 def width(layout: Layout, classes: int) -> int | None:
     """Features that enter the head, or None where the head is not one linear layer with an output for each class."""
-    matrices = [layout.entries[n].shape for n in layout.select("role:head") if n in layout.spec.index and len(layout.entries[n].shape) > 1]
+    matrices = [
+        layout.entries[n].shape
+        for n in layout.select("role:head")
+        if n in layout.spec.index and len(layout.entries[n].shape) > 1
+    ]
     return int(matrices[0][1]) if len(matrices) == 1 and len(matrices[0]) == 2 and matrices[0][0] == classes else None
 
 
 def fresh(latent: int, classes: int, hidden: int, features: int, draws: torch.Generator) -> Params:
     """Linear, batch norm, ReLU, linear; linear layers U(-1 / sqrt(inputs), 1 / sqrt(inputs)), as torch makes them.
 
-    The first has no bias: the norm behind it takes it away again, and Adam would blow the rounding of its gradient, 0, up to whole steps.
+    The first has no bias: the norm behind it takes it away again, and Adam would blow the rounding of its gradient, 0,
+    up to whole steps.
     """
 
     def uniform(inputs: int, *shape: int) -> Tensor:
@@ -72,12 +79,18 @@ def features(generator: Params, noise: Tensor, y: Tensor, classes: int) -> Tenso
 
 
 def taught(
-    generator: Params, heads: Sequence[Head], counts: Tensor, loss: Callable[[Tensor, Tensor], Tensor], how: Lessons, draws: torch.Generator
+    generator: Params,
+    heads: Sequence[Head],
+    counts: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    how: Lessons,
+    draws: torch.Generator,
 ) -> Params:
     """The generator after lessons by the heads of several clients.
 
-    The loss of a step is the sum over clients of mean(CE(head_i(z), y) * share_i(y)), plus the term of :func:`likeness`. Labels are uniform over
-    those of which some client has two samples; where there is no such label, the generator stays as it is.
+    The loss of a step is the sum over clients of mean(CE(head_i(z), y) * share_i(y)), plus the term of
+    :func:`likeness`. Labels are uniform over those of which some client has two samples; where there is no such label,
+    the generator stays as it is.
 
     Args:
         generator: from :func:`fresh`, or an earlier round.
@@ -98,7 +111,9 @@ def taught(
         y = labels[torch.randint(len(labels), (how.batch,), generator=draws)]
         noise = torch.rand(how.batch, latent, generator=draws)
         hidden = linear(torch.cat([noise, one_hot(y, classes)], 1), parts["first.weight"])
-        hidden = batch_norm(hidden, parts["norm.mean"], parts["norm.var"], parts["norm.weight"], parts["norm.bias"], training=True)
+        hidden = batch_norm(
+            hidden, parts["norm.mean"], parts["norm.var"], parts["norm.weight"], parts["norm.bias"], training=True
+        )
         z = linear(hidden.relu(), parts["last.weight"], parts["last.bias"])
         each = torch.stack([loss(head(z), y) for head in heads])  # [clients, B]
         weights = shares[:, y]
@@ -110,7 +125,8 @@ def taught(
 
 
 def likeness(noise: Tensor, z: Tensor) -> Tensor:
-    """exp(-mean over all ordered pairs a, b of mean (noise_a - noise_b)^2 times mean |z_a - z_b|): 1 where all features are equal.
+    """exp(-mean over all ordered pairs a, b of mean (noise_a - noise_b)^2 times mean |z_a - z_b|): 1 where all features
+    are equal.
 
     Args:
         noise: [B, latent].

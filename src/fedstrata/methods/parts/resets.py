@@ -35,7 +35,8 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight as a matrix: a row is a kernel (one output filter, all its input channels and taps) or what enters one neuron.
+    """A weight as a matrix: a row is a kernel (one output filter, all its input channels and taps) or what enters one
+    neuron.
 
     Attributes:
         start: its first number in the flat vector; rows, width: its shape.
@@ -58,7 +59,11 @@ class Matrix:
 def matrices(layout: Layout, kind: Literal["conv", "linear"]) -> list[Matrix]:
     """Weights of all convolutions or linear layers, shallow to deep; biases and norms are none."""
     dims = range(3, 6) if kind == "conv" else range(2, 3)
-    return [matrix(layout, n) for n in layout.spec.names if layout.entries[n].kind == kind and len(layout.entries[n].shape) in dims]
+    return [
+        matrix(layout, n)
+        for n in layout.spec.names
+        if layout.entries[n].kind == kind and len(layout.entries[n].shape) in dims
+    ]
 
 
 def matrix(layout: Layout, name: str) -> Matrix:
@@ -68,7 +73,9 @@ def matrix(layout: Layout, name: str) -> Matrix:
 
 
 def moments(params: Params, m: Matrix) -> tuple[float, float]:
-    """Mean and standard deviation (unbiased) of all entries, read off once however many clients are sent these parameters."""
+    """Mean and standard deviation (unbiased) of all entries, read off once however many clients are sent these
+    parameters.
+    """
 
     def read() -> tuple[float, float]:
         std, mean = torch.std_mean(m.of(params.flat.detach()))
@@ -86,7 +93,8 @@ def whole(share: float, count: int, *, least: int = 0) -> int:
     return max(math.floor(share * count + ROUNDING), least if share > 0 else 0)
 
 
-# ---- laws -----------------------------------------------------------------------------------------------------------------------------------
+# ---- laws
+# -----------------------------------------------------------------------------------------------------------------------------------
 
 
 def normal(rows: int, width: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -117,13 +125,17 @@ def laplace(rows: int, width: int, generator: torch.Generator, dtype: torch.dtyp
 
 
 def orthogonal(rows: int, width: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Rows (or columns, where there are fewer of them) of length sqrt(max(rows, width)), at right angles, uniform: variance 1.
+    """Rows (or columns, where there are fewer of them) of length sqrt(max(rows, width)), at right angles, uniform:
+    variance 1.
 
-    Up to ``width`` rows have length sqrt(width); more of them cannot stand at right angles, and keep the variance instead.
+    Up to ``width`` rows have length sqrt(width); more of them cannot stand at right angles, and keep the variance
+    instead.
     """
     tall = torch.randn(max(rows, width), min(rows, width), generator=generator, dtype=dtype)
     q, r = torch.linalg.qr(tall)
-    found: Tensor = q * torch.sign(r.diagonal()) * math.sqrt(max(rows, width))  # with QR's own signs, directions would not be uniform
+    found: Tensor = (
+        q * torch.sign(r.diagonal()) * math.sqrt(max(rows, width))
+    )  # with QR's own signs, directions would not be uniform
     return found if rows > width else found.T
 
 
@@ -138,11 +150,19 @@ LAWS: Mapping[Law, tuple[Unit, float | None]] = {
     "orthogonal": (orthogonal, None),
     "laplace": (laplace, None),
 }
-"""Each law's shape, and its gain: new values are mean + std * shape of the layer as it is, or, with a gain, sqrt(gain / fan_in) * shape."""
+"""Each law's shape, and its gain: new values are mean + std * shape of the layer as it is, or, with a gain, sqrt(gain /
+fan_in) * shape.
+"""
 
 
 def draw(
-    law: Law, shape: tuple[int, int], fan: int, found: tuple[float, float], scale: float, generator: torch.Generator, dtype: torch.dtype
+    law: Law,
+    shape: tuple[int, int],
+    fan: int,
+    found: tuple[float, float],
+    scale: float,
+    generator: torch.Generator,
+    dtype: torch.dtype,
 ) -> Tensor:
     """New values.
 
@@ -160,7 +180,8 @@ def draw(
     return unit(*shape, generator, dtype).mul_(scale * spread).add_(mean)
 
 
-# ---- writing --------------------------------------------------------------------------------------------------------------------------------
+# ---- writing
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 def choose(rows: int, count: int, generator: torch.Generator) -> Tensor:

@@ -59,7 +59,9 @@ def write_page(comparison: Comparison, findings: Findings, path: Path, panels: S
     return path
 
 
-def write_pictures(comparison: Comparison, findings: Findings, folder: Path, panels: Sequence[Panel] | None = None) -> list[Path]:
+def write_pictures(
+    comparison: Comparison, findings: Findings, folder: Path, panels: Sequence[Panel] | None = None
+) -> list[Path]:
     """Write every picture of the report as PNG and as SVG, with title and legend.
 
     Args:
@@ -80,14 +82,20 @@ def write_pictures(comparison: Comparison, findings: Findings, folder: Path, pan
 
 
 def _panels(comparison: Comparison) -> list[Panel]:
-    return kept_panels({entry.label: [run.rounds for run in comparison.runs(entry.label)] for entry in comparison.entries})
+    return kept_panels(
+        {entry.label: [run.rounds for run in comparison.runs(entry.label)] for entry in comparison.entries}
+    )
 
 
 def page_text(scene: Scene, panels: Sequence[Panel]) -> str:
     """The page as text."""
     style, script, early = (_asset(name) for name in ("page.css", "page.js", "early.js"))
     facts = scene.comparison.facts
-    title = f"{listed(scene.names)} on {short(facts.name, 40)}" if len(scene.names) <= 2 else f"{len(scene.names)} methods on {short(facts.name, 60)}"
+    title = (
+        f"{listed(scene.names)} on {short(facts.name, 40)}"
+        if len(scene.names) <= 2
+        else f"{len(scene.names)} methods on {short(facts.name, 60)}"
+    )
     return str(
         _template().render(
             title=title,
@@ -100,7 +108,7 @@ def page_text(scene: Scene, panels: Sequence[Panel]) -> str:
             marks=MARKS,
             many=FLAGS,
             variables={"light": _variables(LIGHT), "dark": _variables(DARK)},
-            css=Markup(style),  # noqa: S704  # our own file
+            css=Markup(style),  # our own file  # noqa: S704
             script=Markup(script),  # noqa: S704
             early=Markup(early),  # noqa: S704
             hashes=Markup(" ".join(_hash(text) for text in (early, script))),  # noqa: S704
@@ -115,9 +123,16 @@ def page_text(scene: Scene, panels: Sequence[Panel]) -> str:
 def _subtitle(scene: Scene) -> str:
     runs = sum(len(runs) for runs in scene.runs)
     seeds = scene.comparison.seeds
-    said = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(str(seed) for seed in seeds)}" if len(seeds) <= 8 else f"{len(seeds)} seeds"
+    said = (
+        f"seed {seeds[0]}"
+        if len(seeds) == 1
+        else f"seeds {', '.join(str(seed) for seed in seeds)}"
+        if len(seeds) <= 8
+        else f"{len(seeds)} seeds"
+    )
     return (
-        f"{counted(runs, 'finished run')}, {said}, on the same clients, initial weights and order of data for every method of a seed"
+        f"{counted(runs, 'finished run')}, {said}, on the same clients, initial weights and order of data for every"
+        " method of a seed"
         if not scene.alone
         else f"{counted(runs, 'run')}, {said}"
     )
@@ -132,7 +147,7 @@ def _dash(stroke: Stroke) -> str:
 
 
 def _variables(theme: dict[str, str] | Any) -> Markup:
-    return Markup(";".join(f"--{name}:{value}" for name, value in theme.items()))  # noqa: S704  # our own colours
+    return Markup(";".join(f"--{name}:{value}" for name, value in theme.items()))  # our own colours  # noqa: S704
 
 
 def _hash(text: str) -> str:
@@ -148,7 +163,11 @@ def _asset(name: str) -> str:
 def _template() -> Any:
     loader = PackageLoader("fedstrata.report.page", ".")
     environment = Environment(
-        loader=loader, autoescape=select_autoescape(default=True), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=select_autoescape(default=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("page.html")
 

@@ -39,8 +39,10 @@ class Block:
     """A piece of a section, under a heading of its own where it has a title.
 
     Attributes:
-        table: shown at once, or behind a line to click on where ``behind`` says one; ``printed``: it is opened for printing.
-        pictures: side by side; ``wide``: over the whole width; ``beside``: a table next to them, in place of the one behind the picture.
+        table: shown at once, or behind a line to click on where ``behind`` says one; ``printed``: it is opened for
+            printing.
+        pictures: side by side; ``wide``: over the whole width; ``beside``: a table next to them, in place of the one
+            behind the picture.
         tabs: with ``name`` (an id) and ``label``.
         code: shown with a button that copies it; ``hidden``: the same behind ``behind``. ``name`` is their id.
         pairs, terms, items: names with values, words with meanings, a list.

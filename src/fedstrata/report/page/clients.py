@@ -25,7 +25,8 @@ CLASSES = 30  # columns of classes in the table behind the partition
 BINS = 20
 
 
-# ---- who holds what -------------------------------------------------------------------------------------------------------------------------
+# ---- who holds what
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def partition(facts: Facts) -> Picture | None:
@@ -35,9 +36,20 @@ def partition(facts: Facts) -> Picture | None:
     shown = len(facts.shown)
     some = "" if shown == facts.clients else f", {shown} of {facts.clients:,} shown"
     title = "Who holds what"
-    sizes = f"from {min(facts.sizes):,} to {max(facts.sizes):,} training samples, median {statistics.median(facts.sizes):,.0f}"
+    sizes = (
+        f"from {min(facts.sizes):,} to {max(facts.sizes):,} training samples, median"
+        f" {statistics.median(facts.sizes):,.0f}"
+    )
     alt = f"{counted(facts.clients, 'client')}{some}, by {short(facts.law, 60)}: {sizes}{_mixed(facts)}."
-    return Picture("partition", title, alt, partial(_draw_partition, facts=facts), _partition_table(facts, title), (8.0, 4.2), _partition_note(facts))
+    return Picture(
+        "partition",
+        title,
+        alt,
+        partial(_draw_partition, facts=facts),
+        _partition_table(facts, title),
+        (8.0, 4.2),
+        _partition_note(facts),
+    )
 
 
 def _mixed(facts: Facts) -> str:
@@ -47,7 +59,11 @@ def _mixed(facts: Facts) -> str:
 
 
 def _partition_note(facts: Facts) -> str:
-    above = "Above: the share of each class in a client's training samples. Below: how many samples it has." if facts.counts else ""
+    above = (
+        "Above: the share of each class in a client's training samples. Below: how many samples it has."
+        if facts.counts
+        else ""
+    )
     return above or "Training samples of each client."
 
 
@@ -64,14 +80,21 @@ def _draw_partition(figure: Figure, *, facts: Facts) -> None:
         bar.outline.set_visible(False)
         upper.set_ylabel("class")
         if len(facts.labels) <= LABELS:
-            upper.set_yticks(range(len(facts.labels)), [short(label, 14) for label in facts.labels], fontsize=9 if len(facts.labels) > 12 else 10.5)
+            upper.set_yticks(
+                range(len(facts.labels)),
+                [short(label, 14) for label in facts.labels],
+                fontsize=9 if len(facts.labels) > 12 else 10.5,
+            )
         upper.tick_params(length=0)
         for side in upper.spines.values():
             side.set_visible(False)
     lower.bar(range(shown), facts.sizes, color=LIGHT["c1"], width=0.82)
     lower.set_xlabel("client" if shown == facts.clients else f"client ({shown} of {facts.clients:,}, evenly spaced)")
     step = -(-shown // (10 if any(len(name) > 4 for name in facts.names) else 20))
-    lower.set_xticks(range(0, shown, step), [short(facts.names[k], 9) if facts.names else str(facts.shown[k]) for k in range(0, shown, step)])
+    lower.set_xticks(
+        range(0, shown, step),
+        [short(facts.names[k], 9) if facts.names else str(facts.shown[k]) for k in range(0, shown, step)],
+    )
     if facts.names and any(len(name) > 4 for name in facts.names):
         lower.tick_params(axis="x", labelrotation=40)
     lower.set_xlim(-0.6, shown - 0.4)
@@ -81,17 +104,22 @@ def _draw_partition(figure: Figure, *, facts: Facts) -> None:
 
 def _partition_table(facts: Facts, caption: str) -> Grid:
     classes = min(len(facts.labels), CLASSES) if facts.counts else 0
-    more = f" (the first {classes} of {len(facts.labels)} classes)" if classes < len(facts.labels) and facts.counts else ""
+    more = (
+        f" (the first {classes} of {len(facts.labels)} classes)" if classes < len(facts.labels) and facts.counts else ""
+    )
     heads = [Head("client", words=True), Head("samples"), *(Head(short(label, 14)) for label in facts.labels[:classes])]
     rows = []
     for k, client in enumerate(facts.shown):
         name = facts.names[k] if facts.names else str(client)
         held = [data_table.figure(str(n), n) for n in facts.counts[k][:classes]] if facts.counts else []
-        rows.append([data_table.word(short(name, 24), name), data_table.figure(f"{facts.sizes[k]:,}", facts.sizes[k]), *held])
+        rows.append(
+            [data_table.word(short(name, 24), name), data_table.figure(f"{facts.sizes[k]:,}", facts.sizes[k]), *held]
+        )
     return Grid(caption + more, heads, rows)
 
 
-# ---- how well each is served ----------------------------------------------------------------------------------------------------------------
+# ---- how well each is served
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def scores_of(scene: Scene) -> dict[int, list[float]]:
@@ -129,7 +157,10 @@ def served(scene: Scene) -> Picture | None:
         Head("highest"),
         Head("spread"),
     ]
-    rows = [[data_table.word(scene.names[p], scene.labels[p], series=p), *_row(values, larger=scene.classes)] for p, values in scores.items()]
+    rows = [
+        [data_table.word(scene.names[p], scene.labels[p], series=p), *_row(values, larger=scene.classes)]
+        for p, values in scores.items()
+    ]
     draw = partial(_draw_served, scene=scene, scores=scores)
     note = "Height: share of the clients, all seeds together. Full mark: mean; hollow mark: mean of the worst tenth."
     return Picture("clients", title, alt, draw, Grid(title, heads, rows), (WIDTH, 1.0 + 0.5 * len(scores)), note)
@@ -144,7 +175,10 @@ def _row(values: Sequence[float], *, larger: bool) -> list[data_table.Cell]:
         max(values),
         statistics.pstdev(values),
     ]
-    return [data_table.figure(f"{len(values):,}", len(values)), *(data_table.figure(score(value), value) for value in told)]
+    return [
+        data_table.figure(f"{len(values):,}", len(values)),
+        *(data_table.figure(score(value), value) for value in told),
+    ]
 
 
 def _draw_served(figure: Figure, *, scene: Scene, scores: Mapping[int, Sequence[float]]) -> None:
@@ -157,11 +191,40 @@ def _draw_served(figure: Figure, *, scene: Scene, scores: Mapping[int, Sequence[
         stroke = scene.strokes[place]
         shares = np.histogram(values, edges)[0] / len(values) / tallest * 0.8  # [BINS]
         floor = at + 0.4
-        axes.stairs(floor - shares, edges, baseline=floor, fill=True, color=stroke.hex, alpha=0.32, linewidth=0, gid=f"series-{place}-bars")
+        axes.stairs(
+            floor - shares,
+            edges,
+            baseline=floor,
+            fill=True,
+            color=stroke.hex,
+            alpha=0.32,
+            linewidth=0,
+            gid=f"series-{place}-bars",
+        )
         axes.stairs(floor - shares, edges, baseline=floor, color=stroke.hex, linewidth=1.1, gid=f"series-{place}-edge")
-        axes.plot([statistics.fmean(values)], [floor], "o", color=stroke.hex, markersize=6.5, gid=f"series-{place}-mean", clip_on=False)
-        hollow: dict[str, Any] = {"markerfacecolor": LIGHT["card"], "markersize": 7, "markeredgewidth": 1.6, "clip_on": False}
-        axes.plot([worst_tenth(values, larger=scene.classes)], [floor], "o", color=stroke.hex, gid=f"series-{place}-worst", **hollow)
+        axes.plot(
+            [statistics.fmean(values)],
+            [floor],
+            "o",
+            color=stroke.hex,
+            markersize=6.5,
+            gid=f"series-{place}-mean",
+            clip_on=False,
+        )
+        hollow: dict[str, Any] = {
+            "markerfacecolor": LIGHT["card"],
+            "markersize": 7,
+            "markeredgewidth": 1.6,
+            "clip_on": False,
+        }
+        axes.plot(
+            [worst_tenth(values, larger=scene.classes)],
+            [floor],
+            "o",
+            color=stroke.hex,
+            gid=f"series-{place}-worst",
+            **hollow,
+        )
     tags = names(scene.labels, TICK)
     axes.set_yticks([at + 0.25 for at in range(len(scores))], [tags[place] for place in scores])
     for text in axes.get_yticklabels():
@@ -170,5 +233,9 @@ def _draw_served(figure: Figure, *, scene: Scene, scores: Mapping[int, Sequence[
     axes.set_xlim(low, high)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.set_xlabel("accuracy of a client's own model" if scene.classes else "root of the mean squared error of a client's own model")
+    axes.set_xlabel(
+        "accuracy of a client's own model"
+        if scene.classes
+        else "root of the mean squared error of a client's own model"
+    )
     faint_grid(axes, "x")

@@ -1,4 +1,7 @@
-"""What stands on the page, section by section. A section is a mapping that the template knows how to show; empty ones are left out."""
+"""What stands on the page, section by section. A section is a mapping that the template knows how to show.
+
+Empty ones are left out.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def sections(scene: Scene, panels: Sequence[Panel]) -> list[Section]:
 def pictures(scene: Scene, panels: Sequence[Panel]) -> list[Picture]:
     """Every picture of a page, in its order."""
     blocks = [block for section in _made(scene, _drawn(panels)) for block in section.blocks]
-    return [picture for block in blocks for picture in (*block.pictures, *(p for tab in block.tabs for p in tab.pictures))]
+    return [
+        picture for block in blocks for picture in (*block.pictures, *(p for tab in block.tabs for p in tab.pictures))
+    ]
 
 
 Maker: TypeAlias = Callable[[Scene], Section | None]
@@ -47,12 +52,19 @@ def _made(scene: Scene, makers: Sequence[Maker]) -> list[Section]:
     return [section for maker in makers if (section := maker(scene)) is not None]
 
 
-# ---- the answer -----------------------------------------------------------------------------------------------------------------------------
+# ---- the answer
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def _answer(scene: Scene) -> Section:
     title = "What came out" if scene.alone else "The answer"
-    return Section(id="answer", short=title, title=title, said=plain(scene.findings.answer) or _no_answer(scene), tiles=list(_tiles(scene)))
+    return Section(
+        id="answer",
+        short=title,
+        title=title,
+        said=plain(scene.findings.answer) or _no_answer(scene),
+        tiles=list(_tiles(scene)),
+    )
 
 
 def _no_answer(scene: Scene) -> str:
@@ -64,10 +76,16 @@ def _tiles(scene: Scene) -> Iterator[Tile]:
     more = f"{len(facts.labels)} classes" if facts.labels else facts.kind
     yield Tile(name="data", value=short(facts.name, 60), more=more)
     if facts.clients:
-        yield Tile(name="clients", value=f"{facts.clients:,}", more=f"{facts.heldout:,} of them kept out of training" if facts.heldout else "")
+        yield Tile(
+            name="clients",
+            value=f"{facts.clients:,}",
+            more=f"{facts.heldout:,} of them kept out of training" if facts.heldout else "",
+        )
         yield Tile(name="dealt by", value=short(facts.law, 60), more="")
     seeds = len(comparison.seeds)
-    yield Tile(name="runs", value=f"{counted(len(scene.labels), 'method')}, {counted(seeds, 'seed')}", more=_failed(scene))
+    yield Tile(
+        name="runs", value=f"{counted(len(scene.labels), 'method')}, {counted(seeds, 'seed')}", more=_failed(scene)
+    )
     rounds = comparison.config.get("rounds")
     if rounds is not None:
         yield Tile(name="rounds", value=f"{rounds:,}", more=_budget(scene))
@@ -100,11 +118,15 @@ def _flags(scene: Scene) -> Section | None:
     return Section(id="flags", short="Warnings", title=title, flags=flags)
 
 
-# ---- results --------------------------------------------------------------------------------------------------------------------------------
+# ---- results
+# --------------------------------------------------------------------------------------------------------------------------------
 
 
 MODELS = {
-    tables.SHARED: "The server's model, on its test data; where it has none, and in the columns that say so, on clients' own tests.",
+    tables.SHARED: (
+        "The server's model, on its test data; where it has none, and in the columns that say so, on clients' own"
+        " tests."
+    ),
     tables.PERSONAL: "What a client uses itself, on its own test samples.",
 }
 
@@ -113,13 +135,20 @@ def _results(scene: Scene) -> Section:
     several = len(scene.comparison.seeds) > 1
     text = "Mean ± standard deviation over seeds." if several else "One seed."
     if not scene.alone:
-        text += " The star marks the best mean, which need not be a shown difference: read the verdict. A column's head sorts by it."
+        text += (
+            " The star marks the best mean, which need not be a shown difference: read the verdict. A column's head"
+            " sorts by it."
+        )
     blocks: list[Block] = [Block(table=tables.headline(scene))]
     unseen = held(scene) is not None  # they have a section of their own
     for title, scores in tables.score_tables(scene).items():
         if not (unseen and title == tables.UNSEEN):
             blocks.append(Block(title=title, table=scores, text=MODELS.get(title, "")))
-    for title, table in (("How steady", tables.stability(scene)), ("Screening", _screening(scene)), ("Runs that failed", _failures(scene))):
+    for title, table in (
+        ("How steady", tables.stability(scene)),
+        ("Screening", _screening(scene)),
+        ("Runs that failed", _failures(scene)),
+    ):
         if table is not None:
             blocks.append(Block(title=title, table=table, text=_screened(scene) if title == "Screening" else ""))
     return Section(id="results", short="Results", title="Results", text=text, blocks=blocks)
@@ -130,7 +159,11 @@ def _failures(scene: Scene) -> Grid | None:
     if not failures:
         return None
     rows = [
-        [data_table.word(scene.name_of(label), label), data_table.figure(str(seed), seed), data_table.word(short(why, 600))]
+        [
+            data_table.word(scene.name_of(label), label),
+            data_table.figure(str(seed), seed),
+            data_table.word(short(why, 600)),
+        ]
         for (label, seed), why in failures.items()
     ]
     return Grid(
@@ -148,9 +181,21 @@ def _screening(scene: Scene) -> Grid | None:
         return None
     rows = []
     for label, rung in told.dropped.items():
-        after = "wrongly dropped" if label in told.wrongly else "rightly dropped" if label in told.audited else "not looked at again"
-        rows.append([data_table.word(scene.name_of(label), label), data_table.figure(str(rung), rung), data_table.word(after)])
-    heads = [Head("method", words=True), Head("dropped after round"), Head("trained to the end all the same", words=True)]
+        after = (
+            "wrongly dropped"
+            if label in told.wrongly
+            else "rightly dropped"
+            if label in told.audited
+            else "not looked at again"
+        )
+        rows.append(
+            [data_table.word(scene.name_of(label), label), data_table.figure(str(rung), rung), data_table.word(after)]
+        )
+    heads = [
+        Head("method", words=True),
+        Head("dropped after round"),
+        Head("trained to the end all the same", words=True),
+    ]
     return Grid("Methods that short runs dropped", heads, rows)
 
 
@@ -158,10 +203,16 @@ def _screened(scene: Scene) -> str:
     told = scene.comparison.screening
     if told is None:
         return ""
-    text = f"Short runs of {', '.join(str(rung) for rung in told.rungs)} rounds dropped {counted(len(told.dropped), 'method')}."
+    text = (
+        f"Short runs of {', '.join(str(rung) for rung in told.rungs)} rounds dropped"
+        f" {counted(len(told.dropped), 'method')}."
+    )
     if told.share is None or told.low is None or told.high is None:
         return text + " None of them was trained to the end to see whether that was right."
-    share = f"{len(told.wrongly)} of {len(told.audited)} ({told.share:.0%}, 95 % interval {told.low:.0%} to {told.high:.0%})"
+    share = (
+        f"{len(told.wrongly)} of {len(told.audited)} ({told.share:.0%}, 95 % interval {told.low:.0%} to"
+        f" {told.high:.0%})"
+    )
     return f"{text} Of those trained to the end all the same, {share} would have been kept."
 
 
@@ -173,8 +224,8 @@ def _differences(scene: Scene) -> Section | None:
     if ahead is not None:
         blocks.append(Block(title="Margin over the best of the others", table=ahead))
     text = (
-        "Differences are taken seed by seed. A verdict needs at least three seeds and p under 0.05 after correction for the number of methods "
-        "(Holm); the intervals are those of each difference alone."
+        "Differences are taken seed by seed. A verdict needs at least three seeds and p under 0.05 after correction for"
+        " the number of methods (Holm); the intervals are those of each difference alone."
     )
     return Section(id="differences", short="Differences", title="Are the differences real?", text=text, blocks=blocks)
 
@@ -213,13 +264,21 @@ def _unseen(scene: Scene) -> Section | None:
     picture = held(scene)
     if picture is None:
         return None
-    text = "Clients that never trained: how well the model serves them as they receive it, and after a few steps on their own data."
+    text = (
+        "Clients that never trained: how well the model serves them as they receive it, and after a few steps on their"
+        " own data."
+    )
     return Section(
-        id="unseen", short="New clients", title="Clients that come later", text=text, blocks=[Block(pictures=[picture], beside=picture.table)]
+        id="unseen",
+        short="New clients",
+        title="Clients that come later",
+        text=text,
+        blocks=[Block(pictures=[picture], beside=picture.table)],
     )
 
 
-# ---- data and clients -----------------------------------------------------------------------------------------------------------------------
+# ---- data and clients
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def _data(scene: Scene) -> Section | None:
@@ -227,7 +286,12 @@ def _data(scene: Scene) -> Section | None:
     picture = partition(facts)
     if picture is None and not facts.skew and not facts.notes and not facts.clients:
         return None
-    sizes = {"training": facts.train, "validation": facts.validation, "test on the server": facts.test, "clients' own tests": facts.own_test}
+    sizes = {
+        "training": facts.train,
+        "validation": facts.validation,
+        "test on the server": facts.test,
+        "clients' own tests": facts.own_test,
+    }
     blocks: list[Block] = [Block(pairs=[(name, f"{value:,} samples") for name, value in sizes.items() if value])]
     if picture is not None:
         blocks.append(Block(pictures=[picture], wide=True))
@@ -243,9 +307,16 @@ def _clients(scene: Scene) -> Section | None:
     picture = served(scene)
     if picture is None:
         return None
-    text = "An average hides whom a method leaves behind. Scores are of each client's own model on its own test samples, in the last round."
+    text = (
+        "An average hides whom a method leaves behind. Scores are of each client's own model on its own test samples,"
+        " in the last round."
+    )
     return Section(
-        id="clients-served", short="Fairness", title="Client by client", text=text, blocks=[Block(pictures=[picture], beside=picture.table)]
+        id="clients-served",
+        short="Fairness",
+        title="Client by client",
+        text=text,
+        blocks=[Block(pictures=[picture], beside=picture.table)],
     )
 
 
@@ -255,7 +326,11 @@ def _measures(scene: Scene, panels: Sequence[Panel]) -> Section | None:
     blocks: list[Block] = []
     for text, group in itertools.groupby(enumerate(panels, 1), lambda pair: plain(pair[1].text)):
         some = list(group)
-        drawn = [picture for place, panel in some if (picture := panel_picture(panel, place, scene, [p for _, p in some])) is not None]
+        drawn = [
+            picture
+            for place, panel in some
+            if (picture := panel_picture(panel, place, scene, [p for _, p in some])) is not None
+        ]
         blocks.append(Block(title=short(some[0][1].title.partition(" by layer:")[0], 120), text=text, pictures=drawn))
         blocks += [Block(table=panel_grid(panel)) for _, panel in some if panel.kind == "table"]
         empty = [short(panel.title, 120) for _, panel in some if panel.kind != "table" and not numbers(panel)]
@@ -263,12 +338,15 @@ def _measures(scene: Scene, panels: Sequence[Panel]) -> Section | None:
     return Section(id="measures", short="Measures", title="Measures", key=_key(scene), blocks=blocks)
 
 
-# ---- glossary -------------------------------------------------------------------------------------------------------------------------------
+# ---- glossary
+# -------------------------------------------------------------------------------------------------------------------------------
 
 COMPARED = {
     "to baseline": "difference to the baseline, seed by seed, mean and 95 % interval (Student's t)",
-    "verdict": "better or worse: p of the paired t-test is under 0.05 after Holm's correction for the number of methods; not shown: it is not; "
-    "no conclusion: fewer than three seeds",
+    "verdict": (
+        "better or worse: p of the paired t-test is under 0.05 after Holm's correction for the number of methods; not"
+        " shown: it is not; no conclusion: fewer than three seeds"
+    ),
     "margin": "difference to the best of the other methods by the same score",
     "on the front": "no other method is at least as good and cheaper",
 }
@@ -283,5 +361,9 @@ TERMS = {
 
 def _glossary(scene: Scene) -> Section:
     keys = dict.fromkeys(key for line in scene.lines if line is not None for key in line.scores)
-    terms = {head(key): words(key) for key in keys if words(key) != head(key)} | ({} if scene.alone else COMPARED) | TERMS
-    return Section(id="glossary", short="Glossary", title="What the columns mean", blocks=[Block(terms=list(terms.items()))])
+    terms = (
+        {head(key): words(key) for key in keys if words(key) != head(key)} | ({} if scene.alone else COMPARED) | TERMS
+    )
+    return Section(
+        id="glossary", short="Glossary", title="What the columns mean", blocks=[Block(terms=list(terms.items()))]
+    )

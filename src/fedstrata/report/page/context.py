@@ -1,4 +1,6 @@
-"""What all parts of a page look at: the comparison with its findings, short names that differ, and a stroke for each method."""
+"""What all parts of a page look at: the comparison with its findings, short names that differ, and a stroke for each
+method.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,11 @@ class Scene:
     @cached_property
     def baseline(self) -> int | None:
         """Place of the method that the others are compared with."""
-        return None if self.alone or self.comparison.baseline not in self.labels else self.labels.index(self.comparison.baseline)
+        return (
+            None
+            if self.alone or self.comparison.baseline not in self.labels
+            else self.labels.index(self.comparison.baseline)
+        )
 
     @cached_property
     def aimed(self) -> bool:
@@ -130,7 +136,9 @@ class Scene:
 
     def best(self, key: str, *, larger: bool | None = None) -> int | None:
         """Place of the best method by a score."""
-        found = [(spread.mean, place) for place in range(len(self.labels)) if (spread := self.score(place, key)) is not None]
+        found = [
+            (spread.mean, place) for place in range(len(self.labels)) if (spread := self.score(place, key)) is not None
+        ]
         if not found:
             return None
         larger = self.findings.larger if larger is None else larger

@@ -24,26 +24,43 @@ DIRECT = 10  # methods up to which a front's points carry their names
 PRICES = {"bytes": "bytes sent, up and down", "flops": "clients' training"}
 
 
-# ---- fronts ---------------------------------------------------------------------------------------------------------------------------------
+# ---- fronts
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def fronts(scene: Scene) -> list[Picture]:
     """The headline score against bytes and against FLOPs; nothing for one method alone."""
     if scene.alone:
         return []
-    return [picture for key in scene.findings.headline for kind in PRICES if (picture := _front(scene, kind, key)) is not None]
+    return [
+        picture
+        for key in scene.findings.headline
+        for kind in PRICES
+        if (picture := _front(scene, kind, key)) is not None
+    ]
 
 
 def _front(scene: Scene, kind: str, key: str) -> Picture | None:
     points = {}
     for place in range(len(scene.labels)):
         price, value, line = scene.cost(place, kind), scene.score(place, key), scene.lines[place]
-        if price is not None and value is not None and not (line is not None and line.unused and not key.startswith("personal")):
+        if (
+            price is not None
+            and value is not None
+            and not (line is not None and line.unused and not key.startswith("personal"))
+        ):
             points[place] = (price.mean, value.mean)
     if len(points) < 2:
         return None
-    on = [place for place in points if (line := scene.lines[place]) is not None and kind in line.fronts.get(key, line.front)]
-    said = [f"{scene.names[p]} ({cost(kind, points[p][0])}, {score(points[p][1])})" for p in sorted(on, key=lambda p: points[p])]
+    on = [
+        place
+        for place in points
+        if (line := scene.lines[place]) is not None and kind in line.fronts.get(key, line.front)
+    ]
+    said = [
+        f"{scene.names[p]} ({cost(kind, points[p][0])}, {score(points[p][1])})"
+        for p in sorted(on, key=lambda p: points[p])
+    ]
     rows = [
         [
             data_table.word(scene.names[p], scene.labels[p], series=p),
@@ -58,7 +75,11 @@ def _front(scene: Scene, kind: str, key: str) -> Picture | None:
     return Picture(
         name=f"front-{key.replace('_', '-')}-{kind}",
         title=title,
-        alt=f"{title}; no method is both better and cheaper than these: {listed(said)}." if said else f"{title}, {len(points)} methods.",
+        alt=(
+            f"{title}; no method is both better and cheaper than these: {listed(said)}."
+            if said
+            else f"{title}, {len(points)} methods."
+        ),
         draw=partial(_draw_front, scene=scene, kind=kind, key=key, points=points, on=on),
         table=Grid(title, heads, rows),
         note=_front_note(scene, key),
@@ -69,14 +90,27 @@ def _front(scene: Scene, kind: str, key: str) -> Picture | None:
 def _front_note(scene: Scene, key: str) -> str:
     out = [scene.names[place] for place, line in enumerate(scene.lines) if line is not None and line.unused]
     note = "Filled, on the line: no other method is better and cheaper. Hollow: some other method is."
-    return note if key.startswith("personal") or not out else f"{note} Left out, as nobody uses the shared model: {listed(out)}."
+    return (
+        note
+        if key.startswith("personal") or not out
+        else f"{note} Left out, as nobody uses the shared model: {listed(out)}."
+    )
 
 
-def _draw_front(figure: Figure, *, scene: Scene, kind: str, key: str, points: Mapping[int, tuple[float, float]], on: Sequence[int]) -> None:
+def _draw_front(
+    figure: Figure, *, scene: Scene, kind: str, key: str, points: Mapping[int, tuple[float, float]], on: Sequence[int]
+) -> None:
     axes = figure.subplots()
     steps = sorted(points[p] for p in on)
     if len(steps) > 1:
-        axes.plot([x for x, _ in steps], [y for _, y in steps], drawstyle="steps-post", color=LIGHT["edge"], linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.plot(
+            [x for x, _ in steps],
+            [y for _, y in steps],
+            drawstyle="steps-post",
+            color=LIGHT["edge"],
+            linewidth=1.2,
+            linestyle=(0, (4, 3)),
+        )
     for place, (x, y) in points.items():
         stroke, filled = scene.strokes[place], place in on
         axes.plot(
@@ -100,7 +134,10 @@ def _whisker(axes: Axes, scene: Scene, place: int, key: str, x: float) -> None:
 
 
 def _direct(axes: Axes, scene: Scene, points: Mapping[int, tuple[float, float]]) -> None:
-    """Names beside their points, moved apart where they would lie on each other; a thin line leads from a point to a name that was moved."""
+    """Names beside their points, moved apart where they would lie on each other.
+
+    A thin line leads from a point to a name that was moved.
+    """
     tags = names(scene.labels, 18)
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     spots = {place: ((x - left) / (right - left), (y - bottom) / (top - bottom)) for place, (x, y) in points.items()}
@@ -117,7 +154,9 @@ def _direct(axes: Axes, scene: Scene, points: Mapping[int, tuple[float, float]])
 
 
 def _apart(spots: Mapping[int, tuple[float, float]], gap: float = 0.075) -> dict[int, float]:
-    """Heights of names, in shares of the axes: near their points, and none within ``gap`` of another that stands beside it."""
+    """Heights of names, in shares of the axes: near their points, and none within ``gap`` of another that stands beside
+    it.
+    """
     heights = {place: up for place, (_, up) in spots.items()}
     order = sorted(spots, key=lambda place: (spots[place][1], place))
     for _ in range(200):
@@ -130,7 +169,8 @@ def _apart(spots: Mapping[int, tuple[float, float]], gap: float = 0.075) -> dict
     return heights
 
 
-# ---- differences ----------------------------------------------------------------------------------------------------------------------------
+# ---- differences
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def differences(scene: Scene) -> list[Picture]:
@@ -157,10 +197,19 @@ def _differences(scene: Scene, key: str, rows: Mapping[int, Difference]) -> Pict
     ends = sorted((d.mean, place) for place, d in rows.items())
     shown = [scene.names[p] for p, d in rows.items() if d.verdict == "better"]
     said = f"shown to be better: {listed(shown)}" if shown else "none is shown to be better"
-    alt = f"{title}: from {signed(ends[0][0])} ({scene.names[ends[0][1]]}) to {signed(ends[-1][0])} ({scene.names[ends[-1][1]]}); {said}."
+    alt = (
+        f"{title}: from {signed(ends[0][0])} ({scene.names[ends[0][1]]}) to {signed(ends[-1][0])}"
+        f" ({scene.names[ends[-1][1]]}); {said}."
+    )
     table = Grid(
         title,
-        [Head("method", words=True), Head("difference"), Head("95 % interval"), Head("p, corrected"), Head("verdict", words=True)],
+        [
+            Head("method", words=True),
+            Head("difference"),
+            Head("95 % interval"),
+            Head("p, corrected"),
+            Head("verdict", words=True),
+        ],
         [
             [
                 data_table.word(scene.names[p], scene.labels[p], series=p),
@@ -172,7 +221,10 @@ def _differences(scene: Scene, key: str, rows: Mapping[int, Difference]) -> Pict
             for p, d in rows.items()
         ],
     )
-    note = f"Mean over seeds of the paired difference in {words(key)}, with its 95 % interval. Filled: shown to differ, corrected for many methods."
+    note = (
+        f"Mean over seeds of the paired difference in {words(key)}, with its 95 % interval. Filled: shown to differ,"
+        " corrected for many methods."
+    )
     return Picture(
         f"difference-{key.replace('_', '-')}", title, alt, partial(_draw_differences, scene=scene, rows=rows, base=base), table,
         (WIDTH, 1.0 + ROW * len(rows)), note, tuple(rows),
@@ -185,8 +237,19 @@ def _draw_differences(figure: Figure, *, scene: Scene, rows: Mapping[int, Differ
     for at, (place, d) in enumerate(rows.items()):
         stroke = scene.strokes[place]
         if d.low is not None and d.high is not None:
-            axes.plot([d.low, d.high], [at, at], color=stroke.hex, linewidth=2.2, solid_capstyle="butt", gid=f"series-{place}-interval")
-        style: dict[str, Any] = {"markersize": 8, "markerfacecolor": stroke.hex if d.verdict in VERDICT else LIGHT["card"], "markeredgewidth": 1.8}
+            axes.plot(
+                [d.low, d.high],
+                [at, at],
+                color=stroke.hex,
+                linewidth=2.2,
+                solid_capstyle="butt",
+                gid=f"series-{place}-interval",
+            )
+        style: dict[str, Any] = {
+            "markersize": 8,
+            "markerfacecolor": stroke.hex if d.verdict in VERDICT else LIGHT["card"],
+            "markeredgewidth": 1.8,
+        }
         axes.plot([d.mean], [at], stroke.marker, color=stroke.hex, gid=f"series-{place}-mean", **style)
     rows_axis(axes, scene, list(rows))
     amounts(axes.xaxis, "", f"difference to {base}")
@@ -194,7 +257,8 @@ def _draw_differences(figure: Figure, *, scene: Scene, rows: Mapping[int, Differ
     faint_grid(axes, "x")
 
 
-# ---- costs ----------------------------------------------------------------------------------------------------------------------------------
+# ---- costs
+# ----------------------------------------------------------------------------------------------------------------------------------
 
 COSTS = {"bytes": "Bytes sent", "flops": "Clients' training", "seconds": "Training time"}
 
@@ -218,17 +282,27 @@ def _costs(scene: Scene, kind: str) -> Picture | None:
     (low, least), (high, most) = totals[0], totals[-1]
     alt = f"{title} by a run: {cost(kind, low)}."
     if len(totals) > 1:
-        alt = f"{title} by a run: from {cost(kind, low)} ({scene.names[least]}) to {cost(kind, high)} ({scene.names[most]})."
+        alt = (
+            f"{title} by a run: from {cost(kind, low)} ({scene.names[least]}) to {cost(kind, high)}"
+            f" ({scene.names[most]})."
+        )
     heads = {"bytes_up": "up", "bytes_down": "down"}
     table = Grid(
         title,
         [Head("method", words=True), *(Head(heads.get(part, kind)) for part in parts)],
         [
-            [data_table.word(scene.names[p], scene.labels[p], series=p), *(data_table.figure(_with_std(kind, s), s.mean) for s in spreads if s)]
+            [
+                data_table.word(scene.names[p], scene.labels[p], series=p),
+                *(data_table.figure(_with_std(kind, s), s.mean) for s in spreads if s),
+            ]
             for p, spreads in rows.items()
         ],
     )
-    note = "Full: from clients to the server; pale: from the server to clients. Payload, without framing." if kind == "bytes" else ""
+    note = (
+        "Full: from clients to the server; pale: from the server to clients. Payload, without framing."
+        if kind == "bytes"
+        else ""
+    )
     if kind == "seconds":
         note = "Training rounds alone, without evaluation; times are of this machine."
     values = {place: [s.mean for s in spreads if s] for place, spreads in rows.items()}
@@ -246,10 +320,14 @@ def _draw_costs(figure: Figure, *, scene: Scene, kind: str, rows: Mapping[int, S
     for at, (place, values) in enumerate(rows.items()):
         start, colour = 0.0, scene.strokes[place].hex
         for part, value in enumerate(values):
-            (bar,) = axes.barh(at, value, height=0.56, left=start, color=colour, alpha=0.4 if part else 1.0, linewidth=0)
+            (bar,) = axes.barh(
+                at, value, height=0.56, left=start, color=colour, alpha=0.4 if part else 1.0, linewidth=0
+            )
             bar.set_gid(f"series-{place}-bar")
             start += value
-        axes.annotate(cost(kind, start), (start, at), xytext=(5, 0), textcoords="offset points", va="center", fontsize=10)
+        axes.annotate(
+            cost(kind, start), (start, at), xytext=(5, 0), textcoords="offset points", va="center", fontsize=10
+        )
     rows_axis(axes, scene, list(rows))
     axes.set_xlim(0, widest * 1.2)
     amounts(axes.xaxis, kind, "", 4)
@@ -298,8 +376,22 @@ def _draw_held(figure: Figure, *, scene: Scene, rows: Mapping[int, tuple[float, 
     axes = figure.subplots()
     for at, (place, (before, after)) in enumerate(rows.items()):
         colour = scene.strokes[place].hex
-        axes.annotate("", (after, at), (before, at), arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.8, "shrinkA": 4, "shrinkB": 5})
-        axes.plot([before], [at], "o", color=colour, markerfacecolor=LIGHT["card"], markersize=8, markeredgewidth=1.8, gid=f"series-{place}-before")
+        axes.annotate(
+            "",
+            (after, at),
+            (before, at),
+            arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.8, "shrinkA": 4, "shrinkB": 5},
+        )
+        axes.plot(
+            [before],
+            [at],
+            "o",
+            color=colour,
+            markerfacecolor=LIGHT["card"],
+            markersize=8,
+            markeredgewidth=1.8,
+            gid=f"series-{place}-before",
+        )
         axes.plot([after], [at], "o", color=colour, markersize=8, gid=f"series-{place}-after")
     rows_axis(axes, scene, list(rows))
     axes.set_xlabel("accuracy" if scene.classes else "root of the mean squared error")

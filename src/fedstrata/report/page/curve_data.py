@@ -40,7 +40,14 @@ class Curve:
             return self
         kept = sorted({round(k * (count - 1) / (most - 1)) for k in range(most)})
         std = None if self.std is None else [self.std[k] for k in kept]
-        return Curve([self.rounds[k] for k in kept], [self.x[k] for k in kept], [self.y[k] for k in kept], std, self.seeds, self.longest)
+        return Curve(
+            [self.rounds[k] for k in kept],
+            [self.x[k] for k in kept],
+            [self.y[k] for k in kept],
+            std,
+            self.seeds,
+            self.longest,
+        )
 
 
 def curve(runs: Sequence[Result], key: str, axis: str, sign: float = 1.0) -> Curve | None:
@@ -63,7 +70,9 @@ def curve(runs: Sequence[Result], key: str, axis: str, sign: float = 1.0) -> Cur
     values = [[sign * points[r][1] for points in found] for r in common]
     std = [statistics.stdev(v) for v in values] if len(found) > 1 else None
     x = [float(r) if axis == "rounds" else statistics.fmean(points[r][0] for points in found) for r in common]
-    return Curve(common, x, [statistics.fmean(v) for v in values], std, len(found), max(max(points) for points in found))
+    return Curve(
+        common, x, [statistics.fmean(v) for v in values], std, len(found), max(max(points) for points in found)
+    )
 
 
 def _points(run: Result, key: str, axis: str) -> dict[int, tuple[float, float]]:

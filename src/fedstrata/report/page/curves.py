@@ -31,7 +31,9 @@ def curve_pictures(scene: Scene) -> dict[str, list[Picture]]:
     """Pictures by horizontal axis; an axis on which nothing was spent is left out."""
     found: dict[str, list[Picture]] = {}
     for axis in AXES:
-        pictures = [_picture(scene, key, axis, curves) for key in _keys(scene, axis) if (curves := _curves(scene, key, axis))]
+        pictures = [
+            _picture(scene, key, axis, curves) for key in _keys(scene, axis) if (curves := _curves(scene, key, axis))
+        ]
         if pictures:
             found[axis] = pictures
     return found
@@ -91,7 +93,10 @@ def _draw(figure: Figure, *, scene: Scene, key: str, axis: str, curves: Mapping[
 
 
 def _ceiling(key: str, curves: Mapping[int, Curve]) -> float | None:
-    """Where a picture of losses or errors ends, so that one that has diverged does not press all others flat; None where none has."""
+    """Where a picture of losses or errors ends, so that one that has diverged does not press all others flat.
+
+    None where none has.
+    """
     if key not in ("loss", "rmse"):
         return None
     values = sorted(y for c in curves.values() for y in c.y)
@@ -116,7 +121,10 @@ def _alt(scene: Scene, title: str, axis: str, curves: Mapping[int, Curve]) -> st
     if len(ends) == 1:
         value, place = ends[0]
         only = curves[place]
-        return f"{title} against {AXES[axis]}: from {score(only.y[0])} to {score(value)} after {counted(only.rounds[-1], 'round')}."
+        return (
+            f"{title} against {AXES[axis]}: from {score(only.y[0])} to {score(value)} after"
+            f" {counted(only.rounds[-1], 'round')}."
+        )
     (low, worst), (high, best) = ends[0], ends[-1]
     return (
         f"{title} against {AXES[axis]}, {len(ends)} methods: at their ends from {score(low)} ({scene.names[worst]}) "
@@ -128,10 +136,17 @@ def _table(scene: Scene, caption: str, axis: str, curves: Mapping[int, Curve]) -
     rounds = sorted(set().union(*(c.rounds for c in curves.values())))
     if len(rounds) > ROWS:
         rounds = [rounds[round(k * (len(rounds) - 1) / (ROWS - 1))] for k in range(ROWS)]
-    rows = [[data_table.figure(str(r), float(r)), *(cell for c in curves.values() for cell in _cells(c, r, axis))] for r in rounds]
+    rows = [
+        [data_table.figure(str(r), float(r)), *(cell for c in curves.values() for cell in _cells(c, r, axis))]
+        for r in rounds
+    ]
     heads = [Head("round")]
     for place in curves:
-        heads += [Head(scene.names[place])] if axis == "rounds" else [Head(f"{scene.names[place]}: {axis}"), Head(scene.names[place])]
+        heads += (
+            [Head(scene.names[place])]
+            if axis == "rounds"
+            else [Head(f"{scene.names[place]}: {axis}"), Head(scene.names[place])]
+        )
     return Grid(caption, heads, rows, sort=False)
 
 

@@ -1,4 +1,6 @@
-"""Pictures by matplotlib's objects: one drawing serves the page (inline SVG in the page's colours) and the files (PNG and SVG)."""
+"""Pictures by matplotlib's objects: one drawing serves the page (inline SVG in the page's colours) and the files (PNG
+and SVG).
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def _drawing(salt: str) -> Iterator[None]:
         "lines.linewidth": 1.9,
     }
     with rc_context(cast("Any", settings)), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # names in any script; the SVG keeps them as text
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from font"
+        )  # names in any script; the SVG keeps them as text
         yield
 
 
@@ -95,11 +99,24 @@ def figure_of(picture: Picture, strokes: Sequence[Stroke] = (), names: Sequence[
     if shown:
         handles = [
             Line2D(
-                [], [], color=strokes[i].hex, linestyle=(0, strokes[i].dash or ()) if strokes[i].dash else "-", marker=strokes[i].marker, markersize=5
+                [],
+                [],
+                color=strokes[i].hex,
+                linestyle=(0, strokes[i].dash or ()) if strokes[i].dash else "-",
+                marker=strokes[i].marker,
+                markersize=5,
             )
             for i in shown
         ]
-        figure.legend(handles, [names[i] for i in shown], loc="outside lower center", ncols=columns, frameon=False, fontsize=9, handlelength=3.2)
+        figure.legend(
+            handles,
+            [names[i] for i in shown],
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            fontsize=9,
+            handlelength=3.2,
+        )
     return figure
 
 
@@ -134,10 +151,13 @@ def save(picture: Picture, folder: Path, strokes: Sequence[Stroke], names: Seque
     return files
 
 
-# ---- parts of drawings ----------------------------------------------------------------------------------------------------------------------
+# ---- parts of drawings
+# ----------------------------------------------------------------------------------------------------------------------
 
 
-def line(axes: Axes, place: int, stroke: Stroke, x: Sequence[float], y: Sequence[float], half: Sequence[float] | None = None) -> None:
+def line(
+    axes: Axes, place: int, stroke: Stroke, x: Sequence[float], y: Sequence[float], half: Sequence[float] | None = None
+) -> None:
     """A method's line with its band and a few markers; a part of the picture that the page can light up."""
     top = 3.0 if stroke.colour == "c0" else 2.0 + place / 100
     if half is not None and any(half):
@@ -159,7 +179,9 @@ def line(axes: Axes, place: int, stroke: Stroke, x: Sequence[float], y: Sequence
 
 UNITS: Mapping[str, Sequence[tuple[float, str]]] = {
     "bytes": tuple((1000.0**k, unit) for k, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))),
-    "flops": tuple((1000.0**k, unit) for k, unit in enumerate(("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))),
+    "flops": tuple(
+        (1000.0**k, unit) for k, unit in enumerate(("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+    ),
     "seconds": ((1.0, "s"), (60.0, "min"), (3600.0, "h")),
 }
 
@@ -172,7 +194,9 @@ def amounts(axis: Axis, kind: str, label: str, most: int = 5) -> None:
         return
     low, high = axis.get_view_interval()
     factor, unit = max(((f, u) for f, u in UNITS[kind] if high >= 2 * f), default=UNITS[kind][0])
-    ticks = [t for t in MaxNLocator(most).tick_values(low / factor, high / factor) if low / factor <= t <= high / factor]
+    ticks = [
+        t for t in MaxNLocator(most).tick_values(low / factor, high / factor) if low / factor <= t <= high / factor
+    ]
     axis.set_ticks([t * factor for t in ticks], [f"{t:g}" for t in ticks])
     axis.set_label_text(f"{label}, {unit}" if label else unit)
 

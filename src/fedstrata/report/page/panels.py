@@ -51,7 +51,9 @@ PLAIN: Palette = _Plain()
 """For panels outside a comparison: strokes by order."""
 
 
-def panel_picture(panel: Panel, place: int, scene: Palette, like: Sequence[Panel] = (), name: str | None = None) -> Picture | None:
+def panel_picture(
+    panel: Panel, place: int, scene: Palette, like: Sequence[Panel] = (), name: str | None = None
+) -> Picture | None:
     """The picture of a panel; None for a table, which has none.
 
     Args:
@@ -65,7 +67,11 @@ def panel_picture(panel: Panel, place: int, scene: Palette, like: Sequence[Panel
         return None
     labels = list(scene.labels)
     places = {one: labels.index(one) if one in labels else APART + k for k, one in enumerate(panel.series)}
-    height = {"lines": 3.4, "bars": 1.2 + 0.28 * len(panel.series) * len(panel.x) ** 0.9, "heat": 1.9 + 0.26 * len(panel.series)}[panel.kind]
+    height = {
+        "lines": 3.4,
+        "bars": 1.2 + 0.28 * len(panel.series) * len(panel.x) ** 0.9,
+        "heat": 1.9 + 0.26 * len(panel.series),
+    }[panel.kind]
     styles = {one: stroke_of(p, scene) for one, p in places.items()}
     draw = (
         partial(_heat, panel=panel, like=[p for p in like if p.kind == "heat"] or [panel])
@@ -99,7 +105,10 @@ def panel_grid(panel: Panel) -> Grid:
     return Grid(
         plain(panel.title),
         heads,
-        [[data_table.word(tag, name), *(_value(panel, name, k) for k in kept)] for tag, name in zip(tags, panel.series, strict=True)],
+        [
+            [data_table.word(tag, name), *(_value(panel, name, k) for k in kept)]
+            for tag, name in zip(tags, panel.series, strict=True)
+        ],
     )
 
 
@@ -125,7 +134,12 @@ def _value(panel: Panel, name: str, k: int) -> Cell:
 
 def numbers(panel: Panel) -> list[tuple[float, str, int]]:
     """All numbers of a panel, each with its series and its place along ``x``."""
-    return [(value, name, k) for name, values in panel.series.items() for k in range(len(panel.x)) if (value := _at(values, k)) is not None]
+    return [
+        (value, name, k)
+        for name, values in panel.series.items()
+        for k in range(len(panel.x))
+        if (value := _at(values, k)) is not None
+    ]
 
 
 def _alt(panel: Panel) -> str:
@@ -155,7 +169,14 @@ def _lines(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: M
         if len(kept) > POINTS:
             kept = [kept[round(k * (len(kept) - 1) / (POINTS - 1))] for k in range(POINTS)]
         half = [_at(panel.spread.get(name, ()), k) or 0.0 for k in kept]
-        line(axes, places[name], styles[name], [across[k] for k in kept], [cast("float", _at(values, k)) for k in kept], half)
+        line(
+            axes,
+            places[name],
+            styles[name],
+            [across[k] for k in kept],
+            [cast("float", _at(values, k)) for k in kept],
+            half,
+        )
     if words:
         axes.set_xticks(across, [short(x, 14) for x in panel.x])
     else:
@@ -173,7 +194,10 @@ def _own_legend(figure: Figure, styles: Mapping[str, Stroke], *, bars: bool = Fa
     handles: list[Any] = (
         [Patch(color=s.hex) for s in styles.values()]
         if bars
-        else [Line2D([], [], color=s.hex, linestyle=(0, s.dash) if s.dash else "-", marker=s.marker, markersize=5) for s in styles.values()]
+        else [
+            Line2D([], [], color=s.hex, linestyle=(0, s.dash) if s.dash else "-", marker=s.marker, markersize=5)
+            for s in styles.values()
+        ]
     )
     tags = names(list(styles), 26)
     figure.legend(handles, tags, loc="outside lower center", ncols=2, frameon=False, fontsize=9.5, handlelength=3)
@@ -206,9 +230,18 @@ def _bars(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Ma
 def _heat(figure: Figure, *, panel: Panel, like: Sequence[Panel]) -> None:
     axes = figure.subplots()
     everything = [value for one in like for value, _, _ in numbers(one)]
-    table = np.array([[math.nan if (v := _at(values, k)) is None else v for k in range(len(panel.x))] for values in panel.series.values()])
-    image = axes.imshow(table, aspect="auto", cmap="cividis", interpolation="nearest", vmin=min(everything), vmax=max(everything))
-    bar = figure.colorbar(image, ax=axes, label=short(panel.y_name, 60), location="bottom", aspect=40, fraction=0.12, ticks=MaxNLocator(4))
+    table = np.array(
+        [
+            [math.nan if (v := _at(values, k)) is None else v for k in range(len(panel.x))]
+            for values in panel.series.values()
+        ]
+    )
+    image = axes.imshow(
+        table, aspect="auto", cmap="cividis", interpolation="nearest", vmin=min(everything), vmax=max(everything)
+    )
+    bar = figure.colorbar(
+        image, ax=axes, label=short(panel.y_name, 60), location="bottom", aspect=40, fraction=0.12, ticks=MaxNLocator(4)
+    )
     bar.outline.set_visible(False)
     axes.set_yticks(range(len(panel.series)), list(names(list(panel.series), TICK)))
     step = max(1, -(-len(panel.x) // 8))

@@ -24,7 +24,11 @@ def section(scene: Scene) -> Section:
     comparison = scene.comparison
     blocks: list[Block] = []
     if comparison.command:
-        blocks.append(Block(title="Command", code="\n".join(plain(line) for line in comparison.command.splitlines()), name="command"))
+        blocks.append(
+            Block(
+                title="Command", code="\n".join(plain(line) for line in comparison.command.splitlines()), name="command"
+            )
+        )
     blocks.append(Block(title="Methods", table=_methods(scene)))
     side = comparison.side_by_side
     text = f"{counted(side, 'run')} at a time shared this machine; times were taken so." if side > 1 else ""
@@ -44,13 +48,23 @@ def section(scene: Scene) -> Section:
 
 def _methods(scene: Scene) -> Grid:
     """Whole names, whole settings: the one place where nothing is cut."""
-    heads = [Head("method", words=True), Head("in call syntax", words=True), Head("settings of its own", words=True), Head("runs")]
+    heads = [
+        Head("method", words=True),
+        Head("in call syntax", words=True),
+        Head("settings of its own", words=True),
+        Head("runs"),
+    ]
     rows = []
     for place, entry in enumerate(scene.comparison.entries):
         own = ", ".join(f"{plain(key)} = {told(value)}" for key, value in entry.settings.items()) or "-"
         whole = Cell(plain(entry.method)[:20_000], words=True, tone="wrap")
         rows.append(
-            [data_table.word(scene.names[place], scene.labels[place], series=place), whole, Cell(own, words=True, tone="wrap"), _runs(scene, place)]
+            [
+                data_table.word(scene.names[place], scene.labels[place], series=place),
+                whole,
+                Cell(own, words=True, tone="wrap"),
+                _runs(scene, place),
+            ]
         )
     return Grid("What was compared", heads, rows, sort=False, stack=True)
 
@@ -80,13 +94,19 @@ def _configuration(config: Mapping[str, Any]) -> tuple[Grid, Grid]:
         ]
         row.append(Cell(key.meaning if key is not None else "no setting of this version", words=True, tone="wrap"))
         (others if key is not None and value == default else differing).append(row)
-    heads = [Head("setting", words=True), Head("value", words=True), Head("default", words=True), Head("meaning", words=True)]
+    heads = [
+        Head("setting", words=True),
+        Head("value", words=True),
+        Head("default", words=True),
+        Head("meaning", words=True),
+    ]
     return Grid("Settings that differ from their defaults", heads, differing, sort=False, stack=True), Grid(
         "Settings at their defaults", heads, others, sort=False, stack=True
     )
 
 
-# ---- citations ------------------------------------------------------------------------------------------------------------------------------
+# ---- citations
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def cite(scene: Scene) -> Section | None:
@@ -96,13 +116,23 @@ def cite(scene: Scene) -> Section | None:
         return None
     blocks: list[Block] = []
     if found:
-        rows = [[Cell(plain(c.what), words=True, tone="wrap"), Cell(plain(c.text), words=True, tone="wrap")] for c in found]
+        rows = [
+            [Cell(plain(c.what), words=True, tone="wrap"), Cell(plain(c.text), words=True, tone="wrap")] for c in found
+        ]
         blocks.append(
             Block(
-                table=Grid("Publications of the parts used", [Head("for", words=True), Head("publication", words=True)], rows, sort=False, stack=True)
+                table=Grid(
+                    "Publications of the parts used",
+                    [Head("for", words=True), Head("publication", words=True)],
+                    rows,
+                    sort=False,
+                    stack=True,
+                )
             )
         )
-        blocks.append(Block(hidden="\n\n".join(c.bibtex for c in found), behind=f"BibTeX ({len(found)})", name="bibtex"))
+        blocks.append(
+            Block(hidden="\n\n".join(c.bibtex for c in found), behind=f"BibTeX ({len(found)})", name="bibtex")
+        )
     if missing:
         blocks.append(Block(text="Without a citation here: " + "; ".join(missing) + "."))
     return Section(id="cite", short="Cite", title="What to cite", blocks=blocks)

@@ -1,4 +1,6 @@
-"""From matplotlib's SVG to a part of the page: colours become the page's own, ids become unique, and nothing but drawing is left."""
+"""From matplotlib's SVG to a part of the page: colours become the page's own, ids become unique, and nothing but
+drawing is left.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from markupsafe import Markup
 from fedstrata.report.page.theme import LIGHT
 
 DRAWING = frozenset({"svg", "g", "defs", "path", "use", "text", "tspan", "clipPath", "rect", "image", "title", "desc"})
-"""Elements that a picture is made of. Any other is not carried over; a test draws every kind of picture and finds none."""
+"""Elements that a picture is made of. Any other is not carried over.
+
+A test draws every kind of picture and finds none.
+"""
 
 _COLOURS = {value.lower(): f"var(--{name})" for name, value in LIGHT.items()}
 _HEX = re.compile(r"#[0-9a-fA-F]{6}\b")
@@ -32,7 +37,7 @@ def inline(text: str, name: str, alt: str, labels: Mapping[int, str]) -> Markup:
         alt: what is told to who cannot see it.
         labels: names of the methods by place; they become tips of the mouse.
     """
-    root = ET.fromstring(text)  # noqa: S314  # written by ourselves a moment ago
+    root = ET.fromstring(text)  # written by ourselves a moment ago
     (drawn,) = _part(root, name, labels)
     box = root.attrib["viewBox"]
     drawn.attrib.clear()
@@ -40,11 +45,14 @@ def inline(text: str, name: str, alt: str, labels: Mapping[int, str]) -> Markup:
     told = ET.Element("desc", {"id": f"{name}-alt"})
     told.text = alt
     drawn.insert(0, told)
-    return Markup(ET.tostring(drawn, encoding="unicode"))  # noqa: S704  # serialised XML: text and attributes are escaped
+    # serialised XML: text and attributes are escaped
+    return Markup(ET.tostring(drawn, encoding="unicode"))  # noqa: S704
 
 
 def _part(element: ET.Element, name: str, labels: Mapping[int, str], *, fine: bool = False) -> list[ET.Element]:
-    """An element as the page has it: none where it draws nothing, its children where it is a group that says nothing."""
+    """An element as the page has it: none where it draws nothing, its children where it is a group that says
+    nothing.
+    """
     tag = _local(element.tag)
     if tag not in DRAWING:
         return []
@@ -102,4 +110,8 @@ def _rounded(text: str, digits: int) -> str:
     """Numbers with as many digits as a screen can show; a path of lines alone says so once."""
     if text.startswith("M") and not _CURVED.search(text):
         text = text.replace(" L ", " ").replace("\nL ", " ")
-    return " ".join(_NUMBER.sub(lambda hit: f"{round(float(hit[0]), digits) + 0.0:.{digits}f}".rstrip("0").rstrip("."), text).split())
+    return " ".join(
+        _NUMBER.sub(
+            lambda hit: f"{round(float(hit[0]), digits) + 0.0:.{digits}f}".rstrip("0").rstrip("."), text
+        ).split()
+    )

@@ -24,9 +24,13 @@ def headline(scene: Scene) -> Grid:
     """The table at the top: scores that are answered on, differences to the baseline, costs."""
     keys = [key for key in scene.findings.headline if scene.have(key)]
     extra = [
-        key for key in ("personal_worst10", "personal_worst10_rmse", "heldout_adapted", "heldout_adapted_rmse") if scene.have(key) and key not in keys
+        key
+        for key in ("personal_worst10", "personal_worst10_rmse", "heldout_adapted", "heldout_adapted_rmse")
+        if scene.have(key) and key not in keys
     ]
-    heads = [Head("method", "the baseline is named in the sentence above" if scene.baseline is not None else "", words=True)]
+    heads = [
+        Head("method", "the baseline is named in the sentence above" if scene.baseline is not None else "", words=True)
+    ]
     rows: list[list[Cell]] = [[name(scene, place)] for place in range(len(scene.labels))]
     for key in keys:
         heads.append(Head(head(key), words(key)))
@@ -42,7 +46,11 @@ def headline(scene: Scene) -> Grid:
         if any(scene.cost(place, kind) is not None for place in range(len(rows))):
             heads.append(Head(COSTS[kind][0], COSTS[kind][1]))
             _add(rows, [_cost(scene, place, kind) for place in range(len(rows))])
-    return Grid("Methods, their scores, differences to the baseline and costs" if not scene.alone else "Scores and costs", heads, rows)
+    return Grid(
+        "Methods, their scores, differences to the baseline and costs" if not scene.alone else "Scores and costs",
+        heads,
+        rows,
+    )
 
 
 COSTS = {
@@ -83,7 +91,11 @@ def _difference_heads(scene: Scene) -> list[Head]:
     base = scene.names[scene.baseline]
     return [
         Head("to baseline", f"paired difference to {base} over seeds, with its 95 % interval"),
-        Head("verdict", "better or worse only where p, corrected for the number of methods (Holm), is under 0.05", words=True),
+        Head(
+            "verdict",
+            "better or worse only where p, corrected for the number of methods (Holm), is under 0.05",
+            words=True,
+        ),
     ]
 
 
@@ -95,10 +107,20 @@ def _difference(scene: Scene, place: int, key: str) -> list[Cell]:
     if found is None or line is None:
         return [NONE, data_table.word("no run" if line is None else "-", tone="muted")]
     verdict = found.verdict if line.informative else "not informative"
-    tip = "" if found.corrected is None else f"p {found.p:.3g}, corrected {found.corrected:.3g}" if found.p is not None else ""
+    tip = (
+        ""
+        if found.corrected is None
+        else f"p {found.p:.3g}, corrected {found.corrected:.3g}"
+        if found.p is not None
+        else ""
+    )
     return [
         interval(found),
-        data_table.word(verdict, tone=TONES.get(verdict, "muted")) if not tip else Cell(verdict, None, tip, TONES.get(verdict, "muted"), words=True),
+        (
+            data_table.word(verdict, tone=TONES.get(verdict, "muted"))
+            if not tip
+            else Cell(verdict, None, tip, TONES.get(verdict, "muted"), words=True)
+        ),
     ]
 
 
@@ -108,21 +130,31 @@ def interval(found: Difference) -> Cell:
     return Cell(signed(found.mean), found.mean, under=under)
 
 
-# ---- further tables -------------------------------------------------------------------------------------------------------------------------
+# ---- further tables
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def margins(scene: Scene) -> Grid | None:
     """How far each method is ahead of the best of the others."""
-    keys = [key for key in scene.findings.headline if any(line is not None and key in line.margins for line in scene.lines)]
+    keys = [
+        key for key in scene.findings.headline if any(line is not None and key in line.margins for line in scene.lines)
+    ]
     if scene.alone or not keys:
         return None
     heads = [Head("method", words=True)]
     rows = [[name(scene, place)] for place in range(len(scene.labels))]
     for key in keys:
-        heads += [Head(head(key), words(key)), Head("best other", "the best of the other methods by this score", words=True)]
+        heads += [
+            Head(head(key), words(key)),
+            Head("best other", "the best of the other methods by this score", words=True),
+        ]
         for place, line in enumerate(scene.lines):
             found = line.margins.get(key) if line is not None else None
-            rows[place] += [NONE, data_table.word("-")] if found is None else [interval(found[1]), data_table.word(scene.name_of(found[0]), found[0])]
+            rows[place] += (
+                [NONE, data_table.word("-")]
+                if found is None
+                else [interval(found[1]), data_table.word(scene.name_of(found[0]), found[0])]
+            )
     return Grid("Margin over the best other method, paired over seeds, with its 95 % interval", heads, rows)
 
 
@@ -142,7 +174,9 @@ def score_tables(scene: Scene) -> dict[str, Grid]:
 def _scores(scene: Scene, title: str, keys: Sequence[str]) -> Grid:
     heads = [Head("method", words=True), *(Head(head(key), words(key)) for key in keys)]
     rows = [[name(scene, place), *(_score(scene, place, key) for key in keys)] for place in range(len(scene.labels))]
-    return Grid(f"{title}: mean ± standard deviation over seeds" if len(scene.comparison.seeds) > 1 else title, heads, rows)
+    return Grid(
+        f"{title}: mean ± standard deviation over seeds" if len(scene.comparison.seeds) > 1 else title, heads, rows
+    )
 
 
 def cost_table(scene: Scene) -> Grid | None:
@@ -152,16 +186,25 @@ def cost_table(scene: Scene) -> Grid | None:
         return None
     heads = [Head("method", words=True), *(Head(COSTS[key][0], COSTS[key][1]) for key in keys)]
     return Grid(
-        "Costs of a run, mean over seeds", heads, [[name(scene, p), *(_cost(scene, p, key) for key in keys)] for p in range(len(scene.labels))]
+        "Costs of a run, mean over seeds",
+        heads,
+        [[name(scene, p), *(_cost(scene, p, key) for key in keys)] for p in range(len(scene.labels))],
     )
 
 
 def target_table(scene: Scene) -> Grid | None:
     """What it takes to reach the target; for one method alone only where somebody set it."""
-    if scene.findings.target is None or not scene.aimed or not any(line is not None and line.target is not None for line in scene.lines):
+    if (
+        scene.findings.target is None
+        or not scene.aimed
+        or not any(line is not None and line.target is not None for line in scene.lines)
+    ):
         return None
     heads = [Head("method", words=True), Head("seeds", "how many seeds reached it, of how many")]
-    heads += [Head(word, f"{word} until the target, over the seeds that reached it") for word in ("rounds", "bytes", "training", "time")]
+    heads += [
+        Head(word, f"{word} until the target, over the seeds that reached it")
+        for word in ("rounds", "bytes", "training", "time")
+    ]
     rows = [[name(scene, place), *_target(line)] for place, line in enumerate(scene.lines)]
     return Grid(f"The way to {score(scene.findings.target)}", heads, rows)
 
@@ -172,7 +215,8 @@ def _target(line: Line | None) -> list[Cell]:
         return [NONE] * 5
     parts = {"rounds": reached.rounds, "bytes": reached.bytes, "flops": reached.flops, "seconds": reached.seconds}
     cells = [
-        NONE if found is None else data_table.figure(cost(kind, found.mean), found.mean, tip=_range(kind, found)) for kind, found in parts.items()
+        NONE if found is None else data_table.figure(cost(kind, found.mean), found.mean, tip=_range(kind, found))
+        for kind, found in parts.items()
     ]
     return [data_table.figure(f"{reached.seeds[0]} of {reached.seeds[1]}", reached.seeds[0]), *cells]
 
@@ -182,7 +226,10 @@ def _range(kind: str, found: Spread) -> str:
 
 
 STABILITY = {
-    "std": ("spread at the end", "standard deviation of the score over the last tenth of the evaluations, at least three; mean over seeds"),
+    "std": (
+        "spread at the end",
+        "standard deviation of the score over the last tenth of the evaluations, at least three; mean over seeds",
+    ),
     "drop": ("largest drop", "largest loss between two evaluations in any seed"),
     "personal_std": ("personal: spread at the end", "the same of clients' own models"),
     "personal_drop": ("personal: largest drop", "the same of clients' own models"),
@@ -191,7 +238,11 @@ STABILITY = {
 
 def stability(scene: Scene) -> Grid | None:
     """How steady each curve is."""
-    keys = list(dict.fromkeys(key for line in scene.lines if line is not None for key, v in line.stability.items() if v is not None))
+    keys = list(
+        dict.fromkeys(
+            key for line in scene.lines if line is not None for key, v in line.stability.items() if v is not None
+        )
+    )
     if not keys:
         return None
     said = [STABILITY.get(key, (key.replace("_", " "), "")) for key in keys]
@@ -199,4 +250,6 @@ def stability(scene: Scene) -> Grid | None:
     for place, line in enumerate(scene.lines):
         values = [line.stability.get(key) if line is not None else None for key in keys]
         rows.append([name(scene, place), *(data_table.figure(score(v, 4), v) for v in values)])
-    return Grid("How steady the curves are", [Head("method", words=True), *(Head(text, tip) for text, tip in said)], rows)
+    return Grid(
+        "How steady the curves are", [Head("method", words=True), *(Head(text, tip) for text, tip in said)], rows
+    )

@@ -1,4 +1,7 @@
-"""Text from users and numbers, as a page shows them. User text is data: nothing in it is a command, and nothing in it breaks the file."""
+"""Text from users and numbers, as a page shows them.
+
+User text is data: nothing in it is a command, and nothing in it breaks the file.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,23 @@ NAME = 34  # letters of a method's name in pictures and tables
 HOVER = 300  # letters of a whole name that a tip of the mouse shows
 
 _STRAY = {"Cc", "Cs", "Co", "Cn"}  # control characters, halves of pairs, private and unassigned ones
-_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # direction of what follows them
+_TURNING = frozenset(
+    "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)  # direction of what follows them
 
 
 def plain(text: object) -> str:
-    """Text that may stand in HTML and SVG once it is escaped: control characters become the replacement character, spaces of any kind one space.
+    """Text that may stand in HTML and SVG once it is escaped: control characters become the replacement character,
+    spaces of any kind one space.
 
-    Marks that turn the direction of writing are taken out: they would reorder the letters of what follows, so that a name reads as another one.
+    Marks that turn the direction of writing are taken out: they would reorder the letters of what follows, so that a
+    name reads as another one.
     """
-    kept = "".join(" " if c.isspace() else "\ufffd" if unicodedata.category(c) in _STRAY else c for c in str(text) if c not in _TURNING)
+    kept = "".join(
+        " " if c.isspace() else "\ufffd" if unicodedata.category(c) in _STRAY else c
+        for c in str(text)
+        if c not in _TURNING
+    )
     return " ".join(kept.split())
 
 

@@ -1,4 +1,6 @@
-"""How the report looks: two themes as names and colours, and what tells one method from another (colour, stroke and marker)."""
+"""How the report looks: two themes as names and colours, and what tells one method from another (colour, stroke and
+marker).
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ DARK: Mapping[str, str] = {
     "c6": "#969400",
     "c7": "#9F6061",
 }
-"""The same by night. The series colours of both differ by at least 20 in CIE Lab, also for colour-blind eyes; a test computes it."""
+"""The same by night. The series colours of both differ by at least 20 in CIE Lab, also for colour-blind eyes.
+
+A test computes it.
+"""
 
 HUES = 7  # besides the baseline's
 DASHES: Sequence[tuple[float, ...]] = ((), (5, 2), (1.4, 1.6), (7, 2, 1.4, 2))
@@ -95,7 +100,13 @@ def strokes(count: int, baseline: int | None = None) -> tuple[Stroke, ...]:
         if at == baseline:
             found.append(Stroke("c0", (), "o"))
             continue
-        found.append(Stroke(f"c{place % HUES + 1}", DASHES[(place + place // HUES) % len(DASHES)], MARKERS[(place + 1) % len(MARKERS)]))
+        found.append(
+            Stroke(
+                f"c{place % HUES + 1}",
+                DASHES[(place + place // HUES) % len(DASHES)],
+                MARKERS[(place + 1) % len(MARKERS)],
+            )
+        )
         place += 1
     return tuple(found)
 

@@ -7,7 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from fedstrata.common.events import Chosen, Event, Finished, Observer, RoundDone, Started
 from fedstrata.common.units import duration, number, size
@@ -32,13 +40,13 @@ def progress(console: Console, *, plain: bool = False) -> Iterator[Observer]:
 
 
 @contextmanager
-def shown(wanted: bool | None = None) -> Iterator[tuple[Observer, ...]]:  # noqa: FBT001  # what users give as progress=
+def shown(wanted: bool | None = None) -> Iterator[tuple[Observer, ...]]:  # what users give as progress=
     """Observers that show a run which was started from Python.
 
     Args:
         wanted: None shows it in a notebook and nowhere else; True also elsewhere, on stderr; False shows nothing.
     """
-    from fedstrata.report.progress.notebook import Cell, in_notebook  # noqa: PLC0415  # it stands on this module
+    from fedstrata.report.progress.notebook import Cell, in_notebook  # it stands on this module  # noqa: PLC0415
 
     if wanted is False or (wanted is None and not in_notebook()):
         yield ()
@@ -72,7 +80,10 @@ class Lines:
             for line in refusals(event.row):
                 self._console.print(line, soft_wrap=True)
             if evaluated(event.row):
-                self._console.print(f"round {int(event.row['round']) + 1}/{self._rounds}  {self._totals.text(event.row)}", soft_wrap=True)
+                self._console.print(
+                    f"round {int(event.row['round']) + 1}/{self._rounds}  {self._totals.text(event.row)}",
+                    soft_wrap=True,
+                )
 
 
 class Bar:
@@ -103,7 +114,9 @@ class Bar:
             self._totals.add(event.row)
             for line in refusals(event.row):
                 self._bar.console.print(line, soft_wrap=True)
-            self._bar.update(self._task, completed=int(event.row["round"]) + 1, said=self._totals.text(event.row, short=True))
+            self._bar.update(
+                self._task, completed=int(event.row["round"]) + 1, said=self._totals.text(event.row, short=True)
+            )
         elif isinstance(event, Finished):
             self.close()
 
@@ -140,17 +153,24 @@ def evaluated(row: Mapping[str, Any]) -> bool:
 
 def score(row: Mapping[str, Any]) -> str:
     """The scores of a round in words; nothing where it was not evaluated."""
-    said = [f"{name} {number(row[key])}" for key, name in (("accuracy", "accuracy"), ("personal", "personal")) if row.get(key) is not None]
+    said = [
+        f"{name} {number(row[key])}"
+        for key, name in (("accuracy", "accuracy"), ("personal", "personal"))
+        if row.get(key) is not None
+    ]
     metrics = row.get("metrics") or {}
     if not said:
-        said = [f"{name} {number(metrics[name])}" for name in ("rmse", "r2") if isinstance(metrics.get(name), int | float)]
+        said = [
+            f"{name} {number(metrics[name])}" for name in ("rmse", "r2") if isinstance(metrics.get(name), int | float)
+        ]
     return "  ".join(said)
 
 
 def refusals(row: Mapping[str, Any]) -> list[str]:
     """A line for each reply that was left out: client, reason, message."""
     return [
-        f"round {int(row['round']) + 1}: reply of client {_plain(item[0])} left out, {_plain(item[1])}: {_plain(item[2])}"
+        f"round {int(row['round']) + 1}: reply of client {_plain(item[0])} left out, {_plain(item[1])}:"
+        f" {_plain(item[2])}"
         for item in row.get("refused") or ()
     ]
 
@@ -159,13 +179,21 @@ def opening(event: Event) -> list[str]:
     """What is said before the rounds."""
     if isinstance(event, Started):
         who = f"{event.clients:,} clients, {event.cohort} a round, {event.rounds} rounds"
-        lines = [f"{event.method} on {event.data}, {event.partition}: {who}", f"{event.model}, {event.parameters:,} parameters"]
+        lines = [
+            f"{event.method} on {event.data}, {event.partition}: {who}",
+            f"{event.model}, {event.parameters:,} parameters",
+        ]
         if event.first:
             lines.append(f"going on with round {event.first + 1}")
         return [*lines, *(f"note: {note}" for note in event.notes)]
     if isinstance(event, Chosen):
         measured = ", ".join(f"{name} {rate:,.0f}" for name, rate in event.measured.items())
-        return [f"executor: {event.executor}, {event.workers} worker{'s' if event.workers != 1 else ''} (samples a second: {measured})"]
+        return [
+            (
+                f"executor: {event.executor}, {event.workers} worker{'s' if event.workers != 1 else ''} (samples a second:"
+                f" {measured})"
+            )
+        ]
     return []
 
 

@@ -1,4 +1,7 @@
-"""Progress in a notebook: one output of a cell, drawn anew as rounds are committed. IPython is looked for, never imported."""
+"""Progress in a notebook: one output of a cell, drawn anew as rounds are committed.
+
+IPython is looked for, never imported.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ def in_notebook() -> bool:
 
 
 class LiveTable:
-    """A table that is drawn anew in one output of a cell; for a notebook what :class:`rich.live.Live` is for a terminal."""
+    """A table that is drawn anew in one output of a cell.
+
+    For a notebook what :class:`rich.live.Live` is for a terminal.
+    """
 
     def __init__(self, width: int = 110) -> None:
         self._width = width
@@ -49,7 +55,9 @@ class LiveTable:
         """
         if not refresh:
             return
-        console = Console(width=self._width, file=io.StringIO(), record=True, markup=False, highlight=False, force_jupyter=False)
+        console = Console(
+            width=self._width, file=io.StringIO(), record=True, markup=False, highlight=False, force_jupyter=False
+        )
         console.print(renderable)
         shown = Block(console.export_text().rstrip())
         if self._handle is None:
