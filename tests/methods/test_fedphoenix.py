@@ -500,7 +500,7 @@ def test_10_the_command_prints_all_four_formulas_beside_what_is_measured(capfd, 
 class Ends(Piece):
     """Remembers the models that come back."""
 
-    seen: list = []  # a spy
+    seen: list = []  # a spy  # noqa: RUF012
 
     def upload(self, delta, own, v):
         self.seen.append((v.round, v.samples, v.end.flat.double().clone()))

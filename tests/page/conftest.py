@@ -14,7 +14,7 @@ if "made" not in sys.modules:  # the comparisons made by hand that the tests of 
     spec.loader.exec_module(sys.modules["made"])
 sys.path.insert(0, str(HERE))
 
-import cases  # it needs made
+import cases  # it needs made  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -484,7 +484,7 @@ def test_comparisons_are_held_against_each_other_only_where_the_partition_alone_
 
 
 def shown(thing, width=120):
-    console = Console(record=True, width=width, markup=False, file=open("/dev/null", "w"))
+    console = Console(record=True, width=width, markup=False, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     with console.file:
         console.print(thing)
     return console.export_text()

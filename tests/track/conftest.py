@@ -2,4 +2,4 @@
 makers.
 """
 
-import fedstrata.trackers.mlflow
+import fedstrata.trackers.mlflow  # noqa: F401

@@ -10,7 +10,7 @@ from typing import Annotated
 import click
 import typer
 
-from fedstrata.cli import compare, doctor, extend, look, study, train, use  # each registers its commands
+from fedstrata.cli import compare, doctor, extend, look, study, train, use  # each registers its commands  # noqa: F401
 from fedstrata.cli.common import INTERRUPTED, MACHINE, app, fail, read_settings
 from fedstrata.common.errors import FedstrataError
 
@@ -64,7 +64,7 @@ def _full(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
 
 
-def _version(wanted: bool) -> None:  # typer's callback
+def _version(wanted: bool) -> None:  # typer's callback  # noqa: FBT001
     if wanted:
         print(f"fedstrata {metadata.version('fedstrata')}")
         raise typer.Exit

@@ -22,9 +22,7 @@ class Alive(TorchDispatchMode):
     """
 
     def __init__(self, known: list[Tensor]) -> None:
-        # type: ignore[no-untyped-call]  # torch gives it no types, and what pyproject says of torch is not seen through
-        # super
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.now = self.peak = 0
         self.seen = WeakIdKeyDictionary()
         self.before = [t.untyped_storage() for t in known]

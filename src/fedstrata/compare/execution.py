@@ -29,7 +29,7 @@ from fedstrata.trackers import NONE
 LOG = "children.log"
 
 
-class Halted(Exception):  # not an error: somebody asked for it
+class Halted(Exception):  # not an error: somebody asked for it  # noqa: N818
     """The comparison was asked to stop; every run is kept up to its last round.
 
     Attributes:

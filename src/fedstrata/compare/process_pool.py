@@ -30,7 +30,7 @@ class Worker:
 
     def __init__(self, log: Path) -> None:
         with log.open("ab") as errors:
-            self.process = subprocess.Popen(  # our own interpreter
+            self.process = subprocess.Popen(  # our own interpreter  # noqa: S603
                 [sys.executable, "-m", "fedstrata.compare.process_worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -177,8 +177,8 @@ class Bound:
             if name in self.parts:
                 _tie(self.body, self.head, module, local, self.parts[name])
             else:
-                # type: ignore[union-attr]  # dropped by a piece; nothing reads it
-                module._parameters[local].requires_grad_(False)
+                # dropped by a piece; nothing reads it
+                module._parameters[local].requires_grad_(False)  # type: ignore[union-attr]
         for name, view in self.buffers.views.items():
             module, local = self._place(name)
             module._buffers[local] = view

@@ -406,7 +406,7 @@ LARGEST = 3.4028234663852886e38
 """Of float32, in which models compute."""
 
 
-def require(condition: bool, setting: str, value: object, meaning: str) -> None:  # reads as a sentence
+def require(condition: bool, setting: str, value: object, meaning: str) -> None:  # reads as a sentence  # noqa: FBT001
     """Refuse a hyper-parameter, and always what is no finite float32: ``require(mu >= 0, "fedprox.mu", mu, "a weight,
     at least 0")``.
     """

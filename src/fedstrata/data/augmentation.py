@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 import torch
-import torch.nn.functional as F  # the name that everyone reads
+import torch.nn.functional as F  # the name that everyone reads  # noqa: N812
 from torch import Tensor
 
 from fedstrata.common.call_syntax import bind, parse_calls

@@ -147,7 +147,7 @@ class Changed(nn.Module):
         )
         return self._net(params.fix(self.settings), x)
 
-    def train(self, mode: bool = True) -> Self:  # torch's signature  # noqa: FBT002
+    def train(self, mode: bool = True) -> Self:  # torch's signature  # noqa: FBT001, FBT002
         """Evaluation mode only, where that makes a difference.
 
         Raises:

@@ -68,7 +68,7 @@ class MobileNet(Model):
         return self.head(self.drop(x))
 
 
-def mobilenet(task: Task, norm: Norm = "batch", track: bool = True, groups: int = 8, dropout: float = 0.0) -> Model:  # noqa: FBT002
+def mobilenet(task: Task, norm: Norm = "batch", track: bool = True, groups: int = 8, dropout: float = 0.0) -> Model:  # noqa: FBT001, FBT002
     """MobileNet v1 with a stride-1 stem: 32, then thirteen separable blocks up to 1024.
 
     Args:

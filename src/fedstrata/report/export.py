@@ -95,7 +95,7 @@ def tables(comparison: Comparison, findings: Findings) -> dict[str, list[frames.
 def parquet_note() -> str:
     """Why no parquet files can be written; empty where they can."""
     try:
-        import pyarrow as pa  # optional  # noqa: PLC0415
+        import pyarrow as pa  # optional  # noqa: F401, PLC0415
     except ImportError:
         return NOTE
     return ""

@@ -109,7 +109,7 @@ def short_names(names: Sequence[str]) -> list[str]:
     """Names of runs without what long ones share at their beginning; the rest still tells them apart."""
     if len(names) < 2 or max(map(len, names)) <= LONG:
         return list(names)
-    shared = commonprefix(names).rfind("-") + 1  # letters are meant, not path components
+    shared = commonprefix(names).rfind("-") + 1  # letters are meant, not path components  # noqa: RUF071
     return [f"...{name[shared:]}" if shared > LONG // 2 else name for name in names]
 
 

@@ -198,7 +198,7 @@ def _chance(seen: Survey) -> float | None:
     return float(counts.max() / counts.sum()) if counts.sum() else None
 
 
-def _skew(seen: Survey, shown: list[int], features: bool) -> dict[str, float | None]:
+def _skew(seen: Survey, shown: list[int], features: bool) -> dict[str, float | None]:  # noqa: FBT001
     federation = seen.federation
     found: dict[str, float | None] = {}
     if federation.task.kind == "classification":

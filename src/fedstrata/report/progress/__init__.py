@@ -40,7 +40,7 @@ def progress(console: Console, *, plain: bool = False) -> Iterator[Observer]:
 
 
 @contextmanager
-def shown(wanted: bool | None = None) -> Iterator[tuple[Observer, ...]]:  # what users give as progress=
+def shown(wanted: bool | None = None) -> Iterator[tuple[Observer, ...]]:  # what users give as progress=  # noqa: FBT001
     """Observers that show a run which was started from Python.
 
     Args:
