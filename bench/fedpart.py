@@ -19,19 +19,19 @@ import numpy as np
 import torch
 
 from fedstrata.bench.timing import hardware
-from fedstrata.client.update import Session, Work
-from fedstrata.client.worker import Kit
+from fedstrata.client.update import ClientTask, ClientUpdate
+from fedstrata.client.worker import Worker
 from fedstrata.config.config import Config
 from fedstrata.core.layout import Names
 from fedstrata.data.federation import Federation
-from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.engine.server import Server, plan_round
 
 STEPS, BATCH, PAIRS = 6, 32, 7
 Seconds: TypeAlias = "tuple[float, float]"
 
 
-def connected(model: str) -> Parts:
+def connected(model: str) -> RunComponents:
     """FedAvg on one client with made-up images; what a round trains is cut out of its plan."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((STEPS * BATCH, 3, 32, 32), dtype=np.float32), np.arange(STEPS * BATCH) % 10
@@ -40,7 +40,7 @@ def connected(model: str) -> Parts:
     return assemble(Config(model=model, bn="local", executor="loop", local=local), federation)
 
 
-def works(parts: Parts) -> tuple[Work, list[tuple[str, Names, Work]]]:
+def works(parts: RunComponents) -> tuple[ClientTask, list[tuple[str, Names, ClientTask]]]:
     """A round of the whole model, and one of every layer group."""
     server, layout = Server.start(parts.method, parts.setup), parts.setup.layout
     turn = plan_round(server, parts.method, parts.setup, parts.config.bn, parts.lr(0), lambda *_: None, lambda _: None)
@@ -49,7 +49,7 @@ def works(parts: Parts) -> tuple[Work, list[tuple[str, Names, Work]]]:
     return whole, [(name, names, replace(whole, plan=whole.plan.only(names, layout))) for name, names in cut]
 
 
-def seconds(session: Session) -> Seconds:
+def seconds(session: ClientUpdate) -> Seconds:
     """Of local training, sending and receiving apart: (on the clock, of the processor)."""
     start = session.begin()
     began = time.perf_counter(), time.process_time()
@@ -57,11 +57,13 @@ def seconds(session: Session) -> Seconds:
     return time.perf_counter() - began[0], time.process_time() - began[1]
 
 
-def paired(kit: Kit, whole: Work, groups: Sequence[tuple[str, Names, Work]]) -> tuple[Seconds, dict[str, Seconds]]:
+def paired(
+    kit: Worker, whole: ClientTask, groups: Sequence[tuple[str, Names, ClientTask]]
+) -> tuple[Seconds, dict[str, Seconds]]:
     """Of the whole model, the mean of before and after, and of each group over that; both kinds."""
-    before = seconds(Session(kit, whole))
-    found = {name: seconds(Session(kit, work)) for name, _, work in groups}
-    after = seconds(Session(kit, whole))
+    before = seconds(ClientUpdate(kit, whole))
+    found = {name: seconds(ClientUpdate(kit, work)) for name, _, work in groups}
+    after = seconds(ClientUpdate(kit, whole))
     base = (before[0] + after[0]) / 2, (before[1] + after[1]) / 2
     return base, {name: (wall / base[0], processor / base[1]) for name, (wall, processor) in found.items()}
 
@@ -73,7 +75,7 @@ def main(model: str = "resnet8") -> None:
     kit, (whole, groups) = parts.make(), works(parts)
     full = parts.setup.load(parts.setup.layout.parameters).flops
     exact = {name: parts.setup.load(names).flops / full for name, names, _ in groups}
-    seconds(Session(kit, whole))  # warms up
+    seconds(ClientUpdate(kit, whole))  # warms up
     pairs = [paired(kit, whole, groups) for _ in range(PAIRS)]
     step = [statistics.median(base[kind] for base, _ in pairs) / STEPS * 1e3 for kind in (0, 1)]
     print(hardware())

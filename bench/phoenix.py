@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedstrata.bench.timing import hardware
-from fedstrata.client.update import Session
+from fedstrata.client.update import ClientUpdate
 from fedstrata.common import random_streams
 from fedstrata.config.config import Config
 from fedstrata.core.layout import Layout, entries_of
@@ -106,7 +106,7 @@ def round_share() -> None:
     turn = plan_round(server, parts.method, parts.setup, config.bn, parts.lr(0), lambda *_: None, lambda _: None)
     planned = time.perf_counter() - start
     work = turn.works[0]
-    session = Session(
+    session = ClientUpdate(
         parts.make(),
         replace(
             work, plan=replace(work.plan, phases=tuple(replace(p, epochs=None, steps=STEPS) for p in work.plan.phases))

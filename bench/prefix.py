@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from fedstrata.bench.timing import hardware
-from fedstrata.client.update import Work, train_client
-from fedstrata.client.worker import Kit
+from fedstrata.client.update import ClientTask, train_client
+from fedstrata.client.worker import Worker
 from fedstrata.common.allocator import keep_freed_blocks
 from fedstrata.config.config import Config
 from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece, Reply
-from fedstrata.core.plan import Answers, Plan, Setup
+from fedstrata.core.plan import Plan, QueryResult, Setup
 from fedstrata.core.state import State
 from fedstrata.data.federation import Federation
 from fedstrata.engine.assembly import assemble
@@ -49,7 +49,7 @@ class Group(Piece):
 
     name: str = ""
 
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         """That group's tensors, or all."""
         return replace(plan, train=setup.layout.group(self.name) & setup.layout.parameters) if self.name else plan
 
@@ -72,8 +72,8 @@ class Arm:
             engine.server, parts.method, parts.setup, "share", parts.lr(0), lambda *_: None, lambda _: None
         )
         engine.close()
-        self.kit: Kit = parts.make()
-        self.work: Work = plan.works[0]
+        self.kit: Worker = parts.make()
+        self.work: ClientTask = plan.works[0]
         self.cpu: list[float] = []
         self.wall: list[float] = []
         self.flops = engine.ledger.flops(self.work, self.turn().passes)  # also warms up

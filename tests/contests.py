@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedstrata.compare.execution import works
-from fedstrata.compare.process_pool import Pool
+from fedstrata.compare.process_pool import ProcessPool
 from fedstrata.compare.request import contest
 from fedstrata.config.config import Config
 
@@ -43,7 +43,7 @@ def make(contest_, *, stop=lambda: False, said=None, observers=(), react=None):
             making.maker.tell = lambda job, message: (react(job, message), tell(job, message))[1]
         making.make(list(making.grid.jobs.values()))
         making.grid.write("finished")
-        return making.grid, making.maker.started if isinstance(making.maker, Pool) else 0
+        return making.grid, making.maker.started if isinstance(making.maker, ProcessPool) else 0
 
 
 def summaries(grid):

@@ -8,7 +8,7 @@ import lab
 from fedstrata.core.layout import Entry, Layout
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Reply
-from fedstrata.diagnostics.base import Look, Measure
+from fedstrata.diagnostics.base import Measure, RoundSnapshot
 from fedstrata.diagnostics.registry import measures
 
 
@@ -16,7 +16,7 @@ from fedstrata.diagnostics.registry import measures
 class Keeps(Measure):
     """Keeps what it was shown."""
 
-    seen: list[Look]
+    seen: list[RoundSnapshot]
 
     def look(self, look):
         self.seen.append(look)
@@ -67,4 +67,4 @@ def hand_made(
         Reply(i, i, Params.of(delta), statistics, {}, (sizes or [1] * len(deltas))[i], 1, 0.0)
         for i, delta in enumerate(deltas)
     ]
-    return Look(0, places, start, start, replies, given, start, {}, features, loss)
+    return RoundSnapshot(0, places, start, start, replies, given, start, {}, features, loss)

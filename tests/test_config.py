@@ -7,9 +7,9 @@ import pytest
 
 from fedstrata.common.call_syntax import parse_call
 from fedstrata.common.errors import ConfigError
-from fedstrata.config.config import KEYS, MODELS, PLACEMENT, Config
+from fedstrata.config.config import KEYS, MODELS, NON_RESULT_SETTINGS, Config
 from fedstrata.config.fields import flatten, near
-from fedstrata.config.sections import Local
+from fedstrata.config.sections import LocalSettings
 from fedstrata.data.types import Task
 
 DESIGN = [
@@ -69,7 +69,7 @@ def test_every_documented_key_exists_with_a_default_and_a_meaning():
     assert set(KEYS) - set(DESIGN) - {"track"} == added
     for key in KEYS.values():
         assert key.meaning, key.name
-    assert all(name in KEYS for name in PLACEMENT)
+    assert all(name in KEYS for name in NON_RESULT_SETTINGS)
 
 
 def mutations(name: str) -> dict[str, str]:
@@ -176,7 +176,7 @@ def test_python_spellings_mean_the_same():
         by_table
         == Config(local_lr=0.5, data_root="x")
         == Config(**{"local.lr": 0.5, "data.root": "x"})
-        == Config(local=Local(lr=0.5), data_root="x")
+        == Config(local=LocalSettings(lr=0.5), data_root="x")
     )
 
 
@@ -271,7 +271,7 @@ def test_epochs_and_steps_exclude_each_other(section):
 def test_steps_on_the_command_line_replace_epochs_of_the_file(tmp_path):
     path = tmp_path / "a.toml"
     path.write_text("[local]\nepochs = 3\n")
-    assert Config.read(path, ["local.steps=5"]).local == Local(steps=5)
+    assert Config.read(path, ["local.steps=5"]).local == LocalSettings(steps=5)
     assert Config(local_epochs=3).replace(local_steps=5).local.epochs is None
 
 

@@ -7,10 +7,10 @@ import lab
 from fedstrata.common.errors import ConfigError
 from fedstrata.data.federation import Federation
 from fedstrata.engine.assembly import assemble
-from fedstrata.engine.ledger import Bill
-from fedstrata.engine.stopping import Ending
+from fedstrata.engine.ledger import Cost
+from fedstrata.engine.stopping import StopRule
 from fedstrata.runs.run import Stopped, resume, run
-from fedstrata.wire.frame import Size
+from fedstrata.wire.frame import MessageSize
 
 COMPARED = ("accuracy", "bytes_up", "bytes_down", "flops", "rounds", "stopped_by", "model_sha256")
 
@@ -76,12 +76,12 @@ def test_a_run_that_reaches_its_accuracy_ends_there_and_one_that_does_not_goes_o
 
 
 def test_validation_data_say_when_an_accuracy_is_reached_where_there_are_some():
-    ending = Ending(accuracy=0.5)
+    ending = StopRule(accuracy=0.5)
     assert ending.reached({"validation": 0.4, "accuracy": 0.9}) is None
     assert ending.reached({"validation": None, "accuracy": 0.9}) == "stop.accuracy"
     assert ending.reached({"validation": None, "accuracy": None, "shared_on_clients": 0.5}) == "stop.accuracy"
     assert ending.reached({}) is None
-    assert Ending().spent(Bill(Size(10**12, 0), Size(10**12, 0), 1e30), 1e9) is None
+    assert StopRule().spent(Cost(MessageSize(10**12, 0), MessageSize(10**12, 0), 1e30), 1e9) is None
 
 
 def test_a_run_with_a_budget_that_was_interrupted_ends_where_an_uninterrupted_one_does(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.compare.run_cache import DECIDES
+from fedstrata.compare.run_cache import RESULT_PACKAGES
 
 ROOT = Path(__file__).parents[1] / "src" / "fedstrata"
 
@@ -142,5 +142,5 @@ def test_pyplot_is_never_imported():
 def test_what_decides_a_run_calls_only_what_decides_or_is_known_to_look_on():
     """Otherwise a change in what is called would leave cached runs standing that would come out differently."""
     onlookers = {"__init__", "plugins", "report", "track"}
-    called = {room for path in sources() if room_of(path) in DECIDES for _, room, _ in imports(path)}
-    assert called - DECIDES == onlookers
+    called = {room for path in sources() if room_of(path) in RESULT_PACKAGES for _, room, _ in imports(path)}
+    assert called - RESULT_PACKAGES == onlookers

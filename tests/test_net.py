@@ -8,12 +8,12 @@ from torch.nn.functional import cross_entropy
 
 import lab
 from fedstrata.common.errors import MethodError
-from fedstrata.core.network import Batch, Bound, Dropout, gradient_at
+from fedstrata.core.network import Batch, BoundModel, Dropout, gradient_at
 from fedstrata.core.params import Params
 
 
 def bound(module=None):
-    made = Bound(lab.small() if module is None else module, "head")
+    made = BoundModel(lab.small() if module is None else module, "head")
     net = made.net(lambda z, y: cross_entropy(z, y, reduction="none"))
     made.attach(net)
     return made, net

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional
 
 import lab
-from fedstrata.client.activation_cache import Kept
-from fedstrata.client.frozen_prefix import Cut
-from fedstrata.client.update import Session, train_client
+from fedstrata.client.activation_cache import ActivationCache
+from fedstrata.client.frozen_prefix import NetworkCut
+from fedstrata.client.update import ClientUpdate, train_client
 from fedstrata.config.config import Config
 from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
@@ -198,7 +198,9 @@ def test_every_draw_computes_a_sample_once_at_most(draw):
 
 def test_what_is_read_lies_in_memory_as_what_was_computed():
     value = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)
-    kept = Kept(Cut(lambda x: (x, x.transpose(1, 2)), lambda *parts: parts, raw=False, bytes=0), 6, autocast=False)
+    kept = ActivationCache(
+        NetworkCut(lambda x: (x, x.transpose(1, 2)), lambda *parts: parts, raw=False, bytes=0), 6, autocast=False
+    )
     known, crossed = {}, value.transpose(1, 2)
     for positions in (torch.tensor([5, 0, 2, 1]), torch.tensor([2, 2, 0, 5]), torch.tensor([1, 4, 4, 3])):
         for i, p in enumerate(positions.tolist()):
@@ -644,8 +646,8 @@ def test_a_run_that_trains_everything_says_nothing_in_its_summary(tmp_path):
 
 def test_workers_are_left_as_they_were_by_the_trial_of_a_cut():
     kit, work = turn(Only("role:head"), "layer")
-    session = Session(kit, work)
+    session = ClientUpdate(kit, work)
     kit.bound.load(session.begin())
     flat = kit.bound.flat.detach().clone()
-    assert isinstance(session.keep("local", kit.setup.layout.select("role:head"), 2, None), Kept)
+    assert isinstance(session.keep("local", kit.setup.layout.select("role:head"), 2, None), ActivationCache)
     assert torch.equal(kit.bound.flat, flat)

@@ -9,7 +9,7 @@ import torch
 
 import lab
 from fedstrata.client.batch_order import Order
-from fedstrata.client.update import Failure, Session, train_client
+from fedstrata.client.update import ClientFailure, ClientUpdate, train_client
 from fedstrata.common.errors import MethodError
 from fedstrata.core.chain import chain
 from fedstrata.core.piece import Piece
@@ -127,7 +127,7 @@ def test_dropout_masks_differ_by_client_round_and_occurrence():
     twice = replace(works[0], occurrence=1)
     assert lab.bits(train_client(kit, twice).delta) != lab.bits(base)
     masks = [
-        torch.rand(3, generator=Session(kit, w).dropout).tolist()
+        torch.rand(3, generator=ClientUpdate(kit, w).dropout).tolist()
         for w in (works[0], works[1], twice, replace(works[0], round=1))
     ]
     assert len({tuple(m) for m in masks}) == 4
@@ -314,13 +314,13 @@ def test_why_a_client_cannot_train_is_named():
     found = {w.client: train_client(kit, w) for w in works}
     assert (found[1].code, found[2].code) == ("empty", "single")
     assert "client 1 has no training sample" in found[1].message
-    assert not isinstance(found[0], Failure)
+    assert not isinstance(found[0], ClientFailure)
 
 
 def test_a_client_with_one_sample_trains_where_no_norm_looks_at_the_batch():
     toy = lab.federation((8, 1)), lab.small()
     kit, works = turn(toy=toy, cohort=2)
-    assert all(not isinstance(train_client(kit, w), Failure) for w in works)
+    assert all(not isinstance(train_client(kit, w), ClientFailure) for w in works)
 
 
 def test_ten_samples_and_a_batch_of_64_train_on_the_ten():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lab
-from fedstrata.client.update import Session
+from fedstrata.client.update import ClientUpdate
 from fedstrata.common.errors import ConfigError, LayoutError
 from fedstrata.config.config import Config
 from fedstrata.data.federation import Federation
@@ -61,7 +61,7 @@ def test_the_private_steps_are_plain_sgd_on_the_clients_own_samples():
 
 
 def lab_batches(trained, client, steps):
-    session = Session(trained.kit, trained.work_of(client, trained.server.params))
+    session = ClientUpdate(trained.kit, trained.work_of(client, trained.server.params))
     yield from session.batches("unseen", steps=steps)
 
 
@@ -82,7 +82,7 @@ def test_only_the_selected_layers_move():
     head, found = go(**{"unseen.lr": 5.0, "unseen.groups": "role:head"})
     assert torch.equal(whole.server.params.flat, head.server.params.flat)
     kit, client = head.kit, head.parts.federation.heldout[0]
-    session = Session(kit, head.work_of(client, head.server.params))
+    session = ClientUpdate(kit, head.work_of(client, head.server.params))
     moved = session.fit(session.view.anchor, "unseen", steps=4, lr=5.0, train=kit.setup.layout.select("role:head"))
     changed = {n for n in moved if not torch.equal(moved[n], head.server.params[n])}
     assert changed == {"head.weight", "head.bias"}

@@ -16,7 +16,7 @@ from fedstrata.common.errors import FedstrataError, MethodError
 from fedstrata.core.chain import Method
 from fedstrata.core.params import Params, tmap
 from fedstrata.core.piece import Piece, uniform_weights
-from fedstrata.core.plan import Ask, Phase
+from fedstrata.core.plan import ClientQuery, Phase
 from methods import rules
 from methods.rules import World, against, alone, distance
 
@@ -35,7 +35,7 @@ class Clusters(Piece):
         return {"m0": setup.params, "m1": tmap(lambda w: -0.8 * w, setup.params)}
 
     def ask(self, slot, round, setup):  # noqa: A002
-        return Ask((slot["m0"], slot["m1"]), split="train")
+        return ClientQuery((slot["m0"], slot["m1"]), split="train")
 
     def send(self, params, slot, seat, rng, setup):
         return slot[f"m{choice(seat.answers, seat.client)}"], {}
@@ -111,7 +111,7 @@ class PowerOfChoice(Piece):
     """The n clients with the highest loss of the server's current model on their own training data."""
 
     def ask(self, slot, round, setup):  # noqa: A002
-        return Ask((None,), split="train")
+        return ClientQuery((None,), split="train")
 
     def sample(self, eligible, slot, answers, rng, cohort):
         order = answers.scores[:, 0].argsort(descending=True)[:cohort]

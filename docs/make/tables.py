@@ -16,7 +16,7 @@ from fedstrata.common.errors import FedstrataError
 from fedstrata.config.config import KEYS, Config
 from fedstrata.config.fields import Key
 from fedstrata.engine.assembly import assemble
-from fedstrata.engine.describe import Trial, trial
+from fedstrata.engine.describe import CostProbe, trial
 from fedstrata.engine.describe import _bytes as state_bytes
 from fedstrata.methods import method
 from fedstrata.methods import rows as methods
@@ -130,7 +130,7 @@ def _default(name: str) -> bool:
     return True
 
 
-def _cost(name: str, it: Trial, base: Trial) -> tuple[str, ...]:
+def _cost(name: str, it: CostProbe, base: CostProbe) -> tuple[str, ...]:
     model = base.down.payload
     held = sum(state_bytes(slot) for slot in it.server.slots.values())
     sent = (f"x {mine / model:.2g}" for mine in (it.down.payload, it.up.payload))
@@ -138,7 +138,7 @@ def _cost(name: str, it: Trial, base: Trial) -> tuple[str, ...]:
     return (f"`{name}`", *sent, *kept, f"x {_training(it) / _training(base):.2g}")
 
 
-def _training(it: Trial) -> float:
+def _training(it: CostProbe) -> float:
     """FLOPs of a sample in a round, each phase as long as it is beside the run's own epochs."""
     run = it.session.kit.setup.epochs
     phases = {phase.name: (phase.epochs or run) / run for phase in it.session.work.plan.phases}

@@ -19,10 +19,10 @@ from fedstrata.core.chain import Method, chain
 from fedstrata.core.layout import Layout
 from fedstrata.core.network import Dropout, Net
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Piece, Reply, ServerView, View
-from fedstrata.core.plan import Ask, Phase, Plan, Setup
+from fedstrata.core.piece import ClientContext, Piece, Reply, ServerContext
+from fedstrata.core.plan import ClientQuery, Phase, Plan, Setup
 from fedstrata.data.federation import Federation
-from fedstrata.diagnostics.base import Look, Measure
+from fedstrata.diagnostics.base import Measure, RoundSnapshot
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.inference import export, load, predict
 from fedstrata.runs.result import Result
@@ -46,11 +46,11 @@ __all__ = [
     "Piece",
     "Plan",
     "Phase",
-    "Ask",
+    "ClientQuery",
     "Reply",
     "Setup",
-    "View",
-    "ServerView",
+    "ClientContext",
+    "ServerContext",
     "Method",
     "chain",
     "Layout",
@@ -58,7 +58,7 @@ __all__ = [
     "Net",
     "Dropout",
     "Measure",
-    "Look",
+    "RoundSnapshot",
     "Panel",
     "Study",
     "Outcome",

@@ -70,7 +70,7 @@ def test_a_sealed_run_is_finished_and_every_changed_byte_is_seen(run):
     (run / "manifest").rename(run / "manifest.json")
     assert run_cache.look(run, "k").state == "begun"
     run_cache.seal(run, "k", 3)
-    assert run_cache.look(run, "k") == run_cache.Found("finished")
+    assert run_cache.look(run, "k") == run_cache.CachedRun("finished")
     assert run_cache.together(run) == 3
     assert "another run" in run_cache.look(run, "other").why
     for name in FILES:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedstrata.compare import progress, resources
 from fedstrata.compare.job import Job
-from fedstrata.compare.progress import Board, board
+from fedstrata.compare.progress import ProgressBoard, board
 from fedstrata.compare.resources import Room
 from fedstrata.config.config import Config
 
@@ -106,7 +106,7 @@ def test_the_board_ends_in_lines_on_a_terminal_and_elsewhere(terminal, monkeypat
 def test_the_table_shows_rounds_scores_states_and_the_time_left():
     out = io.StringIO()
     console = Console(file=out, width=140, markup=False)
-    drawn = Board(console, IDS, 10, live=False)
+    drawn = ProgressBoard(console, IDS, 10, live=False)
     told(drawn)
     console.print(drawn.view())
     text = out.getvalue()
@@ -119,7 +119,7 @@ def test_the_table_shows_rounds_scores_states_and_the_time_left():
 
 def test_a_sparse_line_says_that_it_is_still_alive(monkeypatch):
     out = io.StringIO()
-    drawn = Board(Console(file=out, width=140, markup=False), IDS, 10, live=False)
+    drawn = ProgressBoard(Console(file=out, width=140, markup=False), IDS, 10, live=False)
     told(drawn)
     drawn.tick()
     assert out.getvalue() == ""

@@ -16,8 +16,8 @@ import fedstrata
 from contests import asked, make, summaries, without_times
 from fedstrata.common.errors import StateError
 from fedstrata.compare import comparison_file, process_worker, run_cache
-from fedstrata.compare.execution import Halted
-from fedstrata.compare.request import Own, only_here
+from fedstrata.compare.execution import ComparisonStopped
+from fedstrata.compare.request import PythonInputs, only_here
 from fedstrata.config.config import Config
 from fedstrata.core.params import tmap
 from fedstrata.core.piece import Piece
@@ -278,7 +278,7 @@ def test_asked_to_stop_runs_finish_their_round_and_the_same_call_goes_on(made, t
         stop[0] = stop[0] or (message["event"] == "round" and message["done"] >= 2)
 
     contest = asked(tmp_path, METHODS, how={"side_by_side": 1})
-    with pytest.raises(Halted, match="of 6 runs finished; call the same command again to go on"):
+    with pytest.raises(ComparisonStopped, match="of 6 runs finished; call the same command again to go on"):
         make(contest, stop=lambda: stop[0], react=react)
     assert json.loads((contest.folder / comparison_file.FILE).read_text())["state"] == "stopped"
     begun = list((tmp_path / "cache").glob("*/checkpoints"))
@@ -349,7 +349,7 @@ def test_pieces_and_federations_from_python_are_cached_by_their_source_and_setti
         "validation": 0.0,
         "test": "server",
     }  # what is said of data has no effect, so nothing is said
-    how = {"own": Own(federation)}
+    how = {"own": PythonInputs(federation)}
     methods = [Slower(), Slower(0.25), "fedavg"]
     grid, started = make(asked(tmp_path, methods, seeds=(0,), how=how, **settings))
     assert (started, len(grid.done)) == (0, 3)
@@ -363,7 +363,7 @@ def test_pieces_and_federations_from_python_are_cached_by_their_source_and_setti
 
 
 def test_a_module_from_python_has_no_identity_and_is_not_cached(tmp_path):
-    how = {"own": Own(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10)))}
+    how = {"own": PythonInputs(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10)))}
     for number in (1, 2):
         grid, _ = make(asked(tmp_path, ["fedavg"], seeds=(0,), how=how, model="auto"))
         assert grid.jobs["fedavg", 0].folder.parent == grid.asked.folder / "runs"

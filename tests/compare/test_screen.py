@@ -9,7 +9,7 @@ from contests import asked, make, summaries, without_times
 from fedstrata.common.errors import ConfigError
 from fedstrata.compare import comparison_file, screening
 from fedstrata.compare.execution import works
-from fedstrata.compare.request import Own
+from fedstrata.compare.request import PythonInputs
 
 METHODS = (
     "fedavg",
@@ -121,7 +121,7 @@ def test_what_was_dropped_and_not_audited_has_no_result(tmp_path):
 
 def test_a_run_that_is_not_cached_goes_on_after_its_pause(tmp_path):
     torch.manual_seed(0)  # otherwise the network hangs on which tests ran before, and with some of them all methods tie
-    own = {"own": Own(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10))), "screen": 1.0}
+    own = {"own": PythonInputs(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10))), "screen": 1.0}
     rounds = []
     contest = asked(tmp_path, METHODS[:3], seeds=(0,), how=own, model="auto")
     grid, found = screened(

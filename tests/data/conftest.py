@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstrata.data.partition.base import Pool
+from fedstrata.data.partition.base import LabelView
 
 ROOT = Path(os.environ.get("FEDSTRATA_TEST_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 
@@ -34,7 +34,7 @@ def no_root(monkeypatch):
 def pool():
     """A pool of n samples in c classes, equal but for the remainder, shuffled."""
 
-    def make(n: int, c: int) -> Pool:
-        return Pool(n, np.random.default_rng(0).permutation(np.arange(n) % c).astype(np.int64), c)
+    def make(n: int, c: int) -> LabelView:
+        return LabelView(n, np.random.default_rng(0).permutation(np.arange(n) % c).astype(np.int64), c)
 
     return make

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedstrata.common.call_syntax import parse_call
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.common.random_streams import stream
-from fedstrata.data.partition.base import Pool
+from fedstrata.data.partition.base import LabelView
 from fedstrata.data.partition.laws import Dirichlet, Overlap
 from fedstrata.data.registry import find_law, partitions, register_law
 from fedstrata.data.types import Groups
@@ -38,7 +38,7 @@ def everything(part):
 
 
 def labelled(seed, n, c):
-    return Pool(n, np.random.default_rng(seed).integers(0, c, n), c)
+    return LabelView(n, np.random.default_rng(seed).integers(0, c, n), c)
 
 
 @settings(max_examples=40, deadline=None)
@@ -250,7 +250,7 @@ def test_overlap_refuses_more_than_there_is(pool):
 
 
 def natural_pool():
-    return Pool(
+    return LabelView(
         6,
         np.zeros(6, dtype=np.int64),
         2,
@@ -262,7 +262,7 @@ def test_natural_follows_the_groups_and_reuses_them_for_testing():
     part = deal("natural", natural_pool(), None)
     assert [part.indices(i).tolist() for i in range(3)] == [[0, 2], [1], [3, 4, 5]]
     assert "1 of 4 groups have no training sample" in part.notes[0]
-    twin = part.mirror(Pool(3, np.zeros(3, dtype=np.int64), 2, natural_pool().groups))
+    twin = part.mirror(LabelView(3, np.zeros(3, dtype=np.int64), 2, natural_pool().groups))
     assert [twin.indices(i).tolist() for i in range(3)] == [[0, 1], [], []]
 
 
@@ -284,7 +284,7 @@ def test_natural_without_groups_names_the_way_out(pool):
 @pytest.mark.parametrize("law", ["dirichlet(alpha=0.3)", "shards(s=2)", "classes(k=2)", "dirichlet_equal(alpha=1)"])
 def test_class_laws_refuse_a_regression(law):
     with pytest.raises(DataError, match="regression"):
-        deal(law, Pool(100, None, 1), 4)
+        deal(law, LabelView(100, None, 1), 4)
 
 
 @pytest.mark.parametrize(

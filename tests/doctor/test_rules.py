@@ -11,10 +11,10 @@ import pytest
 from fedstrata.doctor import rules
 from fedstrata.doctor.advice import candidates, source_of, verdict_of
 from fedstrata.doctor.diagnosis import Advice
-from fedstrata.doctor.rules import MOST, RULES, Seen
+from fedstrata.doctor.rules import MOST, RULES, FederationSummary
 from fedstrata.methods import method, rows
 
-PLAIN = Seen(
+PLAIN = FederationSummary(
     label="strong",
     label_value=0.5,
     features="none",
@@ -174,7 +174,7 @@ def test_every_number_that_rules_may_look_at_is_looked_at():
     source = inspect.getsource(rules)
     unused = [
         f.name
-        for f in fields(Seen)
+        for f in fields(FederationSummary)
         if f"s.{f.name}" not in source and f"self.{f.name}" not in source and f"s.{f.name}" not in text
     ]
     assert unused == []

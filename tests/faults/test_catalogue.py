@@ -17,7 +17,7 @@ import torch
 
 import lab
 from faults.test_recipes import Raises, every_example, finite, in_folder, lines
-from fedstrata.client.update import Session
+from fedstrata.client.update import ClientUpdate
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.config.config import KEYS, Config
 from fedstrata.core.piece import Piece
@@ -46,14 +46,14 @@ def test_t15_partial_training_runs_under_every_policy_and_the_summary_names_it(t
 
 
 def test_row_51_a_resumed_run_reads_the_batches_of_the_uninterrupted_one(monkeypatch):
-    seen, read = [], Session.read
+    seen, read = [], ClientUpdate.read
 
     def spy(self, purpose, epoch, positions):
         if not self.probe:
             seen.append((self.work.round, self.work.client, purpose, epoch, self.index[positions].tolist()))
         return read(self, purpose, epoch, positions)
 
-    monkeypatch.setattr(Session, "read", spy)
+    monkeypatch.setattr(ClientUpdate, "read", spy)
     lab.play(rounds=4)
     whole = [entry for entry in seen if entry[0] >= 2]
     first = lab.engine(lab.parts(rounds=4))

@@ -20,7 +20,7 @@ import fedstrata
 import lab
 from fedstrata.backends.selection import build
 from fedstrata.cli import main
-from fedstrata.client.update import Session
+from fedstrata.client.update import ClientUpdate
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.core.piece import Piece
 from fedstrata.core.plan import Phase
@@ -173,7 +173,7 @@ def test_t16_no_method_ever_sees_a_single_sample_and_none_loses_one(monkeypatch,
     """n = k * batch + 1: in training, in private fits and in fine-tuning, every pass reads all n samples in k
     batches.
     """
-    seen, read = {}, Session.read
+    seen, read = {}, ClientUpdate.read
 
     def spy(self, purpose, epoch, positions):
         if not self.probe:
@@ -182,7 +182,7 @@ def test_t16_no_method_ever_sees_a_single_sample_and_none_loses_one(monkeypatch,
             )
         return read(self, purpose, epoch, positions)
 
-    monkeypatch.setattr(Session, "read", spy)
+    monkeypatch.setattr(ClientUpdate, "read", spy)
     x, y, _ = lab.arrays((9, 5, 17))
     data = lab.listed(x, y, (9, 5, 17), testing="server", test=(x.numpy(), y.numpy()))
     found = lab.play(example, (data, lab.small("batch")), cohort=3, rounds=2)

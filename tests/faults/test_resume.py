@@ -9,7 +9,7 @@ import pytest
 
 import lab
 from fedstrata.common.errors import StateError
-from fedstrata.config.config import KEYS, PLACEMENT, Config
+from fedstrata.config.config import KEYS, NON_RESULT_SETTINGS, Config
 from fedstrata.runs.run import Stopped, resume, run
 from fedstrata.storage import lock
 
@@ -80,7 +80,7 @@ def begun(tmp_path_factory):
 
 
 def test_every_setting_is_tried():
-    assert set(OTHER) == set(KEYS) - PLACEMENT
+    assert set(OTHER) == set(KEYS) - NON_RESULT_SETTINGS
 
 
 @pytest.mark.parametrize("key", OTHER)
@@ -110,7 +110,7 @@ def test_row_48_where_and_by_whom_it_is_computed_may_change(tmp_path, begun):
         "data.root": "/z",
     }
     changes["track"] = f"tensorboard(folder={str(tmp_path / 'tb')!r})"
-    assert set(changes) == PLACEMENT
+    assert set(changes) == NON_RESULT_SETTINGS
     (folder / "config.toml").write_text(Config.read(folder / "config.toml").replace(**changes).to_toml())
     assert go_on(folder).summary["model_sha256"] == whole.summary["model_sha256"]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lab
-from fedstrata.client.update import Session
+from fedstrata.client.update import ClientUpdate
 from fedstrata.common.errors import ConfigError
 from fedstrata.diagnostics.barrier import Barrier, average
 from fedstrata.diagnostics.registry import measures, panels
@@ -184,14 +184,14 @@ def test_with_resets_the_clients_model_holds_its_own_start_outside_of_what_is_av
 def test_the_end_of_a_client_is_the_model_that_it_trained(method, monkeypatch):
     """Against what the client itself had in hand when it stopped."""
     toy = "images" if "phoenix" in method else "batch"
-    ends, reply = [], Session.reply
+    ends, reply = [], ClientUpdate.reply
 
     def recorded(self, end, loss, steps):
         if not self.probe:
             ends.append(lab.bits(end))
         return reply(self, end, loss, steps)
 
-    monkeypatch.setattr(Session, "reply", recorded)
+    monkeypatch.setattr(ClientUpdate, "reply", recorded)
     found, _ = looked("barrier", method, toy)
     told = [lab.bits(look.end(i)) for look, _ in found for i in range(len(look.replies))]
     assert len(told) == len(ends) == 9

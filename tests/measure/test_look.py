@@ -11,7 +11,7 @@ import lab
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.core.piece import Piece
 from fedstrata.diagnostics import registry
-from fedstrata.diagnostics.base import Look, Measure, defined
+from fedstrata.diagnostics.base import Measure, RoundSnapshot, defined
 from fedstrata.engine.rounds import Engine
 
 
@@ -39,7 +39,7 @@ class Keeps(Measure):
     def __init__(self):
         object.__setattr__(self, "seen", [])
 
-    def look(self, look: Look):
+    def look(self, look: RoundSnapshot):
         self.seen.append(look)
         return {}
 

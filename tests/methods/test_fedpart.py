@@ -11,7 +11,7 @@ import torch
 import lab
 from fedstrata.client.optimizers import Optimizer
 from fedstrata.client.step_cost import cost, forward
-from fedstrata.client.update import Session
+from fedstrata.client.update import ClientUpdate
 from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError
 from fedstrata.config.config import Config
@@ -177,7 +177,7 @@ def test_3_a_partial_round_moves_the_active_group_and_nothing_else_on_server_and
     active = list(run.parts.setup.layout.groups.values())[turn].names
     ends = []
     for work in run.executor.works[0]:
-        session = Session(run.kit, work)
+        session = ClientUpdate(run.kit, work)
         session.train(session.begin())
         ends.append(session.end())
         ends[-1] = ends[-1].clone()
@@ -510,7 +510,7 @@ def test_11_the_proximal_term_of_frozen_groups_is_exactly_zero(distance):
     run.round()
     active = frozenset(list(run.parts.setup.layout.groups.values())[1].names)
     work = run.executor.works[-1][0]
-    session = Session(run.kit, work)
+    session = ClientUpdate(run.kit, work)
     _, steps = session.train(session.begin())
     end = session.end().clone()
     run.close()

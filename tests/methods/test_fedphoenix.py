@@ -19,7 +19,7 @@ from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Layout, entries_of
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Piece
-from fedstrata.core.plan import Seat
+from fedstrata.core.plan import CohortSlot
 from fedstrata.data.types import Task
 from fedstrata.engine.server import Server, plan_round
 from fedstrata.methods import fedphoenix
@@ -115,7 +115,7 @@ def test_4_common_resets_are_the_same_for_all_clients_of_a_round_and_others_in_t
     ]
     assert len({lab.bits(p) for p in sent}) == 1
     piece = made.method.pieces[0]
-    later = piece.send(server.params, {}, Seat(0, 0, 1, ()), np.random.default_rng(0), made.setup)[0]
+    later = piece.send(server.params, {}, CohortSlot(0, 0, 1, ()), np.random.default_rng(0), made.setup)[0]
     assert lab.bits(later) != lab.bits(sent[0])
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 import lab
 from fedstrata.cli import main
-from fedstrata.client.update import Session
+from fedstrata.client.update import ClientUpdate
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.config.config import Config
 from fedstrata.core.plan import Load
@@ -381,7 +381,7 @@ def test_published_settings_are_checked_and_take_a_step_of_one_client(path, stan
             lambda *_: None,
             lambda _: None,
         )
-        session = Session(replace(parts.make(), costs={}), turn.works[0], probe=True)
+        session = ClientUpdate(replace(parts.make(), costs={}), turn.works[0], probe=True)
         loss, steps = session.train(session.begin())
         reply = session.reply(session.end(), loss, steps)
         assert 1 < loss < 8, "chance is 2.3 on ten classes, 4.6 on a hundred"
@@ -411,7 +411,7 @@ def test_the_config_of_progfed_is_checked_and_takes_a_step_of_its_first_stage(st
     assert [stages.count(s) for s in range(4)] == [500] * 4
     start = Server.start(parts.method, parts.setup)
     turn = plan_round(start, parts.method, parts.setup, parts.config.bn, parts.lr(0), lambda *_: None, lambda _: None)
-    session = Session(replace(parts.make(), costs={}), turn.works[0], probe=True)
+    session = ClientUpdate(replace(parts.make(), costs={}), turn.works[0], probe=True)
     loss, steps = session.train(session.begin())
     reply = session.reply(session.end(), loss, steps)
     assert 1 < loss < 8, "chance is 2.3 on ten classes"

@@ -10,7 +10,7 @@ from torch.nn import functional
 import lab
 from fedstrata.client.batch_order import Order
 from fedstrata.client.step_cost import cost
-from fedstrata.client.update import Session
+from fedstrata.client.update import ClientUpdate
 from fedstrata.common.errors import FedstrataError, MethodError
 from fedstrata.config.config import Config
 from fedstrata.core.network import Batch
@@ -386,7 +386,7 @@ def test_weight_decay_does_not_wear_the_setting_out():
     run.round()
     assert float(run.server.params[LEFT]) == 2
     assert not any(reply.delta[LEFT].any() for reply in run.executor.replies[-1])
-    session = Session(run.kit, run.executor.works[-1][0])
+    session = ClientUpdate(run.kit, run.executor.works[-1][0])
     assert float(session.fit(session.view.anchor, "own", steps=3)[LEFT]) == 2
     run.close()
 

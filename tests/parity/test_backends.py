@@ -14,7 +14,7 @@ import torch
 
 import lab
 from fedstrata.backends.selection import EXECUTORS, build
-from fedstrata.client.update import Failure
+from fedstrata.client.update import ClientFailure
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Piece, Reply
@@ -78,7 +78,7 @@ def answers(executor, workers, method, toy="batch", rounds=2, **settings):
 
 def plain(answer):
     """A reply as comparable values; parameters as names and bytes."""
-    if isinstance(answer, Failure):
+    if isinstance(answer, ClientFailure):
         return answer
     return {name: _plain(getattr(answer, name)) for name in answer.__dataclass_fields__}
 
@@ -136,7 +136,7 @@ class Breaks(Piece):
 @every
 def test_clients_that_fail_are_named_and_the_others_answer(executor, workers):
     found = answers(executor, workers, Breaks(), "layer", rounds=1)
-    failures = {a.client: (a.code, a.message) for a in found if isinstance(a, Failure)}
+    failures = {a.client: (a.code, a.message) for a in found if isinstance(a, ClientFailure)}
     assert failures == {0: ("raised", "RuntimeError: too much"), 2: ("raised", "KeyError: 'nothing there'")}
     assert len(found) == 6
 

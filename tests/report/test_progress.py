@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fedstrata.common.events import Chosen, Finished, RoundDone, Started
+from fedstrata.common.events import ExecutorChosen, Finished, RoundDone, Started
 from fedstrata.report.progress import Bar, Lines, progress
 
 START = Started(
@@ -35,7 +35,7 @@ def row(n, **more):
 EVENTS = [
     START,
     RoundDone(row(0, accuracy=0.25)),
-    Chosen("threads", 2, {"loop": 1000.0, "threads": 1500.0}),
+    ExecutorChosen("threads", 2, {"loop": 1000.0, "threads": 1500.0}),
     RoundDone(row(1, refused=[[7, "nonfinite", "delta holds\x1b[31m NaN\nfedstrata: error"]])),
     RoundDone(row(2, accuracy=0.75, personal=0.9)),
     Finished({}, None),

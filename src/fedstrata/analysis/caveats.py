@@ -17,7 +17,7 @@ from fedstrata.analysis.comparison import Comparison
 from fedstrata.analysis.records import Findings, Flag, Line, Spread
 from fedstrata.analysis.scores import Point, border, costs_of, points, threshold, words
 from fedstrata.common.units import duration, size, work
-from fedstrata.config.config import PLACEMENT
+from fedstrata.config.config import NON_RESULT_SETTINGS
 from fedstrata.runs.result import Result
 
 GAP = 0.02  # accuracy by which the best round on test data may exceed the honest score before it is said
@@ -381,7 +381,9 @@ def across(told: Sequence[tuple[Comparison, Findings]]) -> tuple[Flag, ...]:
         skew = next((value for name in SKEWS if (value := comparison.facts.skew.get(name)) is not None), None)
         if skew is not None:
             shared = {
-                key: value for key, value in comparison.config.items() if key != "partition" and key not in PLACEMENT
+                key: value
+                for key, value in comparison.config.items()
+                if key != "partition" and key not in NON_RESULT_SETTINGS
             }
             base = _base(comparison.baseline, findings.lines)
             alike.setdefault(repr((sorted(shared.items()), base and base.method)), []).append((skew, findings))

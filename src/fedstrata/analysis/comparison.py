@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedstrata.report.figures import Picture
 
 
-Unit: TypeAlias = Literal["bytes", "flops", "seconds", "accuracy"]
+BudgetUnit: TypeAlias = Literal["bytes", "flops", "seconds", "accuracy"]
 """What a budget counts."""
 
 
@@ -46,7 +46,7 @@ class Budget:
         amount: in that unit.
     """
 
-    kind: Unit
+    kind: BudgetUnit
     amount: float
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedstrata.analysis.comparison import Comparison, Entry
 from fedstrata.common.errors import FedstrataError
-from fedstrata.config.config import PLACEMENT, Config
+from fedstrata.config.config import NON_RESULT_SETTINGS, Config
 from fedstrata.data.statistics.facts import Facts, facts_of
 from fedstrata.runs.result import Result, manifest
 
@@ -81,7 +81,7 @@ def _entry(result: Result, config: Mapping[str, Any], shared: Mapping[str, Any])
     own = {
         key: value
         for key, value in config.items()
-        if key not in shared and key not in PLACEMENT and key not in ("method", "seed")
+        if key not in shared and key not in NON_RESULT_SETTINGS and key not in ("method", "seed")
     }
     settings = ", ".join(f"{key}={'none' if value is None else value}" for key, value in own.items())
     return Entry(f"{method} | {settings}" if settings else method, method, own)

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import torch
 
 from fedstrata.backends.batched_steps import Stack, StackedSteps
-from fedstrata.backends.protocol import KitMaker
-from fedstrata.client.update import Failure, Session, Work, phase_key, run_steps, train_client, why_not
-from fedstrata.client.worker import Kit
+from fedstrata.backends.protocol import WorkerMaker
+from fedstrata.client.update import ClientFailure, ClientTask, ClientUpdate, phase_key, run_steps, train_client, why_not
+from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError, FedstrataError
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Reply
@@ -36,13 +36,13 @@ class Batched:
 
     name = "batched"
 
-    def __init__(self, make: KitMaker, workers: int, threads: int) -> None:
+    def __init__(self, make: WorkerMaker, workers: int, threads: int) -> None:
         self.workers = workers
         kits = [make() for _ in range(workers)]
         refuse(kits[0])
         for kit in kits:
             kit.bound.twin("eval"), kit.bound.twin("batch")  # copies cannot be made under vmap
-        self.idle: queue.SimpleQueue[Kit] = queue.SimpleQueue()
+        self.idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for kit in kits:
             self.idle.put(kit)
         first = kits[0]
@@ -54,15 +54,15 @@ class Batched:
             workers, thread_name_prefix="fedstrata", initializer=torch.set_num_threads, initargs=(threads,)
         )
 
-    def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
+    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
         """Replies, a stack at a time."""
         waiting = [self.pool.submit(self._stack, group) for group in self._groups(works)]
         for done in as_completed(waiting):
             yield from done.result()
 
-    def _groups(self, works: Sequence[Work]) -> list[list[Work]]:
+    def _groups(self, works: Sequence[ClientTask]) -> list[list[ClientTask]]:
         """Works that train alike, by falling size, cut into stacks."""
-        kinds: dict[Hashable, list[Work]] = {}
+        kinds: dict[Hashable, list[ClientTask]] = {}
         for work in sorted(works, key=lambda w: (-self.size(w.client), w.place)):
             kinds.setdefault(
                 (work.plan.train, work.plan.phases, self.size(work.client) if self.equal else 0), []
@@ -77,7 +77,7 @@ class Batched:
             parts += [group[i : i + each] for i in range(0, len(group), each)]
         return parts
 
-    def _stack(self, works: Sequence[Work]) -> list[Reply | Failure]:
+    def _stack(self, works: Sequence[ClientTask]) -> list[Reply | ClientFailure]:
         kit = self.idle.get()
         try:
             return train_stack(kit, works)
@@ -89,7 +89,7 @@ class Batched:
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
-def refuse(kit: Kit) -> None:
+def refuse(kit: Worker) -> None:
     """A model that cannot be stacked."""
     if kit.bound.norms:
         raise ConfigError(
@@ -104,7 +104,7 @@ def refuse(kit: Kit) -> None:
         )
 
 
-def train_stack(kit: Kit, works: Sequence[Work]) -> list[Reply | Failure]:
+def train_stack(kit: Worker, works: Sequence[ClientTask]) -> list[Reply | ClientFailure]:
     """Local updates of several clients of one plan. If a stack fails, its clients are tried alone, so that only the
     guilty one is left out.
 
@@ -129,8 +129,8 @@ def train_stack(kit: Kit, works: Sequence[Work]) -> list[Reply | Failure]:
         return [*refused, *alone]
 
 
-def _train(kit: Kit, works: Sequence[Work]) -> list[Reply | Failure]:
-    sessions = [Session(kit, w) for w in works]
+def _train(kit: Worker, works: Sequence[ClientTask]) -> list[Reply | ClientFailure]:
+    sessions = [ClientUpdate(kit, w) for w in works]
     starts = [s.begin() for s in sessions]
     stack = Stack(kit, sessions, starts)
     kit.bound.mode(training=True)
@@ -143,7 +143,7 @@ def _train(kit: Kit, works: Sequence[Work]) -> list[Reply | Failure]:
             session.passes[key] = session.passes.get(key, 0) + samples
             if session.keep(phase.name, names, phase.epochs, phase.steps) is not None:
                 session.note(f"{phase.name}: not kept, executor=batched runs all layers of a stack")
-    replies: list[Reply | Failure] = []
+    replies: list[Reply | ClientFailure] = []
     for i, (session, start) in enumerate(zip(sessions, starts, strict=True)):
         session.view.carry = None if stack.carry is None else _lane(stack.carry, i)
         end = Params(stack.flat[i].clone(), kit.bound.spec, buffers=start.buffers)

@@ -14,16 +14,16 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 
 from fedstrata.backends.linear_chain import LinearChain
-from fedstrata.client.update import Session
-from fedstrata.client.worker import Kit
+from fedstrata.client.update import ClientUpdate
+from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Names
 from fedstrata.core.network import Batch
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Gradient, View
+from fedstrata.core.piece import ClientContext, Gradient
 from fedstrata.core.plan import Phase
 
-Ask: TypeAlias = Callable[[Session], Tensor]
+LaneRequest: TypeAlias = Callable[[ClientUpdate], Tensor]
 """What is asked of each client's own streams inside a stacked step."""
 
 
@@ -36,7 +36,7 @@ class Stack:
         starts: where each begins.
     """
 
-    def __init__(self, kit: Kit, sessions: Sequence[Session], starts: Sequence[Params]) -> None:
+    def __init__(self, kit: Worker, sessions: Sequence[ClientUpdate], starts: Sequence[Params]) -> None:
         self.kit, self.sessions = kit, sessions
         self.flat = torch.stack([s.flat for s in starts])  # [C, P]
         self.losses = torch.zeros(len(sessions))
@@ -138,7 +138,7 @@ class StackedSteps:
         )
         self._chains: dict[int, Gradient] = {}
         self._leaves: dict[int, tuple[Params, list[Tensor]]] = {}
-        self._asked: dict[torch.Size, list[Ask]] = {}
+        self._asked: dict[torch.Size, list[LaneRequest]] = {}
         self._tools = _Tools()
         self._data: tuple[Any, Any] | None = None
 
@@ -178,7 +178,7 @@ class StackedSteps:
             self._chains[active] = gradient
         return self._chains[active]
 
-    def _view(self, name: str, active: int) -> View:
+    def _view(self, name: str, active: int) -> ClientContext:
         """A view whose tensors are stacked over the first ``active`` clients, or shared."""
         tree, dims = self._stacked()
         return _with(self.stack.sessions[0].at(name, phase=self.phase), _cut(tree, dims, active), name, self._tools)
@@ -294,7 +294,7 @@ class StackedSteps:
         x = args[1] if isinstance(args[0], Tensor) else args[2]
         shape = x.shape[1:]
         if shape not in self._asked:
-            asked: list[Ask] = []
+            asked: list[LaneRequest] = []
             self._asked[shape] = asked
             self._answer(partial(_noted, asked))
             found = vmap(one, in_dims=in_dims)(*args)
@@ -316,14 +316,14 @@ class StackedSteps:
         self._tools.answer = None
         return found
 
-    def _answer(self, answer: Callable[[Ask, Sequence[int]], Tensor]) -> None:
+    def _answer(self, answer: Callable[[LaneRequest, Sequence[int]], Tensor]) -> None:
         """How dropout layers and pieces get their numbers from now on."""
         for layer in self.kit.bound.dropouts:
             layer.draw = lambda shape: answer(lambda session: torch.rand(shape, generator=session.dropout), shape)
         self._tools.answer = answer
 
 
-def _noted(asked: list[Ask], ask: Ask, size: Sequence[int]) -> Tensor:
+def _noted(asked: list[LaneRequest], ask: LaneRequest, size: Sequence[int]) -> Tensor:
     """One half everywhere, in place of numbers whose request is kept."""
     asked.append(ask)
     return torch.full(tuple(size), 0.5)
@@ -349,14 +349,14 @@ def _bare(carry: Any) -> Any:
     return Params(carry.flat, carry.spec) if isinstance(carry, Params) else carry
 
 
-def _tensors(session: Session) -> dict[str, Any]:
+def _tensors(session: ClientUpdate) -> dict[str, Any]:
     """What differs between the clients' views, as one tree of tensors."""
     v = session.view
     extras = {n: dict(e) for n, e in session.work.extras.items()}
     return {"anchor": v.anchor, "counts": v.counts, "own": session.rows, "extras": extras}
 
 
-def _with(view: View, data: Any, name: str, tools: _Tools) -> View:
+def _with(view: ClientContext, data: Any, name: str, tools: _Tools) -> ClientContext:
     return replace(
         view,
         anchor=data["anchor"],
@@ -370,11 +370,11 @@ def _with(view: View, data: Any, name: str, tools: _Tools) -> View:
 class _Tools:
     """Inside a stacked local step: noise is that of each client; there is no single one whose loop could run."""
 
-    answer: Callable[[Ask, Sequence[int]], Tensor] | None = None
+    answer: Callable[[LaneRequest, Sequence[int]], Tensor] | None = None
     stepping = False  # whether the step itself runs, and not what wraps it, which a client alone does once
 
     def noise(self, name: str, shape: Sequence[int], kind: str) -> Tensor:
-        """What each client draws alone under this name; see :meth:`View.noise`."""
+        """What each client draws alone under this name; see :meth:`ClientContext.noise`."""
         if self.answer is None:
             raise ConfigError(
                 f"executor=batched cannot draw {name} in an element-wise gradient; use executor=loop, threads or"

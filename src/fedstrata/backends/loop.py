@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fedstrata.backends.protocol import KitMaker
-from fedstrata.client.update import Failure, Work, train_client
+from fedstrata.backends.protocol import WorkerMaker
+from fedstrata.client.update import ClientFailure, ClientTask, train_client
 from fedstrata.core.piece import Reply
 
 
@@ -15,10 +15,10 @@ class Loop:
     name = "loop"
     workers = 1
 
-    def __init__(self, make: KitMaker) -> None:
+    def __init__(self, make: WorkerMaker) -> None:
         self.kit = make()
 
-    def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
+    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
         """Replies in cohort order."""
         for work in works:
             yield train_client(self.kit, work)

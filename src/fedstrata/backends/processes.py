@@ -18,20 +18,20 @@ from typing import Any
 import torch
 
 from fedstrata.backends import serialization
-from fedstrata.backends.protocol import KitMaker
+from fedstrata.backends.protocol import WorkerMaker
 from fedstrata.backends.shared_memory import Channel
-from fedstrata.client.update import Failure, Work, train_client
-from fedstrata.client.worker import Kit
+from fedstrata.client.update import ClientFailure, ClientTask, train_client
+from fedstrata.client.worker import Worker
 from fedstrata.common.allocator import keep_freed_blocks
 from fedstrata.common.errors import ConfigError, FedstrataError
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Reply
 
 
-class Worker:
+class ForkedWorker:
     """One forked process with a pipe for headers and two memory channels for tensors."""
 
-    def __init__(self, kit: Kit, threads: int, common: Channel, others: Sequence[Connection]) -> None:
+    def __init__(self, kit: Worker, threads: int, common: Channel, others: Sequence[Connection]) -> None:
         self.inbox, self.outbox = Channel("in"), Channel("out")
         self.pipe, far = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
@@ -44,23 +44,23 @@ class Worker:
             )  # Python 3.12 warns of forks beside threads; the child runs our code only
             self.process.start()
         far.close()
-        self.work: Work | None = None
+        self.work: ClientTask | None = None
         self.attempt = 0
 
-    def give(self, work: Work, sets: serialization.NameSets, *, common: list[list[object]] | None) -> None:
+    def give(self, work: ClientTask, sets: serialization.NameSets, *, common: list[list[object]] | None) -> None:
         """Send one client's work."""
         head, tensors = serialization.work_out(work, sets, shared=common is not None)
         self.work = work
         self.pipe.send_bytes(json.dumps(head | {"tensors": self.inbox.write(tensors), "common": common}).encode())
 
-    def take(self) -> Reply | Failure:
+    def take(self) -> Reply | ClientFailure:
         """The answer to the work in hand; EOFError if the process is gone."""
         head = json.loads(self.pipe.recv_bytes())
         self.work = None
         if "error" in head:
             raise FedstrataError(head["error"])
         if "failure" in head:
-            return Failure(*head["failure"])
+            return ClientFailure(*head["failure"])
         return serialization.reply_in(head, self.outbox.read(head["tensors"]))
 
     def end(self) -> None:
@@ -83,7 +83,7 @@ class Processes:
 
     name = "processes"
 
-    def __init__(self, make: KitMaker, workers: int, threads: int) -> None:
+    def __init__(self, make: WorkerMaker, workers: int, threads: int) -> None:
         if not sys.platform.startswith("linux"):
             raise ConfigError(
                 f"executor=processes forks workers with shared memory files, which needs Linux; this is {sys.platform}."
@@ -98,14 +98,14 @@ class Processes:
         self.workers, self.threads = workers, threads
         self.sets = serialization.NameSets(self.kit.setup.layout)
         self.common = Channel("common")
-        self.pool: list[Worker] = []
+        self.pool: list[ForkedWorker] = []
         for _ in range(workers):
             self.pool.append(self._fork())
 
-    def _fork(self) -> Worker:
-        return Worker(self.kit, self.threads, self.common, [w.pipe for w in self.pool])
+    def _fork(self) -> ForkedWorker:
+        return ForkedWorker(self.kit, self.threads, self.common, [w.pipe for w in self.pool])
 
-    def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
+    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
         """Replies as they come, the largest clients first.
 
         A worker that dies is replaced and its client tried once more.
@@ -133,20 +133,22 @@ class Processes:
         assert params.buffers is not None
         return self.common.write({"sent": params.flat, "sent.buffers": params.buffers.flat})
 
-    def _give(self, worker: Worker, work: Work, common: list[list[object]] | None) -> None:
+    def _give(self, worker: ForkedWorker, work: ClientTask, common: list[list[object]] | None) -> None:
         """Hand over work; a worker that died while it had none is replaced, which is nobody's second try."""
         try:
             worker.give(work, self.sets, common=common)
         except OSError:
             self._renew(worker).give(work, self.sets, common=common)
 
-    def _renew(self, worker: Worker) -> Worker:
+    def _renew(self, worker: ForkedWorker) -> ForkedWorker:
         worker.end()
         place = self.pool.index(worker)
         self.pool[place] = self._fork()
         return self.pool[place]
 
-    def _answer(self, worker: Worker, left: list[Work], tries: dict[int, int]) -> Reply | Failure | None:
+    def _answer(
+        self, worker: ForkedWorker, left: list[ClientTask], tries: dict[int, int]
+    ) -> Reply | ClientFailure | None:
         work = worker.work
         assert work is not None
         try:
@@ -156,7 +158,7 @@ class Processes:
             if tries[work.place] < 2:
                 left.append(work)
                 return None
-            return Failure(
+            return ClientFailure(
                 work.place,
                 work.client,
                 "lost",
@@ -173,7 +175,7 @@ class Processes:
 
 
 def _serve(
-    kit: Kit,
+    kit: Worker,
     threads: int,
     common: Channel,
     inbox: Channel,
@@ -203,7 +205,7 @@ def _serve(
         except FedstrataError as error:
             pipe.send_bytes(json.dumps({"error": str(error)}).encode())
             continue
-        if isinstance(answer, Failure):
+        if isinstance(answer, ClientFailure):
             pipe.send_bytes(
                 json.dumps({"failure": [answer.place, answer.client, answer.code, answer.message]}).encode()
             )

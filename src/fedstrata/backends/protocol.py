@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
-from fedstrata.client.update import Failure, Work
-from fedstrata.client.worker import Kit
+from fedstrata.client.update import ClientFailure, ClientTask
+from fedstrata.client.worker import Worker
 from fedstrata.core.piece import Reply
 
-KitMaker: TypeAlias = Callable[[], Kit]
+WorkerMaker: TypeAlias = Callable[[], Worker]
 
 
 class Executor(Protocol):
@@ -30,7 +30,7 @@ class Executor(Protocol):
         """Clients trained at a time."""
         ...
 
-    def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
+    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
         """One reply or failure for each work, in any order."""
         ...
 

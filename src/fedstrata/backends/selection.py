@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fedstrata.backends.batched import Batched
 from fedstrata.backends.loop import Loop
 from fedstrata.backends.processes import Processes
-from fedstrata.backends.protocol import Executor, KitMaker
+from fedstrata.backends.protocol import Executor, WorkerMaker
 from fedstrata.backends.threads import Threads
-from fedstrata.client.update import Failure, Work
+from fedstrata.client.update import ClientFailure, ClientTask
 from fedstrata.core.piece import Reply
 
 PASSES = 2  # rounds that each candidate is given; the better one counts
@@ -25,7 +25,7 @@ EXECUTORS: Mapping[str, str] = {
 
 
 def build(
-    name: str, make: KitMaker, workers: int, threads: int, chosen: Callable[[str, int, Mapping[str, float]], None]
+    name: str, make: WorkerMaker, workers: int, threads: int, chosen: Callable[[str, int, Mapping[str, float]], None]
 ) -> Executor:
     """An executor by name.
 
@@ -54,7 +54,7 @@ class Auto:
     """
 
     def __init__(
-        self, make: KitMaker, workers: int, threads: int, chosen: Callable[[str, int, Mapping[str, float]], None]
+        self, make: WorkerMaker, workers: int, threads: int, chosen: Callable[[str, int, Mapping[str, float]], None]
     ) -> None:
         self.candidates: list[Executor] = []
         if workers > 1 and threads == 1 and sys.platform.startswith("linux"):
@@ -80,7 +80,7 @@ class Auto:
         """Of that executor."""
         return self.best.workers
 
-    def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
+    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
         """By the candidate whose turn it is, or by the one chosen."""
         if len(self.candidates) == 1:
             yield from self.best.train(works)

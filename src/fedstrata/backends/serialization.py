@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Size, Tensor
 
-from fedstrata.client.update import Work
+from fedstrata.client.update import ClientTask
 from fedstrata.core.layout import Layout, Names
 from fedstrata.core.params import Params, Spec
 from fedstrata.core.piece import Reply
@@ -88,7 +88,7 @@ def spec_in(shapes: list[Any]) -> Spec:
     return Spec(tuple(n for n, _ in shapes), tuple(Size(s) for _, s in shapes))
 
 
-def work_out(work: Work, sets: NameSets, *, shared: bool) -> tuple[Plain, dict[str, Tensor]]:
+def work_out(work: ClientTask, sets: NameSets, *, shared: bool) -> tuple[Plain, dict[str, Tensor]]:
     """One client's work; ``shared`` means that what is sent lies in the round's common memory already."""
     note: Plain = {}
     tensors = states_out(work.extras, "extra", note)
@@ -113,14 +113,14 @@ def work_out(work: Work, sets: NameSets, *, shared: bool) -> tuple[Plain, dict[s
 
 def work_in(
     head: Plain, tensors: Mapping[str, Tensor], common: Mapping[str, Tensor], sets: NameSets, like: Params
-) -> Work:
+) -> ClientTask:
     """Back from :func:`work_out`; ``like`` gives the model's names."""
     assert like.buffers is not None
     source = common if head["shared"] else tensors
     sent = Params(source["sent"], like.spec, buffers=Params(source["sent.buffers"], like.buffers.spec))
     row = {n[4:]: t.clone() for n, t in tensors.items() if n.startswith("row/")} if head["row"] else None
     extras = states_in(tensors, "extra", head["note"], lambda t: t)
-    return Work(
+    return ClientTask(
         head["place"],
         head["client"],
         head["occurrence"],

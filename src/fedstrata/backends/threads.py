@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 
-from fedstrata.backends.protocol import KitMaker
-from fedstrata.client.update import Failure, Work, train_client
-from fedstrata.client.worker import Kit
+from fedstrata.backends.protocol import WorkerMaker
+from fedstrata.client.update import ClientFailure, ClientTask, train_client
+from fedstrata.client.worker import Worker
 from fedstrata.core.piece import Reply
 
 
@@ -25,9 +25,9 @@ class Threads:
 
     name = "threads"
 
-    def __init__(self, make: KitMaker, workers: int, threads: int) -> None:
+    def __init__(self, make: WorkerMaker, workers: int, threads: int) -> None:
         self.workers = workers
-        self.idle: queue.SimpleQueue[Kit] = queue.SimpleQueue()
+        self.idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         kits = [make() for _ in range(workers)]
         self.size = kits[0].setup.samples.size
         for kit in kits:
@@ -36,14 +36,14 @@ class Threads:
             workers, thread_name_prefix="fedstrata", initializer=torch.set_num_threads, initargs=(threads,)
         )
 
-    def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
+    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
         """Replies as they come, the largest clients first so that nobody waits for one at the end."""
         order = sorted(works, key=lambda w: (-self.size(w.client), w.place))
         waiting = [self.pool.submit(self._one, work) for work in order]
         for done in as_completed(waiting):
             yield done.result()
 
-    def _one(self, work: Work) -> Reply | Failure:
+    def _one(self, work: ClientTask) -> Reply | ClientFailure:
         kit = self.idle.get()
         try:
             return train_client(kit, work)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstrata.client.batch_order import Order
-from fedstrata.client.update import Work
+from fedstrata.client.update import ClientTask
 from fedstrata.common import random_streams
-from fedstrata.engine.assembly import Parts
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.models import build
 
 CODE = """for client in cohort:
@@ -30,7 +30,7 @@ class Bare:
         threads: intra-op threads.
     """
 
-    def __init__(self, parts: Parts, threads: int) -> None:
+    def __init__(self, parts: RunComponents, threads: int) -> None:
         self.parts, self.threads = parts, threads
         config = parts.config
         norm = None if config.norm == "auto" else config.norm
@@ -45,7 +45,7 @@ class Bare:
         self.x, self.y = data.take(torch.arange(len(data))), data.y
         self.ends: list[dict[str, Tensor]] = []
 
-    def orders(self, works: Sequence[Work]) -> list[list[Tensor]]:
+    def orders(self, works: Sequence[ClientTask]) -> list[list[Tensor]]:
         """For every client the sample positions of each of its steps, as the engine draws them."""
         setup, found = self.parts.setup, []
         for work in works:

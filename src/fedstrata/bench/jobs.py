@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 
 from fedstrata.config.config import Config
 from fedstrata.data.federation import Federation
-from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.engine.assembly import RunComponents, assemble
 
 Floats = NDArray[np.float32]
 
@@ -35,7 +35,7 @@ class Job:
     federation: Callable[[], Federation]
     settings: dict[str, object]
 
-    def parts(self, threads: int = 1) -> Parts:
+    def parts(self, threads: int = 1) -> RunComponents:
         """Everything that its executors are made of."""
         config = Config(**{"method": "fedavg", "test": "server", "seed": 0, "local.threads": threads, **self.settings})
         return assemble(config, self.federation())

@@ -22,11 +22,11 @@ from fedstrata.backends.protocol import Executor
 from fedstrata.backends.selection import build as build_executor
 from fedstrata.bench.bare import CODE, Bare
 from fedstrata.bench.jobs import JOBS
-from fedstrata.client.update import Work
+from fedstrata.client.update import ClientTask
 from fedstrata.common.allocator import keep_freed_blocks
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.piece import Reply
-from fedstrata.engine.assembly import Parts
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.engine.server import Server, plan_round
 
 CONFIDENCE = 0.95
@@ -95,18 +95,18 @@ def measure(job: str, pairs: int, workers: int, tell: Callable[[str], None] = la
     return [_row(job, name, speeds, list(bare), worst.get(name, 0.0)) for name in speeds]
 
 
-def _executors(job: str, parts: Parts, workers: int) -> dict[str, Executor]:
+def _executors(job: str, parts: RunComponents, workers: int) -> dict[str, Executor]:
     """Processes first: they are forked before this process has threads of its own."""
     kinds = [("processes", workers), ("threads", workers), ("loop", 1)] + ([("batched", workers)] if job == "S" else [])
     return {f"{n}, {w}" if w > 1 else n: build_executor(n, parts.make, w, 1, lambda *_: None) for n, w in kinds}
 
 
-def _works(parts: Parts, number: int) -> tuple[Work, ...]:
+def _works(parts: RunComponents, number: int) -> tuple[ClientTask, ...]:
     server = Server(number, parts.setup.params, {})
     return plan_round(server, parts.method, parts.setup, "share", parts.setup.lr, lambda *_: None, lambda _: None).works
 
 
-def _bare(loop: Bare, works: Sequence[Work], parts: Parts) -> float:
+def _bare(loop: Bare, works: Sequence[ClientTask], parts: RunComponents) -> float:
     orders = loop.orders(works)
     gc.collect()
     start = time.perf_counter()
@@ -114,7 +114,7 @@ def _bare(loop: Bare, works: Sequence[Work], parts: Parts) -> float:
     return samples / (time.perf_counter() - start)
 
 
-def _ours(executor: Executor, works: Sequence[Work], replies: dict[str, list[Reply]], name: str) -> float:
+def _ours(executor: Executor, works: Sequence[ClientTask], replies: dict[str, list[Reply]], name: str) -> float:
     torch.set_num_threads(1)
     gc.collect()
     start = time.perf_counter()

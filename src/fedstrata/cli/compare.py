@@ -204,9 +204,9 @@ def _command(ctx: typer.Context) -> str:
 
 
 def _budget(given: dict[str, str]) -> Budget | None:
-    from fedstrata.analysis.comparison import Budget, Unit  # noqa: PLC0415
+    from fedstrata.analysis.comparison import Budget, BudgetUnit  # noqa: PLC0415
 
-    names: dict[Unit, str] = {
+    names: dict[BudgetUnit, str] = {
         "bytes": "--budget-bytes",
         "flops": "--budget-flops",
         "seconds": "--budget-seconds",
@@ -259,13 +259,13 @@ def _number(option: str, text: str) -> float:
 def _watched(*, as_json: bool) -> Iterator[tuple[Console, Interrupt]]:
     """A console and the answer to Ctrl-C: the first lets every run finish its round, the second stops at once."""
     from fedstrata.common.allocator import keep_freed_blocks  # noqa: PLC0415
-    from fedstrata.compare.execution import Halted  # noqa: PLC0415
+    from fedstrata.compare.execution import ComparisonStopped  # noqa: PLC0415
 
     keep_freed_blocks()
     try:
         with Interrupt() as interrupt:
             yield console_for(stderr=as_json), interrupt
-    except Halted as stop:
+    except ComparisonStopped as stop:
         print(f"fedstrata: {stop}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     except KeyboardInterrupt:

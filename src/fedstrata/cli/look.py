@@ -15,7 +15,7 @@ from fedstrata.config.fields import suggestion
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
-    from fedstrata.engine.assembly import Parts
+    from fedstrata.engine.assembly import RunComponents
 
 COMPARISON = "comparison.json"
 """What the folder of a comparison holds, and that of a run does not."""
@@ -42,7 +42,7 @@ def tests_of(federation: Federation) -> Iterator[str]:
         yield "each client its own split"
 
 
-def facts_of(parts: Parts) -> dict[str, str]:
+def facts_of(parts: RunComponents) -> dict[str, str]:
     """What a run would be made of."""
     federation, setup = parts.federation, parts.setup
     facts = {

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from fedstrata.client.frozen_prefix import Cut
+from fedstrata.client.frozen_prefix import NetworkCut
 
 
-class Kept:
+class ActivationCache:
     """The values at a cut, filled as samples are first read, in that order and company.
 
     Args:
@@ -23,7 +23,7 @@ class Kept:
         watch: a context that the front part runs in, for a counter.
     """
 
-    def __init__(self, cut: Cut, samples: int, *, autocast: bool) -> None:
+    def __init__(self, cut: NetworkCut, samples: int, *, autocast: bool) -> None:
         self.cut, self.autocast = cut, autocast
         self.known = torch.zeros(samples, dtype=torch.bool)
         self.left = samples

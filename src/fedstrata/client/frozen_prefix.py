@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 
-from fedstrata.core.network import Bound, Dropout
+from fedstrata.core.network import BoundModel, Dropout
 from fedstrata.core.params import Params
 
 Names = frozenset[str]
@@ -44,7 +44,7 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class Cut:
+class NetworkCut:
     """Both parts of a body, on its own parameters.
 
     Attributes:
@@ -104,7 +104,7 @@ class _Shell(nn.Module):
         return found
 
 
-def trace(bound: Bound, x: Tensor, context: Context) -> Traced | str:
+def trace(bound: BoundModel, x: Tensor, context: Context) -> Traced | str:
     """The body as a graph, or why not. Not to be called beside threads that run networks: tracing replaces
     ``nn.Module.__call__`` for its time.
 
@@ -167,7 +167,7 @@ class _Look(fx.Interpreter):
 # --------------------------------------------------------------------------------------------------------------------------------
 
 
-def cut(traced: Traced, bound: Bound, names: Names) -> Cut | str | None:
+def cut(traced: Traced, bound: BoundModel, names: Names) -> NetworkCut | str | None:
     """The body in two parts for the training of ``names``; why that would not be exact.
 
     Or None where no layer lies in front of them.
@@ -201,10 +201,10 @@ def cut(traced: Traced, bound: Bound, names: Names) -> Cut | str | None:
     before.output(tuple(copies[n] for n in kept))
     after, _ = _copied([n for n in order if n in inside], [*raw, *kept])
     prefix, suffix = (_module(bound, graph, traced.constants) for graph in (before, after))
-    return Cut(prefix, suffix, bool(raw), sum(traced.rows[n] for n in kept))
+    return NetworkCut(prefix, suffix, bool(raw), sum(traced.rows[n] for n in kept))
 
 
-def _inexact(traced: Traced, bound: Bound, front: Sequence[fx.Node]) -> str | None:
+def _inexact(traced: Traced, bound: BoundModel, front: Sequence[fx.Node]) -> str | None:
     """A layer among these whose outputs for a sample differ from step to step, or depend on its company."""
     for node in front:
         part = _resolved(bound, node, traced.constants)
@@ -244,13 +244,13 @@ def _copied(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> tuple[fx.Gra
     return graph, copies
 
 
-def _module(bound: Bound, graph: fx.Graph, constants: Mapping[str, Tensor]) -> fx.GraphModule:
+def _module(bound: BoundModel, graph: fx.Graph, constants: Mapping[str, Tensor]) -> fx.GraphModule:
     """A graph on the body's own layers and parameters."""
     parts = {str(n.target): _resolved(bound, n, constants) for n in graph.nodes if n.op in ("call_module", "get_attr")}
     return fx.GraphModule(parts, graph)
 
 
-def _resolved(bound: Bound, node: fx.Node, constants: Mapping[str, Tensor]) -> Any:
+def _resolved(bound: BoundModel, node: fx.Node, constants: Mapping[str, Tensor]) -> Any:
     """The layer or tensor that a node names, if it names one."""
     if node.op not in ("call_module", "get_attr"):
         return None
@@ -263,7 +263,7 @@ def _resolved(bound: Bound, node: fx.Node, constants: Mapping[str, Tensor]) -> A
     return found
 
 
-def _parameters(bound: Bound, node: fx.Node) -> list[nn.Parameter]:
+def _parameters(bound: BoundModel, node: fx.Node) -> list[nn.Parameter]:
     """What a node itself reads."""
     if node.op not in ("call_module", "get_attr") or not str(node.target).startswith(ROOT):
         return []
@@ -277,7 +277,7 @@ def _parameters(bound: Bound, node: fx.Node) -> list[nn.Parameter]:
 # -------------------------------------------------------------------------------------------------------------------------------
 
 
-def doubt(made: Cut, bound: Bound, names: Names, start: Params, x: Tensor, context: Context) -> str | None:
+def doubt(made: NetworkCut, bound: BoundModel, names: Names, start: Params, x: Tensor, context: Context) -> str | None:
     """Why the two parts are not the network itself, tried on a few samples: same features, same gradients, no sample
     that sees another.
 
@@ -306,7 +306,7 @@ def doubt(made: Cut, bound: Bound, names: Names, start: Params, x: Tensor, conte
     return None
 
 
-def _outcome(bound: Bound, leaves: Sequence[nn.Parameter], run: Callable[[], Tensor]) -> list[Tensor]:
+def _outcome(bound: BoundModel, leaves: Sequence[nn.Parameter], run: Callable[[], Tensor]) -> list[Tensor]:
     """Features, and the gradients of a fixed function of them; dropout draws the same masks in every call."""
     bound.draw_from(torch.Generator().manual_seed(0))
     with torch.enable_grad():
@@ -327,7 +327,7 @@ def _near(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def _borrowed(bound: Bound, start: Params) -> Any:
+def _borrowed(bound: BoundModel, start: Params) -> Any:
     """Parameters near ``start`` for a while; afterwards parameters, statistics and streams are what they were."""
     flat = bound.flat.detach().clone()
     buffers = [(b, b.clone()) for b in bound.body.buffers()]

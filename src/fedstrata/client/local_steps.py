@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedstrata.client.worker import Kit
+from fedstrata.client.worker import Worker
 from fedstrata.core.layout import Names
 from fedstrata.core.network import Batch
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Gradient, Loss
 
 
-class Eager:
+class LocalSteps:
     """Local steps of one client on the bound vector.
 
     Args:
@@ -33,7 +33,7 @@ class Eager:
 
     def __init__(
         self,
-        kit: Kit,
+        kit: Worker,
         loss: Loss,
         gradient: Callable[[Gradient], Gradient],
         names: Names,

@@ -12,13 +12,13 @@ from torch import nn
 
 from fedstrata.client.optimizers import Optimizer
 from fedstrata.client.peak_memory import Alive
-from fedstrata.client.worker import FlopCounter, Kit
+from fedstrata.client.worker import FlopCounter, Worker
 from fedstrata.core.layout import Names
 from fedstrata.core.network import Batch
 from fedstrata.core.plan import Load
 
 
-def cost(kit: Kit, batch: Batch, names: Names) -> Load:
+def cost(kit: Worker, batch: Batch, names: Names) -> Load:
     """FLOPs a sample and peak bytes of a batch of the configured size, when only these parameters are trained."""
     bound, setup = kit.bound, kit.setup
     bound.mode(training=True)
@@ -42,7 +42,7 @@ def cost(kit: Kit, batch: Batch, names: Names) -> Load:
     )
 
 
-def _alive(kit: Kit, batch: Batch, names: Names) -> tuple[int, int]:
+def _alive(kit: Worker, batch: Batch, names: Names) -> tuple[int, int]:
     """Bytes alive together, batch included: at the peak of the forward pass, and of both passes less the gradients of
     what is trained.
     """
@@ -56,7 +56,7 @@ def _alive(kit: Kit, batch: Batch, names: Names) -> tuple[int, int]:
     return ahead, max(ahead, alive.peak - 4 * sum(stop - start for start, stop in bound.spec.runs(names)))
 
 
-def forward(kit: Kit, batch: Batch) -> Mapping[str, int]:
+def forward(kit: Worker, batch: Batch) -> Mapping[str, int]:
     """FLOPs a sample of the forward pass, by layer group, shallow to deep.
 
     A product without parameters counts for the layer that it lies in.
@@ -93,7 +93,7 @@ def forward(kit: Kit, batch: Batch) -> Mapping[str, int]:
 
 
 @contextmanager
-def whole(kit: Kit) -> Iterator[None]:
+def whole(kit: Worker) -> Iterator[None]:
     """All settings of the network are 0 for a while, which is the whole network."""
     parts = [kit.bound.parts[name] for name in kit.setup.layout.settings]
     before = [part.detach().clone() for part in parts]
@@ -108,7 +108,7 @@ def whole(kit: Kit) -> Iterator[None]:
                 part.copy_(value)
 
 
-def layers(kit: Kit) -> list[tuple[nn.Module, str]]:
+def layers(kit: Worker) -> list[tuple[nn.Module, str]]:
     """The outermost modules whose parameters all lie in one layer group, with that group."""
     bound, layout = kit.bound, kit.setup.layout
     owner = {id(part): layout.entries[name].group for name, part in bound.parts.items()}

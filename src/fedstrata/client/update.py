@@ -1,6 +1,6 @@
 """One client's local update: the only local loop.
 
-Pure: what a client needs goes in as :class:`Work`, a :class:`Reply` comes out.
+Pure: what a client needs goes in as :class:`ClientTask`, a :class:`Reply` comes out.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedstrata.client.activation_cache import Kept
+from fedstrata.client.activation_cache import ActivationCache
 from fedstrata.client.batch_order import Order
-from fedstrata.client.local_steps import Eager, Fold
-from fedstrata.client.worker import FlopCounter, Kit
+from fedstrata.client.local_steps import Fold, LocalSteps
+from fedstrata.client.worker import FlopCounter, Worker
 from fedstrata.common import random_streams
 from fedstrata.common.errors import FedstrataError
 from fedstrata.core.layout import Names
 from fedstrata.core.network import Batch
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Gradient, Loss, Reply, View
+from fedstrata.core.piece import ClientContext, Gradient, Loss, Reply
 from fedstrata.core.plan import Phase, Plan
 from fedstrata.core.state import State, pack, unpack
 
 
 @dataclass(frozen=True)
-class Work:
+class ClientTask:
     """What one client is asked to do.
 
     Attributes:
@@ -52,7 +52,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Failure:
+class ClientFailure:
     """A client without a usable reply."""
 
     place: int
@@ -78,10 +78,10 @@ def run_steps(stepper: Stepper, batches: Iterable[Batch]) -> None:
         stepper.step(batch)
 
 
-class Session:
+class ClientUpdate:
     """One client's turn: receive, train, upload. It is also the tools that pieces are given."""
 
-    def __init__(self, kit: Kit, work: Work, *, probe: bool = False) -> None:
+    def __init__(self, kit: Worker, work: ClientTask, *, probe: bool = False) -> None:
         self.kit, self.work, self.probe = kit, work, probe
         self.passes: dict[str, int] = {}
         self.front: dict[str, int] = {}  # stretches of training, by what was kept in front of their layers
@@ -92,7 +92,7 @@ class Session:
         start = self._compose()
         phase = plan.phases[0]
         self.steps = sum(self._length(p) for p in plan.phases)
-        self.view = View(
+        self.view = ClientContext(
             net=kit.net,
             layout=setup.layout,
             setup=setup,
@@ -140,7 +140,7 @@ class Session:
         s = self.kit.setup
         return s.local_steps(len(self.index), epochs=phase.epochs, steps=phase.steps)
 
-    def at(self, name: str, **changes: Any) -> View:
+    def at(self, name: str, **changes: Any) -> ClientContext:
         """The view of one piece."""
         return replace(
             self.view, own=self.rows[name], extras=dict(self.work.extras.get(name, {})), piece=name, **changes
@@ -196,7 +196,7 @@ class Session:
         epochs: int | None = None,
         steps: int | None = None,
         share: float = 1.0,
-        kept: Kept | None = None,
+        kept: ActivationCache | None = None,
     ) -> Iterator[Batch]:
         """Batches for one stretch of steps; an epoch or step count that is not given is the run's."""
         if epochs is None and steps is None:
@@ -213,7 +213,7 @@ class Session:
     # -- the tools of a piece
 
     def noise(self, name: str, shape: Sequence[int], kind: str) -> Tensor:
-        """Derived random numbers; see :meth:`View.noise`."""
+        """Derived random numbers; see :meth:`ClientContext.noise`."""
         return self.draw(name, shape, kind, self.now)
 
     def draw(self, name: str, shape: Sequence[int], kind: str, now: tuple[str | int, ...] = ()) -> Tensor:
@@ -257,7 +257,7 @@ class Session:
         layout = kit.setup.layout
         names = (layout.parameters if train is None else train & layout.parameters) - layout.settings
         kept = self.keep(purpose, names, epochs, steps)
-        stepper = Eager(
+        stepper = LocalSteps(
             kit, loss or kit.plain_loss, gradient or (lambda g: g), names, self.work.lr if lr is None else lr
         )
         self._go(stepper, purpose, self.batches(purpose, epochs=epochs, steps=steps, kept=kept), kept)
@@ -272,7 +272,7 @@ class Session:
             self._go(fold, purpose, self.batches(purpose, epochs=epochs, share=share))
         return fold.carry
 
-    def keep(self, purpose: str, names: Names, epochs: int | None, steps: int | None) -> Kept | None:
+    def keep(self, purpose: str, names: Names, epochs: int | None, steps: int | None) -> ActivationCache | None:
         """What is kept in front of these parameters over one stretch of steps; a reason against it is noted."""
         n, s = len(self.index), self.kit.setup
         again = s.local_steps(n, epochs=epochs, steps=steps) > s.local_steps(n, epochs=1)
@@ -286,7 +286,9 @@ class Session:
         """Count a stretch of training by what was kept in front of its layers."""
         self.front[said] = self.front.get(said, 0) + 1
 
-    def _go(self, stepper: Eager | Fold, purpose: str, batches: Iterable[Batch], kept: Kept | None = None) -> None:
+    def _go(
+        self, stepper: LocalSteps | Fold, purpose: str, batches: Iterable[Batch], kept: ActivationCache | None = None
+    ) -> None:
         outer, self.kit.bound.front = self.kit.bound.front, kept
         try:
             if self.probe:
@@ -307,7 +309,9 @@ class Session:
         for key, samples in counted.items():
             self.passes[key] = self.passes.get(key, 0) + samples
 
-    def _weigh(self, stepper: Eager | Fold, purpose: str, batches: Iterable[Batch], kept: Kept | None) -> None:
+    def _weigh(
+        self, stepper: LocalSteps | Fold, purpose: str, batches: Iterable[Batch], kept: ActivationCache | None
+    ) -> None:
         """FLOPs a sample; with what is kept in front, of both parts too."""
         inner, costs = FlopCounter(), self.kit.costs
         if kept is not None:
@@ -340,7 +344,7 @@ class Session:
             names = self.trained(phase)
             loss, wrap, custom = kit.middleware({n: self.at(n, phase=phase) for n in kit.method.named})
             kept = self.keep(phase.name, names, phase.epochs, phase.steps)
-            stepper = Eager(kit, loss, wrap, names, self.work.lr * phase.lr, custom, carry)
+            stepper = LocalSteps(kit, loss, wrap, names, self.work.lr * phase.lr, custom, carry)
             self._go(
                 stepper,
                 phase_key(phase, names),
@@ -408,13 +412,13 @@ def hash_names(names: Names) -> str:
     return f"{random_streams.key(0, 'names', *sorted(names)):016x}"
 
 
-def why_not(kit: Kit, work: Work) -> Failure | None:
+def why_not(kit: Worker, work: ClientTask) -> ClientFailure | None:
     """A client that cannot train, with the reason; it is left out and named."""
     n = len(kit.data.training(work.client))
     if n == 0:
-        return Failure(work.place, work.client, "empty", f"client {work.client} has no training sample")
+        return ClientFailure(work.place, work.client, "empty", f"client {work.client} has no training sample")
     if n == 1 and kit.batch_dependent:
-        return Failure(
+        return ClientFailure(
             work.place,
             work.client,
             "single",
@@ -423,13 +427,13 @@ def why_not(kit: Kit, work: Work) -> Failure | None:
     return None
 
 
-def train_client(kit: Kit, work: Work) -> Reply | Failure:
+def train_client(kit: Worker, work: ClientTask) -> Reply | ClientFailure:
     """One client's local update. A client whose own code or data raise is a failure, never the end of the run."""
     refused = why_not(kit, work)
     if refused is not None:
         return refused
     try:
-        session = Session(kit, work)
+        session = ClientUpdate(kit, work)
         loss, steps = session.train(session.begin())
         return session.reply(session.end(), loss, steps)
     except FedstrataError:
@@ -439,4 +443,4 @@ def train_client(kit: Kit, work: Work) -> Reply | Failure:
         said = (
             f"{type(error).__name__}: {error}"[:500].encode(errors="replace").decode()
         )  # halves of surrogates fit into no file
-        return Failure(work.place, work.client, "raised", said)
+        return ClientFailure(work.place, work.client, "raised", said)

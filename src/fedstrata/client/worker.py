@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedstrata.client.activation_cache import Kept
-from fedstrata.client.frozen_prefix import Cut, Traced, cut, doubt
+from fedstrata.client.activation_cache import ActivationCache
+from fedstrata.client.frozen_prefix import NetworkCut, Traced, cut, doubt
 from fedstrata.client.optimizers import Optimizer
 from fedstrata.core.chain import Method, name_of
 from fedstrata.core.layout import Names
-from fedstrata.core.network import Batch, Bound, Function, Net, gradient_at
+from fedstrata.core.network import Batch, BoundModel, Function, Net, gradient_at
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Gradient, Loss, View
+from fedstrata.core.piece import ClientContext, Gradient, Loss
 from fedstrata.core.plan import Setup
 
 
@@ -42,7 +42,7 @@ class ClientData(Protocol):
 
 
 @dataclass(frozen=True)
-class Local:
+class PrivateLocalSettings:
     """Local settings that pieces do not see."""
 
     draw: str = "cycle"
@@ -52,22 +52,22 @@ class Local:
 
 
 @dataclass
-class Kit:
+class Worker:
     """What a worker owns: a bound module and what is fixed for a run. Never shared between threads.
 
     ``traced`` is the model's body as a graph, or why there is none; it is shared by all workers.
     """
 
-    bound: Bound
+    bound: BoundModel
     net: Net
     method: Method
     setup: Setup
     data: ClientData
-    local: Local
-    memo: Memo
+    local: PrivateLocalSettings
+    memo: FeatureCache
     costs: dict[str, float] = field(default_factory=dict)  # FLOPs a sample, by purpose; filled by a probe
     traced: Traced | str | None = None
-    cuts: dict[Names, Cut | str | None] = field(default_factory=dict)
+    cuts: dict[Names, NetworkCut | str | None] = field(default_factory=dict)
 
     @cached_property
     def batch_dependent(self) -> bool:
@@ -83,7 +83,7 @@ class Kit:
         """The precision that forward passes run in."""
         return precision(self.local)
 
-    def keep(self, names: Names, samples: int, *, again: bool) -> Kept | str | None:
+    def keep(self, names: Names, samples: int, *, again: bool) -> ActivationCache | str | None:
         """What is kept in front of these parameters while they alone are trained; why nothing is; or None where nothing
         lies in front.
 
@@ -95,7 +95,7 @@ class Kit:
         if len(names) == len(self.setup.layout.parameters) or not self.local.keep or self.traced is None:
             return None
         found = self.cut(names)
-        if not isinstance(found, Cut):
+        if not isinstance(found, NetworkCut):
             return found
         if any(piece.splits for piece in self.method.pieces):
             return "the method looks at parts of batches"
@@ -103,9 +103,9 @@ class Kit:
             return "each sample is read once"
         if found.bytes * samples > self.local.keep * 1e6:
             return f"a client's samples would take more than local.keep={self.local.keep} MB"
-        return Kept(found, samples, autocast=self.local.precision != "float32")
+        return ActivationCache(found, samples, autocast=self.local.precision != "float32")
 
-    def cut(self, names: Names) -> Cut | str | None:
+    def cut(self, names: Names) -> NetworkCut | str | None:
         """The model's body in two parts for the training of these parameters; why not.
 
         Or None where nothing lies in front.
@@ -114,12 +114,12 @@ class Kit:
             self.cuts[names] = self._cut(names)
         return self.cuts[names]
 
-    def _cut(self, names: Names) -> Cut | str | None:
+    def _cut(self, names: Names) -> NetworkCut | str | None:
         traced = "the network is another one in other rounds" if self.setup.layout.settings else self.traced
         if not isinstance(traced, Traced):
             return traced
         made = cut(traced, self.bound, names)
-        if not isinstance(made, Cut):
+        if not isinstance(made, NetworkCut):
             return made
         if self.data.augment is not None:
             return "samples are augmented, anew in each epoch"
@@ -131,7 +131,7 @@ class Kit:
         return gradient_at(loss, p, batch)
 
     def middleware(
-        self, views: Mapping[str, View]
+        self, views: Mapping[str, ClientContext]
     ) -> tuple[Loss, Callable[[Gradient], Gradient], Callable[..., Any] | None]:
         """The chain's loss, its gradient middleware and its own optimiser step (None is the run's), for one phase.
 
@@ -163,7 +163,7 @@ class Kit:
         return batch.mean(self.net.loss(output.float() if output.dtype == torch.bfloat16 else output, batch.y))
 
 
-def precision(local: Local) -> AbstractContextManager[None]:
+def precision(local: PrivateLocalSettings) -> AbstractContextManager[None]:
     """The precision that forward passes run in."""
     return nullcontext() if local.precision == "float32" else torch.autocast("cpu", dtype=torch.bfloat16)
 
@@ -188,7 +188,7 @@ class _NoModules:
     def __exit__(self, *_: object) -> None: ...
 
 
-class Memo:
+class FeatureCache:
     """Features of the batch in hand, so that a loss term on them costs no second forward pass (nor a second dropout
     mask).
     """
@@ -213,10 +213,10 @@ class Memo:
 
 def bind_net(
     module: nn.Module, head: str, loss: Callable[[Tensor, Tensor], Tensor], method: Method
-) -> tuple[Bound, Net, Memo]:
+) -> tuple[BoundModel, Net, FeatureCache]:
     """A bound copy of a module and its functions under a method."""
-    bound = Bound(module, head)
+    bound = BoundModel(module, head)
     net = method.model(bound.net(loss))
     bound.attach(net)
-    memo = Memo(net.features)
+    memo = FeatureCache(net.features)
     return bound, replace(net, features=memo, initial={}), memo  # the values live in the flat vector now

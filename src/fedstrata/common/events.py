@@ -37,7 +37,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ExecutorChosen:
     """``executor=auto`` has measured and chosen.
 
     Attributes:
@@ -73,5 +73,5 @@ class Finished:
     notes: tuple[str, ...] = field(default=())
 
 
-Event: TypeAlias = Started | Chosen | RoundDone | Finished
+Event: TypeAlias = Started | ExecutorChosen | RoundDone | Finished
 Observer: TypeAlias = Callable[[Event], None]

@@ -12,8 +12,8 @@ from torch import nn
 from fedstrata.analysis.comparison import Budget, Comparison
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.compare import comparison_file, screening
-from fedstrata.compare.execution import LOG, Halted, works
-from fedstrata.compare.request import Contest, Observers, Own, check_target, contest
+from fedstrata.compare.execution import LOG, ComparisonStopped, works
+from fedstrata.compare.request import ComparisonRequest, Observers, PythonInputs, check_target, contest
 from fedstrata.config.config import Config
 from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
@@ -80,13 +80,13 @@ def compare(
         budget=budget or check_target(target),
         screen=screen,
         side_by_side=side_by_side,
-        own=Own(federation, module),
+        own=PythonInputs(federation, module),
     )
     return conduct(asked, console or Console(quiet=True), observers=observers)[0]
 
 
 def conduct(
-    asked: Contest,
+    asked: ComparisonRequest,
     console: Console,
     *,
     plain: bool = False,

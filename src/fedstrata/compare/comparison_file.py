@@ -21,7 +21,7 @@ from fedstrata.common.errors import StateError, WireError
 from fedstrata.common.units import size
 from fedstrata.compare import run_cache
 from fedstrata.compare.job import Id, Job
-from fedstrata.compare.request import Contest
+from fedstrata.compare.request import ComparisonRequest
 from fedstrata.data.statistics.facts import Facts
 from fedstrata.runs.folder import as_json
 from fedstrata.runs.result import Result
@@ -33,7 +33,7 @@ FORMAT = 1
 
 
 def write(
-    asked: Contest,
+    asked: ComparisonRequest,
     runs: Mapping[Id, Job],
     facts: Facts,
     state: str,
@@ -77,7 +77,7 @@ def write(
     return folder / FILE
 
 
-def refuse_another(asked: Contest) -> Path | None:
+def refuse_another(asked: ComparisonRequest) -> Path | None:
     """Refuse a name under which another comparison is kept.
 
     A record that nobody can read is renamed, and its new place is the answer.

@@ -31,7 +31,7 @@ _SETTING = re.compile(r"(?:^|(?<=\s))[A-Za-z_][A-Za-z0-9_.]*=")
 
 
 @dataclass(frozen=True)
-class Rival:
+class Competitor:
     """One competitor.
 
     Attributes:
@@ -49,7 +49,7 @@ class Rival:
         return base.replace(**{"method": self.entry.method, "seed": seed, **self.entry.settings})
 
 
-def rivals(methods: Sequence[str | Piece | Method], base: Config) -> tuple[Rival, ...]:
+def rivals(methods: Sequence[str | Piece | Method], base: Config) -> tuple[Competitor, ...]:
     """Competitors in the order given.
 
     Args:
@@ -70,7 +70,7 @@ def rivals(methods: Sequence[str | Piece | Method], base: Config) -> tuple[Rival
     read = [_read(method) for method in methods]
     labels = _labels([(text, method, own) for text, method, own, _ in read])
     found = tuple(
-        Rival(Entry(label, text, own), method, given)
+        Competitor(Entry(label, text, own), method, given)
         for label, (text, method, own, given) in zip(labels, read, strict=True)
     )
     _refuse_twins(found, base)
@@ -161,7 +161,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= LABEL else text[: LABEL - 1] + "…"
 
 
-def _refuse_twins(found: Sequence[Rival], base: Config) -> None:
+def _refuse_twins(found: Sequence[Competitor], base: Config) -> None:
     """Two competitors that mean the same would count as independent ones in every correction for many methods."""
     seen: dict[str, str] = {}
     for rival in found:
@@ -194,7 +194,7 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     return seeds
 
 
-def baseline_of(found: Sequence[Rival], wanted: str | None) -> str:
+def baseline_of(found: Sequence[Competitor], wanted: str | None) -> str:
     """The label that differences are taken to: as given (label or method), otherwise fedavg where it takes part,
     otherwise the first.
 
@@ -214,6 +214,6 @@ def baseline_of(found: Sequence[Rival], wanted: str | None) -> str:
     return hits[0]
 
 
-def pairs(found: Sequence[Rival], seeds: Sequence[int]) -> Iterator[tuple[Rival, int]]:
+def pairs(found: Sequence[Competitor], seeds: Sequence[int]) -> Iterator[tuple[Competitor, int]]:
     """All runs, a seed after the other, so that neighbours share their data."""
     return ((rival, seed) for seed in seeds for rival in found)

@@ -12,13 +12,13 @@ from rich.console import Console
 from fedstrata.analysis.comparison import Screening
 from fedstrata.common.errors import ConfigError
 from fedstrata.compare import comparison_file, run_cache
-from fedstrata.compare.entries import Rival, pairs
-from fedstrata.compare.federation_cache import Shelf
-from fedstrata.compare.in_process import Here, outside
+from fedstrata.compare.entries import Competitor, pairs
+from fedstrata.compare.federation_cache import FederationCache
+from fedstrata.compare.in_process import InProcessRunner, outside
 from fedstrata.compare.job import Id, Job
-from fedstrata.compare.process_pool import Pool
-from fedstrata.compare.progress import Board, board
-from fedstrata.compare.request import Contest, Observers, only_here
+from fedstrata.compare.process_pool import ProcessPool
+from fedstrata.compare.progress import ProgressBoard, board
+from fedstrata.compare.request import ComparisonRequest, Observers, only_here
 from fedstrata.compare.resources import Room
 from fedstrata.data.federation import Federation
 from fedstrata.data.statistics.facts import Facts, facts_of
@@ -29,7 +29,7 @@ from fedstrata.trackers import NONE
 LOG = "children.log"
 
 
-class Halted(Exception):  # not an error: somebody asked for it  # noqa: N818
+class ComparisonStopped(Exception):  # not an error: somebody asked for it  # noqa: N818
     """The comparison was asked to stop; every run is kept up to its last round.
 
     Attributes:
@@ -55,7 +55,7 @@ class Grid:
         failures: id -> why.
     """
 
-    asked: Contest
+    asked: ComparisonRequest
     jobs: dict[Id, Job]
     facts: Facts
     here: bool
@@ -88,13 +88,13 @@ class Grid:
 # -----------------------------------------------------------------------------------------------------------------------------------
 
 
-def prepare(asked: Contest, *, here: bool = False) -> Grid:
+def prepare(asked: ComparisonRequest, *, here: bool = False) -> Grid:
     """Load each seed's federation once, check every competitor on the first one, and find every run's place.
 
     Raises:
         FedstrataError: what cannot be meant; nothing was trained.
     """
-    shelf, jobs = Shelf(), dict[Id, Job]()
+    shelf, jobs = FederationCache(), dict[Id, Job]()
     federation = asked.own.federation or shelf.federation(asked.config.replace(seed=asked.seeds[0]))
     _refuse_accuracy(asked, federation)
     parts = {rival.entry.label: asked.parts(rival, federation) for rival in asked.rivals}
@@ -110,7 +110,7 @@ def prepare(asked: Contest, *, here: bool = False) -> Grid:
     return Grid(asked, jobs, facts, here or only_here(asked, parts))
 
 
-def _refuse_accuracy(asked: Contest, federation: Federation) -> None:
+def _refuse_accuracy(asked: ComparisonRequest, federation: Federation) -> None:
     """An accuracy that no run could reach would be told as one that all have missed.
 
     Raises:
@@ -123,7 +123,7 @@ def _refuse_accuracy(asked: Contest, federation: Federation) -> None:
         )
 
 
-def _job(asked: Contest, rival: Rival, seed: int, federation: Federation, guests: str | None) -> Job:
+def _job(asked: ComparisonRequest, rival: Competitor, seed: int, federation: Federation, guests: str | None) -> Job:
     """A run with its place: in the cache, or where nothing identifies it, below the comparison."""
     config = rival.config(asked.config, seed)
     if guests is None:
@@ -147,10 +147,10 @@ def _free(place: Path, method: str, seed: int) -> Path:
 # --------------------------------------------------------------------------------------------------------------------------------
 
 
-class Works:
+class RunExecutor:
     """Makes the runs of a grid that are not there yet, by children or in this process, and keeps the grid's account."""
 
-    def __init__(self, grid: Grid, shown: Board, maker: Pool | Here) -> None:
+    def __init__(self, grid: Grid, shown: ProgressBoard, maker: ProcessPool | InProcessRunner) -> None:
         self.grid, self.shown, self.maker = grid, shown, maker
 
     def make(self, jobs: Sequence[Job]) -> None:
@@ -166,22 +166,22 @@ class Works:
                 grid.done.add(id_)
             elif outcome.state == "failed":
                 grid.failures[id_] = outcome.why
-        if isinstance(self.maker, Pool) and self.maker.room.note:
+        if isinstance(self.maker, ProcessPool) and self.maker.room.note:
             self.shown.say(self.maker.room.note)
         if any(outcome.state == "stopped" for outcome in ended.values()):
             grid.write("stopped")
-            raise Halted(grid.asked.folder, len(grid.done), len(grid.jobs))
+            raise ComparisonStopped(grid.asked.folder, len(grid.done), len(grid.jobs))
 
 
 @contextmanager
 def works(
-    asked: Contest,
+    asked: ComparisonRequest,
     console: Console,
     *,
     plain: bool = False,
     stop: Callable[[], bool] = lambda: False,
     observers: Observers = (),
-) -> Iterator[Works]:
+) -> Iterator[RunExecutor]:
     """Everything that makes runs, for as long as they are made.
 
     Raises:
@@ -203,14 +203,18 @@ def works(
             if aside is not None:
                 shown.say(f"note: {comparison_file.FILE} was damaged; what was left of it is kept as {aside.name}")
             if grid.here:
-                yield Works(grid, shown, Here(asked, shown.tell, stop, observers, shown.tick, asked.folder / LOG))
+                yield RunExecutor(
+                    grid, shown, InProcessRunner(asked, shown.tell, stop, observers, shown.tick, asked.folder / LOG)
+                )
                 return
-            with Pool(Room(asked.config, asked.side_by_side), asked.folder / LOG, shown.tell, stop, shown.tick) as pool:
+            with ProcessPool(
+                Room(asked.config, asked.side_by_side), asked.folder / LOG, shown.tell, stop, shown.tick
+            ) as pool:
                 shown.side_by_side = pool.room.slots
-                yield Works(grid, shown, pool)
+                yield RunExecutor(grid, shown, pool)
 
 
-def _opening(grid: Grid, shown: Board) -> None:
+def _opening(grid: Grid, shown: ProgressBoard) -> None:
     """Say what is compared and what is there already."""
     for id_ in grid.done:
         shown.mark(id_, "reused")

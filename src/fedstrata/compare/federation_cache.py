@@ -14,7 +14,7 @@ DATA = ("data", "data.root", "augment", "partition", "test", "validation", "held
 """Settings that :meth:`fedstrata.Config.federation` looks at."""
 
 
-class Known(Config):
+class CachedConfig(Config):
     """A configuration that hands out a federation instead of reading it again."""
 
     _federation: Federation = PrivateAttr()
@@ -31,7 +31,7 @@ class Known(Config):
         return self._federation
 
 
-class Shelf:
+class FederationCache:
     """Keeps the federation that was asked for last."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Shelf:
             self.loads += 1
         return self._federation
 
-    def known(self, config: Config, data: str) -> Known:
+    def known(self, config: Config, data: str) -> CachedConfig:
         """The configuration with its federation, which has the fingerprint ``data``.
 
         Raises:
@@ -57,7 +57,7 @@ class Shelf:
         """
         federation = self.federation(config)
         unchanged("data", data, federation.fingerprint)
-        return Known.of(config, federation)
+        return CachedConfig.of(config, federation)
 
 
 def unchanged(what: str, asked: str, found: str) -> None:

@@ -15,17 +15,17 @@ from typing import Any
 from fedstrata.common.errors import FedstrataError, StateError
 from fedstrata.common.events import Event, RoundDone, Started
 from fedstrata.compare import run_cache
-from fedstrata.compare.federation_cache import Shelf
+from fedstrata.compare.federation_cache import FederationCache
 from fedstrata.compare.job import Id, Job, Outcome, Tell, reason
-from fedstrata.compare.request import Contest, Observers
+from fedstrata.compare.request import ComparisonRequest, Observers
 from fedstrata.config.config import Config
-from fedstrata.engine.assembly import Parts
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.report.files import write_clients
 from fedstrata.runs.result import Result
 from fedstrata.runs.run import Stopped, resume, run
 
 
-def outside(asked: Contest, parts: Parts, *, given: bool) -> str | None:
+def outside(asked: ComparisonRequest, parts: RunComponents, *, given: bool) -> str | None:
     """What identifies the part of a run that is not ours: source and settings of the pieces.
 
     None where nothing does, as for a module.
@@ -47,7 +47,7 @@ def _plain(value: object) -> bool:
     return value is None or isinstance(value, str | int | float | bool)
 
 
-class Here:
+class InProcessRunner:
     """Makes runs in this process.
 
     Args:
@@ -61,7 +61,7 @@ class Here:
 
     def __init__(
         self,
-        asked: Contest,
+        asked: ComparisonRequest,
         tell: Tell,
         stop: Callable[[], bool],
         observers: Observers,
@@ -70,7 +70,7 @@ class Here:
     ) -> None:
         self.asked, self.tell, self.stop, self.observers, self.tick, self.log = asked, tell, stop, observers, tick, log
         self.theirs: Exception | None = None  # of an observer: it ends the comparison
-        self.shelf = Shelf()
+        self.shelf = FederationCache()
         self.done = 0
         self.paused: set[Id] = set()
 

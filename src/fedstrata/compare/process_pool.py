@@ -25,7 +25,7 @@ TICK = 0.2  # seconds between looks at the clock and at Ctrl-C
 GRACE = 5.0  # seconds that a child has to leave
 
 
-class Worker:
+class WorkerProcess:
     """A child process and the job that it has."""
 
     def __init__(self, log: Path) -> None:
@@ -86,7 +86,7 @@ class Worker:
         return self.process.wait()
 
 
-class Pool:
+class ProcessPool:
     """Children that serve jobs until the pool is left.
 
     Args:
@@ -101,7 +101,7 @@ class Pool:
         self, room: Room, log: Path, tell: Tell, stop: Callable[[], bool], tick: Callable[[], None] = lambda: None
     ) -> None:
         self.room, self.log, self.tell, self.stop, self.tick = room, log, tell, stop, tick
-        self.workers: list[Worker] = []
+        self.workers: list[WorkerProcess] = []
         self.started = 0
         self.selector = selectors.DefaultSelector()
 
@@ -147,18 +147,18 @@ class Pool:
             left = len(waiting) + len(busy)
             worker.give(waiting.popleft(), *self.room.turn(left), self.room.together(left))
 
-    def _start(self) -> Worker:
-        worker = Worker(self.log)
+    def _start(self) -> WorkerProcess:
+        worker = WorkerProcess(self.log)
         self.started += 1
         self.workers.append(worker)
         assert worker.process.stdout is not None, "a pipe was asked for"
         self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
         return worker
 
-    def _messages(self) -> Iterator[tuple[Worker, dict[str, Any] | None]]:
+    def _messages(self) -> Iterator[tuple[WorkerProcess, dict[str, Any] | None]]:
         """What busy children say; None where one has died. An idle one that died is let go."""
         for key, _ in self.selector.select(TICK):
-            worker: Worker = key.data
+            worker: WorkerProcess = key.data
             lines = worker.read()
             if lines is None:
                 self.selector.unregister(key.fileobj)
@@ -170,7 +170,7 @@ class Pool:
             for line in lines or ():
                 yield worker, line
 
-    def _heard(self, worker: Worker, job: Job, message: Mapping[str, Any]) -> Outcome | None:
+    def _heard(self, worker: WorkerProcess, job: Job, message: Mapping[str, Any]) -> Outcome | None:
         worker.peak = max(worker.peak, int(message.get("peak", 0)))
         self.room.needed = max(self.room.needed, worker.peak)
         self.tell(job, message)
@@ -179,7 +179,7 @@ class Pool:
         return None
 
     def _died(
-        self, worker: Worker, job: Job, waiting: deque[Job], tries: dict[Id, int], ended: dict[Id, Outcome]
+        self, worker: WorkerProcess, job: Job, waiting: deque[Job], tries: dict[Id, int], ended: dict[Id, Outcome]
     ) -> None:
         why = _reason(
             worker.end(GRACE)

@@ -24,7 +24,7 @@ from fedstrata.common.allocator import keep_freed_blocks
 from fedstrata.common.errors import FedstrataError, StateError
 from fedstrata.common.events import Event, RoundDone, Started
 from fedstrata.compare import run_cache
-from fedstrata.compare.federation_cache import Shelf, unchanged
+from fedstrata.compare.federation_cache import FederationCache, unchanged
 from fedstrata.compare.job import reason
 from fedstrata.config.config import Config
 from fedstrata.report.files import write_clients
@@ -57,7 +57,7 @@ class Child:
     """Serves jobs; ``out`` takes the lines."""
 
     def __init__(self, out: TextIO, stop: Stop) -> None:
-        self.out, self.stop, self.shelf = out, stop, Shelf()
+        self.out, self.stop, self.shelf = out, stop, FederationCache()
         self.job: Mapping[str, Any] = {}
         self.done = 0
         self.began = False

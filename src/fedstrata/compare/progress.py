@@ -46,7 +46,7 @@ class Cell:
         return self.spent / self.measured * (self.rounds - self.done)
 
 
-class Board:
+class ProgressBoard:
     """All runs; told every event, asked to draw now and then.
 
     Args:
@@ -157,9 +157,9 @@ class Board:
 
 
 @contextmanager
-def board(console: Console, ids: Sequence[Id], rounds: int, *, plain: bool = False) -> Iterator[Board]:
+def board(console: Console, ids: Sequence[Id], rounds: int, *, plain: bool = False) -> Iterator[ProgressBoard]:
     """A board that leaves the terminal in order, however the comparison ends."""
-    drawn = Board(console, ids, rounds, live=console.is_terminal and not console.is_dumb_terminal and not plain)
+    drawn = ProgressBoard(console, ids, rounds, live=console.is_terminal and not console.is_dumb_terminal and not plain)
     if drawn.table is None:
         yield drawn
         return

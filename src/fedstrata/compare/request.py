@@ -19,23 +19,23 @@ from fedstrata.common.errors import ConfigError, FedstrataError
 from fedstrata.common.plugins import Kind as PluginKind
 from fedstrata.common.plugins import installed
 from fedstrata.compare import run_cache
-from fedstrata.compare.entries import OWN, Rival, baseline_of, check_seeds, rivals
-from fedstrata.compare.federation_cache import Known
+from fedstrata.compare.entries import OWN, Competitor, baseline_of, check_seeds, rivals
+from fedstrata.compare.federation_cache import CachedConfig
 from fedstrata.config.config import KEYS, Config
 from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
 from fedstrata.data.registry import find_dataset, find_law
-from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.models import find as find_model
 from fedstrata.trackers import check as check_track
 
-Kind: TypeAlias = Literal["bytes", "flops", "seconds", "accuracy"]
-KINDS: tuple[Kind, ...] = ("bytes", "flops", "seconds", "accuracy")
+BudgetUnit: TypeAlias = Literal["bytes", "flops", "seconds", "accuracy"]
+KINDS: tuple[BudgetUnit, ...] = ("bytes", "flops", "seconds", "accuracy")
 
 
 @dataclass(frozen=True)
-class Own:
+class PythonInputs:
     """What Python hands over instead of names; each may be missing. Runs with any of it stay in this process."""
 
     federation: Federation | None = None
@@ -43,7 +43,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Contest:
+class ComparisonRequest:
     """A comparison that was asked for.
 
     Attributes:
@@ -57,7 +57,7 @@ class Contest:
         verb: what is done with the runs; it begins the folder's name.
     """
 
-    rivals: tuple[Rival, ...]
+    rivals: tuple[Competitor, ...]
     seeds: tuple[int, ...]
     baseline: str
     config: Config
@@ -65,7 +65,7 @@ class Contest:
     command: str = ""
     screen: float | None = None
     side_by_side: int | None = None
-    own: Own = Own()
+    own: PythonInputs = PythonInputs()
     verb: Literal["compare", "sweep"] = "compare"
 
     @property
@@ -87,7 +87,7 @@ class Contest:
         }
         return hashlib.sha256(json.dumps(meant, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
-    def parts(self, rival: Rival, federation: Federation) -> Parts:
+    def parts(self, rival: Competitor, federation: Federation) -> RunComponents:
         """The run of a competitor, put together, so that what cannot be meant is refused now.
 
         Raises:
@@ -98,7 +98,7 @@ class Contest:
         try:
             if self.own.federation is not None:
                 return assemble(config, self.own.federation, self.own.module, method)
-            return assemble(Known.of(config, federation), None, self.own.module, method)
+            return assemble(CachedConfig.of(config, federation), None, self.own.module, method)
         except FedstrataError as error:
             raise type(error)(f"{rival.entry.label}: {error}") from error
 
@@ -113,8 +113,8 @@ def contest(
     screen: bool | float = False,
     side_by_side: int | None = None,
     command: str | None = None,
-    own: Own | None = None,
-) -> Contest:
+    own: PythonInputs | None = None,
+) -> ComparisonRequest:
     """Read what was asked for; see :func:`fedstrata.compare.compare`.
 
     Raises:
@@ -124,7 +124,9 @@ def contest(
     config, budget = budgeted(config, budget)
     found = rivals(methods, config)
     audited = share(screen)
-    base = Contest(found, seeds, baseline_of(found, baseline), config, budget, "", audited, side_by_side, own or Own())
+    base = ComparisonRequest(
+        found, seeds, baseline_of(found, baseline), config, budget, "", audited, side_by_side, own or PythonInputs()
+    )
     run_cache.check_out(Path(config.out))
     check_track(config.track)
     if side_by_side is not None and (
@@ -191,12 +193,12 @@ def check_target(target: float | None) -> Budget | None:
     return Budget("accuracy", float(target))
 
 
-def command_of(asked: Contest, verb: str = "compare") -> str:
+def command_of(asked: ComparisonRequest, verb: str = "compare") -> str:
     """The command that asks for this comparison.
 
     "" where pieces, data or model came from Python, which no command can say.
     """
-    if any(r.given for r in asked.rivals) or asked.own != Own():
+    if any(r.given for r in asked.rivals) or asked.own != PythonInputs():
         return ""
     said = differences(asked.config)
     methods = [text_of(rival) for rival in asked.rivals]
@@ -210,7 +212,7 @@ def differences(config: Config) -> list[str]:
     return [f"{k}={_word(v)}" for k, v in config.flat().items() if v != KEYS[k].default and k not in ("method", "seed")]
 
 
-def text_of(rival: Rival) -> str:
+def text_of(rival: Competitor) -> str:
     """A competitor as it is written after ``--methods``."""
     own = " ".join(f"{key}={_word(value)}" for key, value in rival.entry.settings.items())
     return f"{rival.entry.method} | {own}" if own else rival.entry.method
@@ -220,11 +222,11 @@ def _word(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def only_here(asked: Contest, parts: Mapping[str, Parts]) -> bool:
+def only_here(asked: ComparisonRequest, parts: Mapping[str, RunComponents]) -> bool:
     """Whether some run needs what only this process has: objects, or names that were registered here and are no
     plug-ins.
     """
-    if asked.own != Own() or any(r.given for r in asked.rivals):
+    if asked.own != PythonInputs() or any(r.given for r in asked.rivals):
         return True
     return any(
         not ours(thing) and name not in installed(kind) for kind, name, thing in _used(asked.config, parts.values())
@@ -237,7 +239,7 @@ def ours(thing: object) -> bool:
     return module == "fedstrata" or module.startswith("fedstrata.")
 
 
-def _used(config: Config, parts: Iterable[Parts]) -> Iterator[tuple[PluginKind, str, object]]:
+def _used(config: Config, parts: Iterable[RunComponents]) -> Iterator[tuple[PluginKind, str, object]]:
     """All that a configuration calls by name: (kind, name, what it is)."""
     for one in parts:
         yield from (("methods", name, type(piece)) for name, piece in one.method.named.items())

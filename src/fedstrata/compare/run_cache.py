@@ -31,7 +31,7 @@ PACKAGE = Path(__file__).parents[1]
 SEAL = "sealed.json"
 SEALED = ("config.toml", MANIFEST, "rounds.jsonl", "summary.json", "model.safetensors", "clients.csv")
 
-DECIDES = frozenset(
+RESULT_PACKAGES = frozenset(
     (
         *(
             "backends",
@@ -53,7 +53,7 @@ DECIDES = frozenset(
 old one.
 """
 
-APART = frozenset(
+PRESENTATION_PACKAGES = frozenset(
     (
         *(
             "__init__",
@@ -83,7 +83,9 @@ def code_version(package: Path = PACKAGE) -> str:
     arithmetic.
     """
     files = [
-        file for file in sorted(package.rglob("*.py")) if file.relative_to(package).with_suffix("").parts[0] in DECIDES
+        file
+        for file in sorted(package.rglob("*.py"))
+        if file.relative_to(package).with_suffix("").parts[0] in RESULT_PACKAGES
     ]
     libraries = f"torch {torch.__version__} numpy {np.__version__} python {sys.version_info[0]}.{sys.version_info[1]}"
     return _sources(files, package, libraries)
@@ -145,7 +147,7 @@ def stem(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class CachedRun:
     """The state of a folder of the cache.
 
     Attributes:
@@ -157,26 +159,26 @@ class Found:
     why: str = ""
 
 
-def look(folder: Path, key: str) -> Found:
+def look(folder: Path, key: str) -> CachedRun:
     """What is there; a finished run is read back byte by byte against its seal."""
     if not folder.exists():
-        return Found("none")
+        return CachedRun("none")
     if not (folder / SEAL).exists():
-        return Found("begun" if (folder / MANIFEST).is_file() else "damaged", "it was left before it began")
+        return CachedRun("begun" if (folder / MANIFEST).is_file() else "damaged", "it was left before it began")
     if strange := [name for name in (SEAL, *SEALED) if _no_file(folder / name)]:
-        return Found("damaged", f"{strange[0]} is no plain file")
+        return CachedRun("damaged", f"{strange[0]} is no plain file")
     try:
         seal = read_json(bytes(read_file(folder / SEAL, limit=1 << 20)), depth=4)
         if seal["key"] != key:
-            return Found("damaged", f"{SEAL} is that of another run")
+            return CachedRun("damaged", f"{SEAL} is that of another run")
         for name in SEALED:
             sha256, length = seal["files"][name]
             verify(folder / name, Stamp(str(sha256), int(length)))
     except (WireError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, StateError) and not isinstance(error, DamagedError):
             raise  # a disk that does not answer says nothing about the run
-        return Found("damaged", str(error).rstrip("."))
-    return Found("finished")
+        return CachedRun("damaged", str(error).rstrip("."))
+    return CachedRun("finished")
 
 
 def _no_file(path: Path) -> bool:

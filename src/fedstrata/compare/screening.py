@@ -13,14 +13,14 @@ from fedstrata.analysis.comparison import Screening
 from fedstrata.analysis.statistics import share_interval
 from fedstrata.common.errors import ConfigError
 from fedstrata.common.random_streams import stream
-from fedstrata.compare.execution import Grid, Works
-from fedstrata.compare.request import Contest
+from fedstrata.compare.execution import Grid, RunExecutor
+from fedstrata.compare.request import ComparisonRequest
 from fedstrata.runs.result import Result
 
 SHARES = (4, 2)  # rungs: a quarter and a half of the rounds
 
 
-def rungs(asked: Contest) -> tuple[int, ...]:
+def rungs(asked: ComparisonRequest) -> tuple[int, ...]:
     """Rounds at which methods are dropped.
 
     Raises:
@@ -46,7 +46,7 @@ def rungs(asked: Contest) -> tuple[int, ...]:
     return found
 
 
-def screened(works: Works) -> Screening:
+def screened(works: RunExecutor) -> Screening:
     """Drop methods rung by rung, then train the survivors, and of the dropped a random part, to the end.
 
     A rung is a run that pauses: survivors go on from where they are and lose nothing.

@@ -19,9 +19,9 @@ from fedstrata.common.call_syntax import Call, parse_calls
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.common.random_streams import stream
 from fedstrata.common.units import number
-from fedstrata.compare.entries import OWN, Rival, rivals
-from fedstrata.compare.execution import Works, works
-from fedstrata.compare.request import Contest, Observers, contest, differences
+from fedstrata.compare.entries import OWN, Competitor, rivals
+from fedstrata.compare.execution import RunExecutor, works
+from fedstrata.compare.request import ComparisonRequest, Observers, contest, differences
 from fedstrata.compare.screening import best_score
 from fedstrata.config.config import KEYS, Config
 from fedstrata.config.fields import suggestion
@@ -48,7 +48,7 @@ class Vary:
         """Whether it is a setting of the configuration."""
         return self.key in KEYS
 
-    def meant_for(self, rival: Rival) -> bool:
+    def meant_for(self, rival: Competitor) -> bool:
         """Whether it changes this method."""
         return self.setting or any(name_of(piece) == self.key.partition(".")[0] for piece in rival.method.pieces)
 
@@ -148,11 +148,11 @@ def sweep(
 class Trials:
     """A sweep that was asked for: every method with its trials, and the contest of all of them."""
 
-    methods: tuple[Rival, ...]
+    methods: tuple[Competitor, ...]
     varied: tuple[Vary, ...]
     drawn: Mapping[str, tuple[Mapping[str, str], ...]]
     sizes: Mapping[str, int]
-    contest: Contest
+    contest: ComparisonRequest
     given: tuple[str, ...] = ()
 
     @classmethod
@@ -233,7 +233,7 @@ class Trials:
         console.print(swept.command, soft_wrap=True)
         return swept
 
-    def _judged(self, making: Works) -> Sweep:
+    def _judged(self, making: RunExecutor) -> Sweep:
         grid = making.grid
         labels = iter([rival.entry.label for rival in self.contest.rivals])
         found = []
@@ -305,7 +305,7 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def _check_meant(varied: Sequence[Vary], found: Sequence[Rival]) -> None:
+def _check_meant(varied: Sequence[Vary], found: Sequence[Competitor]) -> None:
     for vary in varied:
         if vary.setting:
             if vary.key not in OWN:
@@ -374,7 +374,7 @@ def _shuffled(grid: Sequence[Vary], who: str) -> list[tuple[int, dict[str, str]]
     ]
 
 
-def text_with(rival: Rival, values: Mapping[str, str]) -> str:
+def text_with(rival: Competitor, values: Mapping[str, str]) -> str:
     """The method with these values written into it."""
     calls = [_call_with(call, rival, values) for call in parse_calls(rival.entry.method)]
     own = {k: "none" if v is None else str(v) for k, v in rival.entry.settings.items()} | {
@@ -383,7 +383,7 @@ def text_with(rival: Rival, values: Mapping[str, str]) -> str:
     return " + ".join(calls) + (" | " + " ".join(f"{key}={value}" for key, value in own.items()) if own else "")
 
 
-def _call_with(call: Call, rival: Rival, values: Mapping[str, str]) -> str:
+def _call_with(call: Call, rival: Competitor, values: Mapping[str, str]) -> str:
     piece = next((p for p in rival.method.pieces if name_of(p) == call.name), None)
     if piece is None:
         return call.name

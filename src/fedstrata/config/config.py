@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 from fedstrata.common.call_syntax import bind, parse_call, parse_calls
 from fedstrata.common.errors import ConfigError
 from fedstrata.config import toml_files
-from fedstrata.config.fields import NOTHING, Key, flatten, near, suggestion, table
+from fedstrata.config.fields import NULL_WORDS, Key, flatten, near, suggestion, table
 from fedstrata.config.lr_schedules import schedule
 from fedstrata.config.sections import (
     Auto,
@@ -26,10 +26,10 @@ from fedstrata.config.sections import (
     Eval,
     Finetune,
     Gate,
-    Local,
+    LocalSettings,
     Parallel,
     Section,
-    Stop,
+    StopSettings,
     Unseen,
 )
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 EXCLUSIVE = (("local.epochs", "local.steps"), ("finetune.epochs", "finetune.steps"))
 TESTS = ("server", "client", "both", "own")
 PARTITION = "dirichlet(alpha=0.3)"  # what "auto" means for classes without clients of their own
-PLACEMENT = frozenset(
+NON_RESULT_SETTINGS = frozenset(
     {"data.root", "executor", "workers", "rows", "checkpoint.every", "out", "name", "track"}
 )  # where and how, not what
 
-LATER: Mapping[str, Any] = {
+ADDED_SETTINGS: Mapping[str, Any] = {
     "local.keep": 256
 }  # settings that came later, and what folders from before mean by saying nothing
 
@@ -119,7 +119,7 @@ class Config(Section):
         ),
     )
     weighting: Literal["samples", "uniform"] = Field(default="samples", description="how clients count in averages")
-    local: Local = Local()
+    local: LocalSettings = LocalSettings()
     schedule: str = Field(
         default="constant",
         description="factor on local.lr by round: cosine, step(rounds=[160, 240]), warmup(rounds=5) + cosine",
@@ -134,7 +134,7 @@ class Config(Section):
             " brings; none"
         ),
     )
-    stop: Stop = Stop()
+    stop: StopSettings = StopSettings()
     quorum: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = Field(
         default=0,
         description="good replies that a round needs: a count (5), or with a point a share of the cohort (0.5)",
@@ -258,7 +258,11 @@ class Config(Section):
 
     def digest(self) -> str:
         """SHA-256 (hex) over what decides the result; where and by whom it is computed (PLACEMENT) does not count."""
-        meant = {n: v for n, v in self.flat().items() if n not in PLACEMENT and not (n in LATER and v == LATER[n])}
+        meant = {
+            n: v
+            for n, v in self.flat().items()
+            if n not in NON_RESULT_SETTINGS and not (n in ADDED_SETTINGS and v == ADDED_SETTINGS[n])
+        }
         return hashlib.sha256(json.dumps(meant, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
     def differences(self, other: Config) -> tuple[Difference, ...]:
@@ -398,7 +402,7 @@ def _known(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
     for name in settings:
         if name not in KEYS:
             raise ConfigError(_unknown(name, source))
-    return {n: None if KEYS[n].optional and isinstance(v, str) and v in NOTHING else v for n, v in settings.items()}
+    return {n: None if KEYS[n].optional and isinstance(v, str) and v in NULL_WORDS else v for n, v in settings.items()}
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any], source: str) -> dict[str, Any]:

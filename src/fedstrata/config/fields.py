@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from fedstrata.common.errors import ConfigError
 
-NOTHING = ("none", "null")  # how "no value" is written in text and in TOML, which has no null
+NULL_WORDS = ("none", "null")  # how "no value" is written in text and in TOML, which has no null
 _INTEGER = re.compile(r"[+-]?\d+(_\d+)*")
 
 
@@ -89,7 +89,7 @@ class Key:
         word = text.strip()
         if word in self.choices:
             return word
-        if self.optional and word in NOTHING:
+        if self.optional and word in NULL_WORDS:
             return None
         kinds = {number.kind for number in self.numbers}
         if int in kinds and _INTEGER.fullmatch(word):

@@ -28,7 +28,7 @@ def _one_length(given: Any, other: str = "epochs") -> Any:
     return given
 
 
-class Local(Section):
+class LocalSettings(Section):
     """Training on a client."""
 
     epochs: Count | None = Field(default=5, description="passes over the client's samples a round; or local.steps")
@@ -124,7 +124,7 @@ class Unseen(Section):
     groups: str = Field(default="all", description="layers that they move: a selector such as role:head")
 
 
-class Stop(Section):
+class StopSettings(Section):
     """Ends before the last round: with the first round that reaches an amount."""
 
     bytes: Count | None = Field(

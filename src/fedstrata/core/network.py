@@ -1,6 +1,6 @@
 """A model as functions of its parameters.
 
-:class:`Net` is what pieces see: features, head and loss as pure functions of ``Params``. :class:`Bound` stands behind
+:class:`Net` is what pieces see: features, head and loss as pure functions of ``Params``. :class:`BoundModel` stands behind
 them: a module whose parameters are views of one flat vector, called directly where it is evaluated at that vector, so
 that a local step costs what a bare PyTorch step costs; any other parameters (a teacher, an anchor, a perturbed point)
 go through ``functional_call``.
@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from fedstrata.common.errors import MethodError, nearest
 from fedstrata.core.layout import Entry, Layout, Role, entries_of
-from fedstrata.core.params import Params, Spec, Stillness
+from fedstrata.core.params import EvalMode, Params, Spec
 
 
 class Dropout(nn.Module):
@@ -118,7 +118,7 @@ class Net:
         )
 
 
-class Front(Protocol):
+class ActivationProvider(Protocol):
     """What is known of the batch in hand in front of the trained layers; see ``kept.py``."""
 
     def holds(self, x: Tensor) -> bool:
@@ -128,7 +128,7 @@ class Front(Protocol):
         """[B, d] features of that batch at the bound parameters."""
 
 
-class Bound:
+class BoundModel:
     """A module bound to one flat vector of parameters.
 
     The vector and the module's parameters share storage, so that an optimiser step on either is one on both. A worker
@@ -153,8 +153,8 @@ class Bound:
         self.channels_last = bool(getattr(module, "channels_last", False))
         self.dropouts = [m for m in self.body.modules() if isinstance(m, Dropout)]
         self.norms = [m for m in self.body.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-        self._twins: dict[Stillness, tuple[nn.Module, nn.Module]] = {}
-        self.front: Front | None = None
+        self._twins: dict[EvalMode, tuple[nn.Module, nn.Module]] = {}
+        self.front: ActivationProvider | None = None
 
     def net(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Net:
         """The functions of this module."""
@@ -268,7 +268,7 @@ class Bound:
         found: Tensor = functional_call(module, tensors, (x, *more), tie_weights=True, strict=False)
         return found
 
-    def twin(self, still: Stillness) -> tuple[nn.Module, nn.Module]:
+    def twin(self, still: EvalMode) -> tuple[nn.Module, nn.Module]:
         """Body and head for evaluation at other parameters: the module itself, or a copy that stands still in the way
         asked for.
         """

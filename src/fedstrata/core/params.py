@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C import _functorch  # what vmap and grad wrap is public nowhere else
 from torch.utils import _pytree as pytree
 
-Stillness = Literal["", "eval", "batch"]
+EvalMode = Literal["", "eval", "batch"]
 T = TypeVar("T")
 
 
@@ -99,13 +99,13 @@ class Params(Mapping[str, Tensor]):
         spec: Spec,
         *,
         buffers: Params | None = None,
-        still: Stillness = "",
+        still: EvalMode = "",
         views: dict[str, Tensor] | None = None,
     ) -> None:
         self.flat = flat
         self.spec = spec
         self.buffers = buffers
-        self.still: Stillness = still
+        self.still: EvalMode = still
         self._views = views
         self._known: dict[Hashable, Any] = {}
 
@@ -207,7 +207,7 @@ class Params(Mapping[str, Tensor]):
             at += stop - start
         return self.new(flat)
 
-    def frozen(self, still: Stillness = "eval") -> Params:
+    def frozen(self, still: EvalMode = "eval") -> Params:
         """The same values without gradient, for a teacher or an anchor that a network is evaluated at."""
         return Params(self.flat.detach(), self.spec, buffers=self.buffers, still=still)
 

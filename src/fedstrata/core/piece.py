@@ -19,7 +19,7 @@ from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.core.layout import Layout, Names
 from fedstrata.core.network import Batch, Net
 from fedstrata.core.params import Params, mean_over_senders
-from fedstrata.core.plan import Answers, Ask, Phase, Plan, Seat, Setup
+from fedstrata.core.plan import ClientQuery, CohortSlot, Phase, Plan, QueryResult, Setup
 from fedstrata.core.state import State
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Gradient: TypeAlias = Callable[[Params, Batch], Params]
 
 
 @dataclass
-class View:
+class ClientContext:
     """What client code may see. ``own`` and ``extras`` are those of the piece that is called.
 
     Attributes:
@@ -162,7 +162,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class ServerView:
+class ServerContext:
     """What server code may see in a round.
 
     Attributes:
@@ -181,7 +181,7 @@ class ServerView:
     lr: float
     replies: Sequence[Reply]
     sent: Sequence[Params]
-    answers: Answers | None
+    answers: QueryResult | None
     rng: Generator
 
     @property
@@ -269,12 +269,12 @@ class Piece:
     # ---- server, each round
     # -----------------------------------------------------------------------------------------------------------
 
-    def ask(self, slot: State, round: int, setup: Setup) -> Ask | None:  # the field's word  # noqa: A002
+    def ask(self, slot: State, round: int, setup: Setup) -> ClientQuery | None:  # the field's word  # noqa: A002
         """A question to clients before sampling; asked once more after the last round."""
         return None
 
     def sample(
-        self, eligible: Sequence[int], slot: State, answers: Answers | None, rng: Generator, cohort: int
+        self, eligible: Sequence[int], slot: State, answers: QueryResult | None, rng: Generator, cohort: int
     ) -> Sequence[int]:
         """Who takes part, by place; repeats are allowed. One owner.
 
@@ -284,22 +284,22 @@ class Piece:
             return list(eligible)
         return [eligible[i] for i in draw_without_replacement(rng, len(eligible), cohort)]
 
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         """Which tensors are trained, sent, averaged and kept this round."""
         return plan
 
-    def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
+    def send(self, params: Params, slot: State, seat: CohortSlot, rng: Generator, setup: Setup) -> tuple[Params, State]:
         """What the client in this seat starts from, and counted extras; ``rng`` is derived for the round and place."""
         return params, {}
 
-    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
+    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerContext) -> Tensor:
         """Weights [C] (or [C, models]) float64. One owner.
 
         Default: shares of the samples, or uniform, as the run says.
         """
         return uniform_weights(replies) if v.setup.weighting == "uniform" else sample_weights(replies)
 
-    def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerView) -> tuple[Params, State]:
+    def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerContext) -> tuple[Params, State]:
         """From replies to the step of the averaged parameters. One owner. Default: the weighted mean, in cohort order.
 
         An update is relative to what that client was sent, so the difference of what was sent from the model counts
@@ -321,22 +321,22 @@ class Piece:
         assert total is not None, "a round without replies does not reduce"
         return Params(total, spec), slot
 
-    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
         """From the reduced step to the server's move."""
         return step, slot
 
     # ---- client, pure tensors
     # ---------------------------------------------------------------------------------------------------------
 
-    def receive(self, p: Params, own: State, v: View) -> tuple[Params, State]:
+    def receive(self, p: Params, own: State, v: ClientContext) -> tuple[Params, State]:
         """The start point, and the row; private fits by ``v.fit`` and ``v.scan`` belong here."""
         return p, own
 
-    def objective(self, loss: Loss, v: View) -> Loss:
+    def objective(self, loss: Loss, v: ClientContext) -> Loss:
         """Middleware round the loss."""
         return loss
 
-    def gradient(self, gradient: Gradient, v: View) -> Gradient:
+    def gradient(self, gradient: Gradient, v: ClientContext) -> Gradient:
         """Middleware round the gradient."""
         return gradient
 
@@ -346,15 +346,15 @@ class Piece:
     One owner; default: the run's.
     """
 
-    def upload(self, delta: Params, own: State, v: View) -> tuple[Params, State, State]:
+    def upload(self, delta: Params, own: State, v: ClientContext) -> tuple[Params, State, State]:
         """What is sent (lossy maths lives here), counted mail, and the new row."""
         return delta, {}, own
 
-    def settle(self, own: State, new: Params, v: View) -> State:
+    def settle(self, own: State, new: Params, v: ClientContext) -> State:
         """A participant's row after the merge of the same round."""
         return own
 
-    def personalise(self, p: Params, own: State, v: View) -> Params:
+    def personalise(self, p: Params, own: State, v: ClientContext) -> Params:
         """The model that this client uses itself, from the shared one with its own stored tensors in place."""
         return p
 
@@ -371,7 +371,7 @@ class Piece:
         return f"{name}({', '.join(shown)})" if shown else name
 
 
-def _move(reply: Reply, sent: Params, v: ServerView, names: Iterable[str]) -> Params:
+def _move(reply: Reply, sent: Params, v: ServerContext, names: Iterable[str]) -> Params:
     """Where one client ended, from the server's model, over these of the parameters that it sent."""
     move = reply.delta.pick(names)
     return move if sent is v.params else move + (sent.pick(move) - v.params.pick(move))

@@ -107,7 +107,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Ask:
+class ClientQuery:
     """A question to clients, answered before sampling and planning.
 
     Attributes:
@@ -124,7 +124,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Answers:
+class QueryResult:
     """What clients said.
 
     Attributes:
@@ -137,7 +137,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Seat:
+class CohortSlot:
     """Where a client sits in a round.
 
     Attributes:
@@ -151,7 +151,7 @@ class Seat:
     client: int
     round: int
     cohort: tuple[int, ...]
-    answers: Answers | None = None
+    answers: QueryResult | None = None
 
 
 class Load(NamedTuple):

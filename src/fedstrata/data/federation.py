@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedstrata.common.random_streams import stream
 from fedstrata.data.augmentation import Augment
-from fedstrata.data.inputs import Intake
+from fedstrata.data.inputs import InputPreprocessor
 from fedstrata.data.io.samples import Samples
 from fedstrata.data.partition.base import Partition, check_client
 from fedstrata.data.partition.client_tests import ClientTests, kept_out
@@ -55,7 +55,7 @@ class Federation:
     notes: tuple[str, ...]
     seed: int = 0
     official: Samples | None = field(default=None, repr=False)
-    intake: Intake | None = field(default=None, repr=False)
+    intake: InputPreprocessor | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         samples = f"{len(self.train):,} training samples of shape {self.task.shape}"

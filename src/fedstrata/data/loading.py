@@ -15,8 +15,8 @@ from fedstrata.data.federation import Federation, fingerprint
 from fedstrata.data.io.checks import check_samples
 from fedstrata.data.io.samples import Joined, Samples
 from fedstrata.data.location import Place, Reader
-from fedstrata.data.partition.base import Listed, Partition, Pool
-from fedstrata.data.partition.client_tests import ClassMix, ClientTests, Mirrored, Own, OwnSplit
+from fedstrata.data.partition.base import ExplicitPartition, LabelView, Partition
+from fedstrata.data.partition.client_tests import ClassMix, ClientTests, ClientTestSplit, OwnSplit, PartitionedTest
 from fedstrata.data.registry import find_dataset, find_law
 from fedstrata.data.types import Groups, Ints, Source
 
@@ -130,20 +130,20 @@ def share_in(name: str, value: float) -> None:
         raise ConfigError(f"{name} is {value}; it is a share, in [0, 1). Did you mean 0.2?")
 
 
-def pool_of(source: Source, samples: Samples) -> Pool:
+def pool_of(source: Source, samples: Samples) -> LabelView:
     """What a law may see of the samples."""
     labels = samples.y.numpy() if source.task.kind == "classification" else None
-    return Pool(len(samples), labels, source.task.classes, source.groups)
+    return LabelView(len(samples), labels, source.task.classes, source.groups)
 
 
-def _convention(text: str) -> tuple[str, Own | None]:
+def _convention(text: str) -> tuple[str, ClientTestSplit | None]:
     call: Call = parse_call(text)
     if call.name not in CONVENTIONS:
         raise ConfigError(
             f"test is {text!r}; it is one of server, client, both, own(share=0.2).{nearest(call.name, CONVENTIONS)}"
         )
     if call.name == "own":
-        return "own", bind(call, Own, what="test")
+        return "own", bind(call, ClientTestSplit, what="test")
     if call.positional or call.named:
         raise ConfigError(f"test={text!r}: {call.name} takes no settings; own(share=0.2) does.")
     return call.name, None
@@ -167,7 +167,7 @@ def pooled(source: Source) -> Source:
 
 
 def _own_tests(
-    convention: str, own: Own | None, source: Source, train: Pool, partition: Partition, seed: int
+    convention: str, own: ClientTestSplit | None, source: Source, train: LabelView, partition: Partition, seed: int
 ) -> tuple[ClientTests | None, tuple[str, ...]]:
     if own is not None:
         return OwnSplit(partition, train.labels, own.share, own.by, seed), ()
@@ -182,9 +182,9 @@ def _own_tests(
     twin = partition.mirror(test)
     if twin is None:
         return ClassMix(partition, train, test, seed), ()
-    if isinstance(twin, Listed) and (without := np.flatnonzero(twin.sizes() == 0)).size:
-        return Mirrored(twin), (f"own tests: {_some(without)} no test sample of their own.",)
-    return Mirrored(twin), ()
+    if isinstance(twin, ExplicitPartition) and (without := np.flatnonzero(twin.sizes() == 0)).size:
+        return PartitionedTest(twin), (f"own tests: {_some(without)} no test sample of their own.",)
+    return PartitionedTest(twin), ()
 
 
 def _heldout(spec: DataSpec, clients: int) -> tuple[int, ...]:
@@ -209,7 +209,7 @@ def _some(ids: Ints) -> str:
 
 def _small(partition: Partition, validation: float) -> tuple[str, ...]:
     """Clients that a user has to know of: with no sample, with one."""
-    if not isinstance(partition, Listed):
+    if not isinstance(partition, ExplicitPartition):
         return ()
     sizes, notes = partition.sizes(), []
     if (empty := np.flatnonzero(sizes == 0)).size:

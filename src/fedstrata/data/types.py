@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from fedstrata.data.inputs import Intake
+    from fedstrata.data.inputs import InputPreprocessor
     from fedstrata.data.io.samples import Samples
 
 Ints = NDArray[np.int64]
@@ -80,5 +80,5 @@ class Source:
     dark: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     scale: Callable[[list[Ints]], Source] | None = None
-    intake: Intake | None = None
+    intake: InputPreprocessor | None = None
     identity: str = ""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.params import Params
-from fedstrata.diagnostics.base import ALL, Look, Shown, with_tensors
+from fedstrata.diagnostics.base import ALL, PanelText, RoundSnapshot, with_tensors
 from fedstrata.diagnostics.several import Several, at_least
 
 _DATA = "on the client's own training samples; mean over clients"
@@ -51,8 +51,8 @@ class Barrier(Several):
         " its own layers. After Adilova et al. 2024."
     )
     unit: ClassVar[str] = "rise of the loss"
-    others: ClassVar[Mapping[str, Shown]] = {
-        "local": Shown(
+    others: ClassVar[Mapping[str, PanelText]] = {
+        "local": PanelText(
             "One layer given back",
             f"Change of a client's loss when, with all layers averaged, one layer group is its own again, {_DATA}."
             " Below 0: its own layer is better.",
@@ -73,7 +73,7 @@ class Barrier(Several):
             "how many clients of the cohort have their losses taken",
         )
 
-    def look(self, look: Look) -> Mapping[str, float | None]:
+    def look(self, look: RoundSnapshot) -> Mapping[str, float | None]:
         """The barriers, by layer group and in all; with ``reverse``, those of "local/" too."""
         mean = average(look)
         found: dict[str, list[float]] = {}
@@ -87,7 +87,7 @@ class Barrier(Several):
             for key in keys
         }
 
-    def _of(self, look: Look, i: int, mean: Mapping[str, Tensor]) -> dict[str, float]:
+    def _of(self, look: RoundSnapshot, i: int, mean: Mapping[str, Tensor]) -> dict[str, float]:
         """One client's barriers."""
         reply, own = look.replies[i], look.end(i)
         groups = {
@@ -115,7 +115,7 @@ class Barrier(Several):
         return found
 
 
-def average(look: Look) -> dict[str, Tensor]:
+def average(look: RoundSnapshot) -> dict[str, Tensor]:
     """Mean of where clients ended, by name: of each tensor over those who sent it, weighted by their training samples;
     of statistics alike.
 

@@ -26,7 +26,7 @@ Runs: TypeAlias = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
 
 
 @dataclass(frozen=True)
-class Look:
+class RoundSnapshot:
     """A round as a measure sees it. It is for reading: a measure never changes what it is given.
 
     Attributes:
@@ -70,7 +70,7 @@ class Look:
         return with_tensors(Params(moved.flat, moved.spec, buffers=start.buffers | reply.statistics), own)
 
 
-class Shown(NamedTuple):
+class PanelText(NamedTuple):
     """What the heading, the text and the axis of a panel say."""
 
     title: str
@@ -94,7 +94,7 @@ class Measure(ABC):
     unit: ClassVar[str] = ""
 
     @abstractmethod
-    def look(self, look: Look) -> Mapping[str, float | None]:
+    def look(self, look: RoundSnapshot) -> Mapping[str, float | None]:
         """Numbers of this round, by series: "all" for the whole model, names of layer groups, or what the measure calls
         them.
 
@@ -106,10 +106,10 @@ class Measure(ABC):
 
         Default: the whole model's curve a method, with its spread over seeds, and a map of layer groups a method.
         """
-        return drawn(Shown(self.title, self.text, self.unit), name, runs)
+        return drawn(PanelText(self.title, self.text, self.unit), name, runs)
 
 
-def drawn(shown: Shown, name: str, runs: Runs) -> list[Panel]:
+def drawn(shown: PanelText, name: str, runs: Runs) -> list[Panel]:
     """The whole model's curve a method, with its spread over seeds, and a map of layer groups a method.
 
     What has no numbers is left out.
@@ -118,7 +118,7 @@ def drawn(shown: Shown, name: str, runs: Runs) -> list[Panel]:
     return ([curve] if curve is not None else []) + _maps(shown, name, runs)
 
 
-def _curve(shown: Shown, name: str, runs: Runs) -> Panel | None:
+def _curve(shown: PanelText, name: str, runs: Runs) -> Panel | None:
     found = {label: _over_seeds([_series(rows, name, ALL) for rows in seeds]) for label, seeds in runs.items()}
     found = {label: points for label, points in found.items() if points}
     if not found:
@@ -129,7 +129,7 @@ def _curve(shown: Shown, name: str, runs: Runs) -> Panel | None:
     return Panel(shown.title, shown.text, "lines", [r + 1 for r in x], series, spread, y_name=shown.unit)
 
 
-def _maps(shown: Shown, name: str, runs: Runs) -> list[Panel]:
+def _maps(shown: PanelText, name: str, runs: Runs) -> list[Panel]:
     panels = []
     for label, seeds in runs.items():
         groups = dict.fromkeys(

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.diagnostics.base import Look, Shown
+from fedstrata.diagnostics.base import PanelText, RoundSnapshot
 from fedstrata.diagnostics.several import Several
 from fedstrata.diagnostics.updates import senders
 
@@ -45,26 +45,26 @@ class Conflict(Several):
         " other; 1: all do. Independent directions give a half. Conflict as in Yu et al. 2020."
     )
     unit: ClassVar[str] = "share of pairs"
-    others: ClassVar[Mapping[str, Shown]] = {
-        "cosine": Shown(
+    others: ClassVar[Mapping[str, PanelText]] = {
+        "cosine": PanelText(
             "Mean cosine of clients' updates",
             f"Mean over client pairs of the cosine of their updates, {_START}. 1: all pull alike; 0: nothing in"
             " common.",
             "cosine",
         ),
-        "model": Shown(
+        "model": PanelText(
             "Pairs of clients in conflict, from the server's model",
             f"Share of client pairs with a negative cosine, {_MODEL}.",
             "share of pairs",
         ),
-        "model cosine": Shown(
+        "model cosine": PanelText(
             "Mean cosine of clients' updates, from the server's model",
             f"Mean over client pairs of the cosine, {_MODEL}.",
             "cosine",
         ),
     }
 
-    def look(self, look: Look) -> Mapping[str, float | None]:
+    def look(self, look: RoundSnapshot) -> Mapping[str, float | None]:
         """Share and mean cosine of both views, by layer group and in all."""
         found: dict[str, float | None] = {}
         own = any(sent is not look.before for sent in look.sent)
@@ -76,7 +76,7 @@ class Conflict(Several):
         return found
 
 
-def _moved(look: Look, i: int, name: str) -> Tensor:
+def _moved(look: RoundSnapshot, i: int, name: str) -> Tensor:
     """[numel] where a client ended in one tensor, minus the server's model."""
     return (look.replies[i].delta[name] + (look.sent[i][name] - look.before[name])).reshape(-1)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.layout import Layout
-from fedstrata.diagnostics.base import ALL, Look, Shown
+from fedstrata.diagnostics.base import ALL, PanelText, RoundSnapshot
 from fedstrata.diagnostics.several import Several, at_least
 
 _KINDS = ("conv", "linear", "attention", "recurrent")
@@ -46,8 +46,8 @@ class FeatureDiversity(Several):
         " features."
     )
     unit: ClassVar[str] = "directions"
-    others: ClassVar[Mapping[str, Shown]] = {
-        "kernels": Shown(
+    others: ClassVar[Mapping[str, PanelText]] = {
+        "kernels": PanelText(
             "Likeness of kernels",
             "Mean cosine between the kernels of a layer (size of the cosine, unless cosine=signed), as in RePr (Prakash"
             " et al. 2019). 0: kernels are orthogonal; 1: all are multiples of one. Random kernels of n numbers have a"
@@ -61,7 +61,7 @@ class FeatureDiversity(Several):
     def __post_init__(self) -> None:
         at_least(2, "feature_diversity.samples", self.samples, "the most test samples whose features are looked at")
 
-    def look(self, look: Look) -> Mapping[str, float | None]:
+    def look(self, look: RoundSnapshot) -> Mapping[str, float | None]:
         """The effective rank as "all"; mean cosines by layer group and over all layers, with "kernels/" in front."""
         found: dict[str, float | None] = {ALL: effective_rank(look.features(look.served, self.samples)[0])}
         sums: dict[str, tuple[float, int]] = {}

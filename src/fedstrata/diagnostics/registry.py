@@ -8,7 +8,7 @@ from fedstrata.common import plugins
 from fedstrata.common.call_syntax import bind, parse_calls
 from fedstrata.common.errors import ConfigError, nearest
 from fedstrata.diagnostics.barrier import Barrier
-from fedstrata.diagnostics.base import Look, Measure, Runs
+from fedstrata.diagnostics.base import Measure, RoundSnapshot, Runs
 from fedstrata.diagnostics.conflict import Conflict
 from fedstrata.diagnostics.diversity import FeatureDiversity
 from fedstrata.diagnostics.panel import Panel
@@ -102,6 +102,6 @@ class _Foreign(Measure):
         object.__setattr__(self, "title", name)
         object.__setattr__(self, "text", f"Numbers of the measure {name!r}, which is not installed here.")
 
-    def look(self, look: Look) -> Mapping[str, float | None]:
+    def look(self, look: RoundSnapshot) -> Mapping[str, float | None]:
         """Nothing: its numbers were kept elsewhere."""
         return {}

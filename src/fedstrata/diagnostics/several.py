@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedstrata.common.errors import ConfigError
-from fedstrata.diagnostics.base import Measure, Runs, Shown, drawn
+from fedstrata.diagnostics.base import Measure, PanelText, Runs, drawn
 from fedstrata.diagnostics.panel import Panel
 
 
@@ -20,17 +20,17 @@ class Several(Measure):
         others: quantities besides the main one, by the word in front of the slash.
     """
 
-    others: ClassVar[Mapping[str, Shown]] = {}
+    others: ClassVar[Mapping[str, PanelText]] = {}
 
     def panels(self, name: str, runs: Runs) -> list[Panel]:
         """A curve and maps of layer groups for each quantity."""
-        parts = {"": Shown(self.title, self.text, self.unit)} | dict(self.others)
+        parts = {"": PanelText(self.title, self.text, self.unit)} | dict(self.others)
         return [
             panel for word, shown in parts.items() for panel in drawn(shown, name, _part(runs, name, word, self.others))
         ]
 
 
-def _part(runs: Runs, name: str, word: str, others: Mapping[str, Shown]) -> Runs:
+def _part(runs: Runs, name: str, word: str, others: Mapping[str, PanelText]) -> Runs:
     """The same runs, as if this quantity were all that the measure gives."""
 
     def less(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _part(runs: Runs, name: str, word: str, others: Mapping[str, Shown]) -> Runs
     return {label: [[less(row) for row in rows] for rows in seeds] for label, seeds in runs.items()}
 
 
-def _halves(key: str, others: Mapping[str, Shown]) -> tuple[str, str]:
+def _halves(key: str, others: Mapping[str, PanelText]) -> tuple[str, str]:
     word, slash, series = key.partition("/")
     return (word, series) if slash and word in others else ("", key)
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from fedstrata.diagnostics.base import ALL, Look, Measure
+from fedstrata.diagnostics.base import ALL, Measure, RoundSnapshot
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Drift(Measure):
     )
     unit: ClassVar[str] = "relative to the mean update"
 
-    def look(self, look: Look) -> Mapping[str, float | None]:
+    def look(self, look: RoundSnapshot) -> Mapping[str, float | None]:
         """The ratio, by layer group and in all."""
         found: dict[str, float | None] = {}
         for key, (names, clients) in senders(look).items():
@@ -46,7 +46,7 @@ class Drift(Measure):
         return found
 
 
-def senders(look: Look) -> dict[str, tuple[list[str], list[int]]]:
+def senders(look: RoundSnapshot) -> dict[str, tuple[list[str], list[int]]]:
     """Over which names and which replies updates are compared, by series; at least two replies each.
 
     "all": the parameters that every client sent, and all replies. A layer group: those of its parameters that anybody
@@ -76,7 +76,7 @@ class StepSize(Measure):
     )
     unit: ClassVar[str] = "change of a parameter"
 
-    def look(self, look: Look) -> Mapping[str, float | None]:
+    def look(self, look: RoundSnapshot) -> Mapping[str, float | None]:
         """The root mean square, by layer group and in all."""
         moved = look.after.flat - look.before.flat
         squares = {ALL: float(moved.square().mean(dtype=torch.float64))}

@@ -4,7 +4,7 @@ to compare first.
 
 from __future__ import annotations
 
-from fedstrata.doctor.diagnosis import Advice, Cost, Diagnosis, Problem
+from fedstrata.doctor.diagnosis import Advice, CostEstimate, Diagnosis, Problem
 from fedstrata.doctor.examine import examine
 
 __all__ = ["Advice", "Cost", "Diagnosis", "Problem", "examine"]

@@ -17,8 +17,8 @@ from fedstrata.data.statistics.interpretation import Meaning
 from fedstrata.data.statistics.survey import Survey
 from fedstrata.doctor.costs import Sizes
 from fedstrata.doctor.diagnosis import Advice, Verdict
-from fedstrata.doctor.rules import MOST, RULES, Rule, Seen
-from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.doctor.rules import MOST, RULES, FederationSummary, Rule
+from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.engine.describe import trial
 from fedstrata.methods import method as parse_method
 from fedstrata.methods import rows
@@ -34,7 +34,7 @@ DECIDES: Mapping[Verdict, str] = {
 FEDAVG = "McMahan et al., AISTATS 2017"
 
 
-def look(parts: Parts, survey: Survey, skew: Sequence[Meaning], each: Sizes) -> Seen:
+def look(parts: RunComponents, survey: Survey, skew: Sequence[Meaning], each: Sizes) -> FederationSummary:
     """What rules may look at."""
     setup, task = parts.setup, parts.federation.task
     found = {meaning.name: meaning for meaning in skew}
@@ -42,7 +42,7 @@ def look(parts: Parts, survey: Survey, skew: Sequence[Meaning], each: Sizes) -> 
     features = found.get("feature_shift")
     held = np.isin(survey.ids, np.array(parts.federation.heldout, dtype=np.int64))
     trained = survey.training[~held]
-    return Seen(
+    return FederationSummary(
         label=label.word if label else "unknown",
         label_value=(label.value or 0.0) if label else 0.0,
         features=features.word if features else "unknown",
@@ -77,7 +77,7 @@ def tests_of(federation: Federation) -> str:
     return "client" if federation.test is None else "both"
 
 
-def advise(parts: Parts, seen: Seen, module: nn.Module | None = None) -> tuple[Advice, ...]:
+def advise(parts: RunComponents, seen: FederationSummary, module: nn.Module | None = None) -> tuple[Advice, ...]:
     """Every registered method, candidates first, in the order of the rules.
 
     Args:
@@ -115,7 +115,9 @@ def verdict_of(speaking: Sequence[Rule]) -> Verdict:
     return next((verdict for speaks, verdict in order if speaks in said), "open")
 
 
-def _judged(method: str, rules: Sequence[Rule], parts: Parts, seen: Seen, module: nn.Module | None) -> Advice:
+def _judged(
+    method: str, rules: Sequence[Rule], parts: RunComponents, seen: FederationSummary, module: nn.Module | None
+) -> Advice:
     holding = [rule for rule in rules if rule.when(seen)]
     verdict = verdict_of(holding)
     decided = DECIDES.get(verdict)  # what speaks otherwise would only confuse
@@ -125,7 +127,7 @@ def _judged(method: str, rules: Sequence[Rule], parts: Parts, seen: Seen, module
     return _weighed(advice, parts, module) if verdict in ("baseline", "candidate", "control") else advice
 
 
-def _weighed(advice: Advice, parts: Parts, module: nn.Module | None) -> Advice:
+def _weighed(advice: Advice, parts: RunComponents, module: nn.Module | None) -> Advice:
     """With its costs, or with the reason why it cannot run here."""
     try:
         tried = trial(

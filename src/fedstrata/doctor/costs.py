@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.client.update import Session
+from fedstrata.client.update import ClientUpdate
 from fedstrata.common.units import size, work
 from fedstrata.core.network import Batch
 from fedstrata.data.statistics.survey import Survey
-from fedstrata.doctor.diagnosis import Cost
-from fedstrata.engine.assembly import Parts
-from fedstrata.engine.describe import Trial, cost
+from fedstrata.doctor.diagnosis import CostEstimate
+from fedstrata.engine.assembly import RunComponents
+from fedstrata.engine.describe import CostProbe, cost
 from fedstrata.engine.evaluation import Evaluator
 from fedstrata.engine.metrics import scores
 
@@ -49,7 +49,7 @@ class Sizes:
     equal: bool
 
 
-def sizes(parts: Parts, seen: Survey) -> Sizes:
+def sizes(parts: RunComponents, seen: Survey) -> Sizes:
     """From the sizes of clients to their work in a round."""
     setup, held = parts.setup, set(parts.federation.heldout)
     counted = [
@@ -62,7 +62,9 @@ def sizes(parts: Parts, seen: Survey) -> Sizes:
     return Sizes(float(np.mean(samples)), float(np.mean(steps)), low, high, len(set(busy)) == 1)
 
 
-def costs(parts: Parts, seen: Survey, tried: Trial, memory: int, *, quick: bool) -> tuple[Cost, ...]:
+def costs(
+    parts: RunComponents, seen: Survey, tried: CostProbe, memory: int, *, quick: bool
+) -> tuple[CostEstimate, ...]:
     """Bytes, FLOPs, seconds and memory of the run as configured.
 
     Args:
@@ -80,24 +82,24 @@ def costs(parts: Parts, seen: Survey, tried: Trial, memory: int, *, quick: bool)
     return (*found, *_memory(parts, tried, memory))
 
 
-def _traffic(parts: Parts, tried: Trial) -> Iterator[Cost]:
+def _traffic(parts: RunComponents, tried: CostProbe) -> Iterator[CostEstimate]:
     setup, one = parts.setup, tried.down.payload + tried.up.payload
     how = f"{setup.cohort} clients x ({size(tried.down.payload)} down + {size(tried.up.payload)} up)"
-    yield Cost("sent in a round", setup.cohort * one, "bytes", how)
+    yield CostEstimate("sent in a round", setup.cohort * one, "bytes", how)
     total = setup.rounds * setup.cohort * one
-    yield Cost(
+    yield CostEstimate(
         "sent in all", total, "bytes", f"{setup.rounds} rounds x {size(setup.cohort * one)}", large=total > LARGE_BYTES
     )
 
 
-def _work(parts: Parts, tried: Trial, each: Sizes) -> Iterator[Cost]:
+def _work(parts: RunComponents, tried: CostProbe, each: Sizes) -> Iterator[CostEstimate]:
     setup, one = parts.setup, sum(tried.flops.values())
     total = setup.rounds * setup.cohort * each.samples * one
     how = f"{setup.rounds} rounds x {setup.cohort} clients x {each.samples:,.0f} samples (passes counted) x {work(one)}"
-    yield Cost("clients' training in all", total, "flops", how)
+    yield CostEstimate("clients' training in all", total, "flops", how)
 
 
-def _times(parts: Parts, tried: Trial, each: Sizes) -> Iterator[Cost]:
+def _times(parts: RunComponents, tried: CostProbe, each: Sizes) -> Iterator[CostEstimate]:
     setup = parts.setup
     step, start = _timed(tried)
     one = start + each.steps * step
@@ -105,16 +107,16 @@ def _times(parts: Parts, tried: Trial, each: Sizes) -> Iterator[Cost]:
     used = _workers(parts)
     how = f"{setup.rounds} rounds x {setup.cohort} clients x {each.steps:.3g} steps x {1000 * step:.3g} ms, on one core"
     how += f"; {used} workers at best divide it by {used}" if used > 1 else ""
-    yield Cost(TRAINING, total / used, "seconds", how, total, large=total / used > LARGE_SECONDS)
+    yield CostEstimate(TRAINING, total / used, "seconds", how, total, large=total / used > LARGE_SECONDS)
     passes, (seconds, how) = -(-setup.rounds // parts.config.eval.every), _evaluated(parts, tried)
     if seconds:
         spent = passes * seconds
         how = f"{passes} evaluations x ({how}), on one core"
         how += f"; eval.every={parts.config.eval.every * 10} makes it a tenth" if spent > total / 2 else ""
-        yield Cost(EVALUATION, spent / used, "seconds", how, spent, large=spent > total)
+        yield CostEstimate(EVALUATION, spent / used, "seconds", how, spent, large=spent > total)
 
 
-def _timed(tried: Trial) -> tuple[float, float]:
+def _timed(tried: CostProbe) -> tuple[float, float]:
     """Seconds of one local step, and of the rest of a client's turn, from about PROBE seconds of real steps."""
     first = _clocked(lambda: _turn(tried, 1))
     count = min(STEPS, max(2, 1 + int(PROBE / TIMES / max(first, 1e-4))))
@@ -123,9 +125,9 @@ def _timed(tried: Trial) -> tuple[float, float]:
     return step, max(first - step, 0.0)
 
 
-def _turn(tried: Trial, steps: int) -> None:
+def _turn(tried: CostProbe, steps: int) -> None:
     kit = replace(tried.kit, setup=replace(tried.kit.setup, epochs=None, steps=steps), costs={})
-    session = Session(kit, tried.work)
+    session = ClientUpdate(kit, tried.work)
     loss, taken = session.train(session.begin())
     session.reply(session.end(), loss, taken)
 
@@ -141,7 +143,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _evaluated(parts: Parts, tried: Trial) -> tuple[float, str]:
+def _evaluated(parts: RunComponents, tried: CostProbe) -> tuple[float, str]:
     """Seconds of one evaluation on one core, and how they come about."""
     federation, params = parts.federation, parts.setup.params
     evaluator = Evaluator([tried.kit], federation, parts.config.bn == "batch", parts.config.local.threads)
@@ -171,7 +173,7 @@ def _clocked(function: Callable[[], object]) -> float:
     return min(spent)
 
 
-def _memory(parts: Parts, tried: Trial, memory: int) -> Iterator[Cost]:
+def _memory(parts: RunComponents, tried: CostProbe, memory: int) -> Iterator[CostEstimate]:
     setup, federation = parts.setup, parts.federation
     held = [s for s in (federation.train, federation.official or federation.test) if s is not None]
     data = sum(_held(samples) for samples in held)
@@ -179,12 +181,12 @@ def _memory(parts: Parts, tried: Trial, memory: int) -> Iterator[Cost]:
         how = f"{sum(len(s) for s in held):,} samples, " + (
             "labels only: the rest is read from files" if held[0].lazy else "as they are kept"
         )
-        yield Cost("data in memory", data, "bytes", how, large=data > BUSY * memory)
+        yield CostEstimate("data in memory", data, "bytes", how, large=data > BUSY * memory)
     most = min(len(setup.eligible), setup.cohort * setup.rounds)
     if tried.row:
         on = "memory" if parts.config.rows == "memory" else "a file"
         how = f"{most:,} clients that can take part x {size(tried.row)} that a client keeps, in {on}"
-        yield Cost(
+        yield CostEstimate(
             "rows of clients",
             most * tried.row,
             "bytes",
@@ -192,7 +194,7 @@ def _memory(parts: Parts, tried: Trial, memory: int) -> Iterator[Cost]:
             large=parts.config.rows == "memory" and most * tried.row > BUSY * memory,
         )
     reply = tried.up.payload + 4 * parts.parameters
-    yield Cost(
+    yield CostEstimate(
         "replies of a round",
         setup.cohort * reply,
         "bytes",
@@ -203,10 +205,10 @@ def _memory(parts: Parts, tried: Trial, memory: int) -> Iterator[Cost]:
     step = cost(tried.kit, Batch(batch.x[:8], batch.y[:8]), setup.layout.parameters)[1]
     workers = _workers(parts)
     how = f"{workers} worker{'' if workers == 1 else 's'} x {size(step)} for a batch of {setup.batch}"
-    yield Cost("local steps", workers * step, "bytes", how, large=workers * step > BUSY * memory)
+    yield CostEstimate("local steps", workers * step, "bytes", how, large=workers * step > BUSY * memory)
 
 
-def _workers(parts: Parts) -> int:
+def _workers(parts: RunComponents) -> int:
     """Clients that can be trained at a time."""
     return 1 if parts.config.executor == "loop" else min(parts.config.worker_count(), parts.setup.cohort)
 

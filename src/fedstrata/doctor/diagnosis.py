@@ -34,7 +34,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Cost:
+class CostEstimate:
     """One amount, with the arithmetic behind it.
 
     Attributes:
@@ -98,7 +98,7 @@ class Diagnosis:
     setting: dict[str, str]
     skew: tuple[Meaning, ...]
     problems: tuple[Problem, ...]
-    costs: tuple[Cost, ...]
+    costs: tuple[CostEstimate, ...]
     advice: tuple[Advice, ...]
     candidates: tuple[str, ...]
     left_out: tuple[str, ...] = ()

@@ -20,9 +20,9 @@ from fedstrata.data.statistics.interpretation import meanings
 from fedstrata.data.statistics.survey import WALKED, Survey, spaced, survey
 from fedstrata.doctor.advice import advise, candidates, look, tests_of
 from fedstrata.doctor.costs import EVALUATION, TRAINING, costs, sizes
-from fedstrata.doctor.diagnosis import Advice, Cost, Diagnosis
+from fedstrata.doctor.diagnosis import Advice, CostEstimate, Diagnosis
 from fedstrata.doctor.problems import Case, problems
-from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.engine.describe import trial
 from fedstrata.trackers import check as check_track
 
@@ -83,12 +83,14 @@ def _copies(seen: Survey) -> Duplicates:
     )
 
 
-def _seconds(bill: Sequence[Cost], chosen: Sequence[Advice], flops: float) -> tuple[float, float] | None:
+def _seconds(bill: Sequence[CostEstimate], chosen: Sequence[Advice], flops: float) -> tuple[float, float] | None:
     """Of all runs of the comparison: training in proportion to FLOPs, and evaluation."""
     training = next((cost for cost in bill if cost.what == TRAINING), None)
     if training is None or not flops:
         return None
-    assessed = next((cost for cost in bill if cost.what == EVALUATION), Cost(EVALUATION, 0.0, "seconds", "", 0.0))
+    assessed = next(
+        (cost for cost in bill if cost.what == EVALUATION), CostEstimate(EVALUATION, 0.0, "seconds", "", 0.0)
+    )
     runs = len(SEEDS.split())
     factor = sum((a.flops or flops) / flops for a in chosen)
     low, high = (
@@ -98,7 +100,7 @@ def _seconds(bill: Sequence[Cost], chosen: Sequence[Advice], flops: float) -> tu
     return runs * low, runs * high
 
 
-def _setting(parts: Parts, seen: Survey) -> dict[str, str]:
+def _setting(parts: RunComponents, seen: Survey) -> dict[str, str]:
     setup, local = parts.setup, parts.config.local
     count, unit = (local.epochs, "epoch") if local.steps is None else (local.steps, "step")
     length = f"{count} {unit}{'' if count == 1 else 's'}"
@@ -121,7 +123,7 @@ def _setting(parts: Parts, seen: Survey) -> dict[str, str]:
     }
 
 
-def _settings(parts: Parts) -> tuple[str, ...]:
+def _settings(parts: RunComponents) -> tuple[str, ...]:
     """What an honest comparison needs beside the configuration: a round that is chosen on validation data."""
     return () if parts.federation.validation else ("validation=0.1",)
 

@@ -12,7 +12,7 @@ from fedstrata.data.statistics.duplicates import Copy, Duplicates
 from fedstrata.data.statistics.survey import Survey
 from fedstrata.data.types import Ints
 from fedstrata.doctor.diagnosis import WEIGHTS, Problem, Weight
-from fedstrata.engine.assembly import Parts
+from fedstrata.engine.assembly import RunComponents
 
 NAMED = 5  # clients whose names are told
 LEAK = 0.01  # share of test samples seen in training from which scores mislead
@@ -23,7 +23,7 @@ FEW_TESTS = 30  # samples of a client's own test below which its score is coarse
 class Case:
     """What is looked at: the parts of a run, its clients, and repeated samples (None: not looked for)."""
 
-    parts: Parts
+    parts: RunComponents
     seen: Survey
     copies: Duplicates | None
 

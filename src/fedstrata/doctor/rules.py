@@ -1,7 +1,7 @@
 """Which methods are sensible here: one table, a line a reason. A rule speaks before anything was trained; only a
 comparison decides.
 
-A condition is about measured numbers (:class:`Seen`), and the reason names them. Borders of a condition are those of
+A condition is about measured numbers (:class:`FederationSummary`), and the reason names them. Borders of a condition are those of
 ``data/meaning.py`` or stand here by name; they are our own rules of thumb, not results of the publications named.
 """
 
@@ -21,7 +21,7 @@ PRIVATE = 2  # batches of samples below which private layers have little to lear
 
 
 @dataclass(frozen=True)
-class Seen:
+class FederationSummary:
     """What rules may look at.
 
     Attributes:
@@ -101,17 +101,17 @@ class Rule:
         method: in call syntax, as the comparison would be given it.
         speaks: for it, against it, as a control, or for later (a relative of a candidate).
         when: the condition.
-        because: the reason; {s.name} are numbers of :class:`Seen`.
+        because: the reason; {s.name} are numbers of :class:`FederationSummary`.
         source: beyond the method's own source: "arithmetic", or one of our laws.
     """
 
     method: str
     speaks: Speaks
-    when: Callable[[Seen], bool]
+    when: Callable[[FederationSummary], bool]
     because: str
     source: str = ""
 
-    def reason(self, s: Seen) -> str:
+    def reason(self, s: FederationSummary) -> str:
         """The sentence with its numbers."""
         return self.because.format(s=s)
 
@@ -121,7 +121,7 @@ def told(kind: str, said: str, value: float) -> str:
     return {"none": f"no {kind} skew", "unknown": f"{kind} skew unknown"}.get(said, f"{kind} skew {value:.2f} ({said})")
 
 
-def always(_: Seen) -> bool:
+def always(_: FederationSummary) -> bool:
     """Whatever was seen."""
     return True
 
@@ -131,55 +131,55 @@ def moderate(text: str) -> bool:
     return text in ("moderate", "strong")
 
 
-def skewed(s: Seen) -> bool:
+def skewed(s: FederationSummary) -> bool:
     """Labels or features differ at least moderately."""
     return moderate(s.label) or moderate(s.features)
 
 
-def unequal(s: Seen) -> bool:
+def unequal(s: FederationSummary) -> bool:
     """Local steps differ."""
     return s.high_steps >= UNEQUAL * max(1, s.low_steps)
 
 
-def drifts(s: Seen) -> bool:
+def drifts(s: FederationSummary) -> bool:
     """Local models move apart: clients differ, and take more than one step."""
     return skewed(s) and s.high_steps > 1
 
 
-def stale(s: Seen) -> bool:
+def stale(s: FederationSummary) -> bool:
     """State of a client is old when it is used, or used hardly ever."""
     return s.age > RARE or s.visits < FEW
 
 
-def mild(s: Seen) -> bool:
+def mild(s: FederationSummary) -> bool:
     """Measured, and found low or none."""
     return not skewed(s) and "unknown" not in (s.label, s.features) and not unequal(s)
 
 
-def untested(s: Seen) -> bool:
+def untested(s: FederationSummary) -> bool:
     """Nobody would see a personal model."""
     return not s.own_tests
 
 
-def tiny(s: Seen) -> bool:
+def tiny(s: FederationSummary) -> bool:
     """The median client has few samples for parameters of its own."""
     return s.median < PRIVATE * s.batch
 
 
-def personal(*wanted: Callable[[Seen], bool]) -> Callable[[Seen], bool]:
+def personal(*wanted: Callable[[FederationSummary], bool]) -> Callable[[FederationSummary], bool]:
     """Clients test their own models, and any of the conditions holds."""
     return lambda s: s.own_tests and any(w(s) for w in wanted)
 
 
-def _labels(s: Seen) -> bool:
+def _labels(s: FederationSummary) -> bool:
     return moderate(s.label)
 
 
-def _labels_strong(s: Seen) -> bool:
+def _labels_strong(s: FederationSummary) -> bool:
     return s.label == "strong"
 
 
-def _features(s: Seen) -> bool:
+def _features(s: FederationSummary) -> bool:
     return moderate(s.features)
 
 

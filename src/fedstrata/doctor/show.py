@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata.common.units import duration, number, size, work
-from fedstrata.doctor.diagnosis import Advice, Cost, Diagnosis, Problem
+from fedstrata.doctor.diagnosis import Advice, CostEstimate, Diagnosis, Problem
 from fedstrata.doctor.problems import printable
 from fedstrata.report.terminal import facts_table
 
@@ -100,7 +100,7 @@ def _problems(problems: Sequence[Problem], console: Console) -> None:
     console.print()
 
 
-def _costs(costs: Sequence[Cost]) -> Table:
+def _costs(costs: Sequence[CostEstimate]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="what it costs, and what will be slow or large (!)", title_justify="left")
     for name in ("", "amount", "arithmetic"):
         table.add_column(name, justify="right" if name == "amount" else "left", overflow="fold")

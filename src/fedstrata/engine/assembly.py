@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata.client.frozen_prefix import Traced, trace
 from fedstrata.client.step_cost import cost
-from fedstrata.client.worker import Kit, Local, bind_net, precision
+from fedstrata.client.worker import PrivateLocalSettings, Worker, bind_net, precision
 from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.config.config import KEYS, Config
@@ -20,7 +20,7 @@ from fedstrata.config.lr_schedules import schedule
 from fedstrata.config.sections import Unseen
 from fedstrata.core.chain import Method, name_of
 from fedstrata.core.layout import Layout
-from fedstrata.core.network import Batch, Bound
+from fedstrata.core.network import Batch, BoundModel
 from fedstrata.core.params import Params
 from fedstrata.core.plan import Setup
 from fedstrata.data.federation import Federation
@@ -37,7 +37,7 @@ PROBE = 8  # samples of a batch that costs are measured on
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunComponents:
     """What a run is made of.
 
     Attributes:
@@ -53,7 +53,7 @@ class Parts:
     federation: Federation
     method: Method
     setup: Setup
-    make: Callable[[], Kit]
+    make: Callable[[], Worker]
     lr: Callable[[int], float]
     measures: Mapping[str, Measure] = field(default_factory=dict)
 
@@ -115,7 +115,7 @@ def loss_of(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 def assemble(
     config: Config, federation: Federation | None = None, module: nn.Module | None = None, method: Method | None = None
-) -> Parts:
+) -> RunComponents:
     """Read, check and connect everything, before any training.
 
     Args:
@@ -161,15 +161,15 @@ def assemble(
         eligible=eligible,
         merges=bool(bound.norms),
     )
-    settings = Local(local.draw, local.clip, local.precision, local.keep)
+    settings = PrivateLocalSettings(local.draw, local.clip, local.precision, local.keep)
     partly = bool(method.pieces) or config.unseen.groups != "all"
     traced = traced_of(bound, federation, settings) if local.keep and partly else None
 
     @functools.cache
-    def scale() -> tuple[Kit, Batch]:
+    def scale() -> tuple[Worker, Batch]:
         """A worker and a batch to weigh local steps with."""
         own, functions, features = bind_net(module, head, loss, method)
-        return Kit(own, functions, method, setup, federation, settings, features), probing(
+        return Worker(own, functions, method, setup, federation, settings, features), probing(
             federation, eligible, 2 if bound.norms else 1
         )
 
@@ -186,13 +186,13 @@ def assemble(
 
     built = [(bound, net, memo)]  # the first worker takes what the setup was made with
 
-    def make() -> Kit:
+    def make() -> Worker:
         own, functions, features = built.pop() if built else bind_net(module, head, loss, method)
-        return Kit(own, functions, method, setup, federation, settings, features, traced=traced)
+        return Worker(own, functions, method, setup, federation, settings, features, traced=traced)
 
     factor = schedule(config.schedule, config.rounds)
     looks = measures(config.measures, [name for piece in method.pieces for name in piece.measures])
-    return Parts(config, federation, method, setup, make, lambda t: local.lr * factor(t), looks)
+    return RunComponents(config, federation, method, setup, make, lambda t: local.lr * factor(t), looks)
 
 
 def _check_target(config: Config, federation: Federation) -> None:
@@ -204,7 +204,7 @@ def _check_target(config: Config, federation: Federation) -> None:
         )
 
 
-def traced_of(bound: Bound, federation: Federation, settings: Local) -> Traced | str:
+def traced_of(bound: BoundModel, federation: Federation, settings: PrivateLocalSettings) -> Traced | str:
     """The model's body as a graph, so that it can be cut in front of what is trained; or why not."""
     return trace(bound, made_up(federation.task, TRIED), lambda: precision(settings))
 

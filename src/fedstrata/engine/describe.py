@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedstrata.client.frozen_prefix import Cut
+from fedstrata.client.frozen_prefix import NetworkCut
 from fedstrata.client.step_cost import cost, forward
-from fedstrata.client.update import Session, Work, why_not
-from fedstrata.client.worker import FlopCounter, Kit
+from fedstrata.client.update import ClientTask, ClientUpdate, why_not
+from fedstrata.client.worker import FlopCounter, Worker
 from fedstrata.common.errors import ConfigError
 from fedstrata.config.config import Config
 from fedstrata.core.layout import Names
@@ -20,11 +20,11 @@ from fedstrata.core.network import Batch
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Piece
 from fedstrata.core.state import State, flatten_state
-from fedstrata.engine.assembly import Parts, assemble, traced_of
+from fedstrata.engine.assembly import RunComponents, assemble, traced_of
 from fedstrata.engine.ledger import codecs_of
-from fedstrata.engine.server import Server, Turn, plan_round
+from fedstrata.engine.server import RoundPlan, Server, plan_round
 from fedstrata.wire import messages
-from fedstrata.wire.frame import Size
+from fedstrata.wire.frame import MessageSize
 
 WIDTH = 8  # samples of the probing batch, or the client's own where it has fewer
 
@@ -189,17 +189,17 @@ def describe(config: Config) -> Description:
     )
 
 
-def front(kit: Kit, batch: Batch, names: Names) -> tuple[float, int]:
+def front(kit: Worker, batch: Batch, names: Names) -> tuple[float, int]:
     """FLOPs, and bytes, of one sample's values in front of these parameters where they are kept."""
     found = kit.cut(names)
-    if not isinstance(found, Cut):
+    if not isinstance(found, NetworkCut):
         return 0.0, 0
     with torch.no_grad(), kit.autocast(), FlopCounter() as counter:
         found.prefix(kit.bound.laid_out(batch.x))
     return counter.get_total_flops() / len(batch.y), found.bytes
 
 
-def _formulas(parts: Parts, flops: Mapping[str, int]) -> dict[str, float]:
+def _formulas(parts: RunComponents, flops: Mapping[str, int]) -> dict[str, float]:
     named = parts.method.named.items()
     found = {
         f"{name}: {label}": round(value, 4)
@@ -210,7 +210,7 @@ def _formulas(parts: Parts, flops: Mapping[str, int]) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Trial:
+class CostProbe:
     """One client's first round, on one batch, weighed.
 
     Attributes:
@@ -220,21 +220,21 @@ class Trial:
         flops: of a sample, by purpose.
     """
 
-    kit: Kit
+    kit: Worker
     server: Server
-    session: Session
-    down: Size
-    up: Size
+    session: ClientUpdate
+    down: MessageSize
+    up: MessageSize
     row: int
     flops: Mapping[str, float]
 
     @property
-    def work(self) -> Work:
+    def work(self) -> ClientTask:
         """What the client was asked to do."""
         return self.session.work
 
 
-def trial(parts: Parts) -> Trial:
+def trial(parts: RunComponents) -> CostProbe:
     """Have the first client of round 0 that can train do so on one batch; nothing is kept.
 
     Raises:
@@ -248,15 +248,15 @@ def trial(parts: Parts) -> Trial:
     reply = session.reply(session.end(), loss, steps)
     down, up = messages.weigh_down(session.work), messages.weigh_up(reply, codecs_of(kit, session.work.plan))
     row = sum(t.numel() * t.element_size() for t in reply.row.values())
-    return Trial(
+    return CostProbe(
         kit, server, session, down, up, row, {p.partition(":")[0]: session.kit.costs[p] for p in session.passes}
     )
 
 
-def _session(kit: Kit, turn: Turn) -> Session:
+def _session(kit: Worker, turn: RoundPlan) -> ClientUpdate:
     for work in turn.works:
         if why_not(kit, work) is None:
-            return Session(replace(kit, costs={}), work, probe=True)
+            return ClientUpdate(replace(kit, costs={}), work, probe=True)
     raise ConfigError(
         "no client of round 0 has samples to train on, so nothing can be measured; look at the partition by `fedstrata"
         " check`."

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedstrata.client.update import Session, Work
-from fedstrata.client.worker import Kit
+from fedstrata.client.update import ClientTask, ClientUpdate
+from fedstrata.client.worker import Worker
 from fedstrata.core.params import Params
-from fedstrata.core.plan import Answers, Ask, Split
+from fedstrata.core.plan import ClientQuery, QueryResult, Split
 from fedstrata.engine.metrics import Scores, scores
 
 if TYPE_CHECKING:
@@ -55,19 +55,19 @@ class Evaluator:
         threads: intra-op threads of each worker.
     """
 
-    kits: Sequence[Kit]
+    kits: Sequence[Worker]
     federation: Federation
     batch_statistics: bool
     threads: int
 
-    def spread(self, function: Callable[[Kit, T], U], items: Iterable[T]) -> list[U]:
+    def spread(self, function: Callable[[Worker, T], U], items: Iterable[T]) -> list[U]:
         """``function(kit, item)`` for all items, results in order."""
         work = list(items)
         if len(self.kits) == 1 or len(work) <= 1:
             return [function(self.kits[0], item) for item in work]
         share = [work[i :: len(self.kits)] for i in range(len(self.kits))]
 
-        def run(kit: Kit, part: list[T]) -> list[U]:
+        def run(kit: Worker, part: list[T]) -> list[U]:
             torch.set_num_threads(self.threads)
             return [function(kit, item) for item in part]
 
@@ -78,7 +78,7 @@ class Evaluator:
             found[i :: len(self.kits)] = part
         return found
 
-    def predict(self, kit: Kit, params: Params, samples: Samples, index: Tensor) -> Tensor:
+    def predict(self, kit: Worker, params: Params, samples: Samples, index: Tensor) -> Tensor:
         """[N, classes] outputs of a model in evaluation mode."""
         return (
             torch.cat([self._pass(kit, params, samples.take(part)) for part in passes(index)])
@@ -86,7 +86,7 @@ class Evaluator:
             else torch.zeros(0)
         )
 
-    def _pass(self, kit: Kit, params: Params, x: Tensor) -> Tensor:
+    def _pass(self, kit: Worker, params: Params, x: Tensor) -> Tensor:
         kit.bound.load(params)
         kit.bound.mode(
             training=False, batch_statistics=(self.batch_statistics or params.still == "batch") and len(x) > 1
@@ -103,11 +103,11 @@ class Evaluator:
         outputs = self.spread(lambda kit, part: self._pass(kit, params, test.take(part)), parts)
         return scores(torch.cat(outputs), test.y)
 
-    def model(self, kit: Kit, work: Work) -> Params:
+    def model(self, kit: Worker, work: ClientTask) -> Params:
         """The model that a client uses itself."""
-        return Session(kit, work).personal()
+        return ClientUpdate(kit, work).personal()
 
-    def client(self, kit: Kit, work: Work, params: Params) -> tuple[float | None, float | None, int]:
+    def client(self, kit: Worker, work: ClientTask, params: Params) -> tuple[float | None, float | None, int]:
         """(own model, server's model, samples) of one client on its own test split; None without samples."""
         held = self.federation.testing(work.client)
         if held is None or not len(held[1]):
@@ -122,7 +122,7 @@ class Evaluator:
             len(index),
         )
 
-    def unseen(self, kit: Kit, work: Work, adapt: Adapt | None) -> tuple[float | None, float | None]:
+    def unseen(self, kit: Worker, work: ClientTask, adapt: Adapt | None) -> tuple[float | None, float | None]:
         """(as received, after a few private steps) of a client that never took part, on its own test split; None where
         there is nothing to say.
 
@@ -135,7 +135,7 @@ class Evaluator:
         if held is None or not len(held[1]):
             return None, None
         samples, index = held
-        session = Session(kit, work)
+        session = ClientUpdate(kit, work)
         start = session.view.anchor
         before = mean_score(self.predict(kit, start, samples, index), samples.y[index])
         if adapt is None:
@@ -176,7 +176,7 @@ class Evaluator:
         output = self.predict(self.kits[0], params, self.federation.train, index)
         return float(self.kits[0].net.loss(output, self.federation.train.y[index]).double().mean())
 
-    def validation(self, kit: Kit, work: Work, *, personal: bool, params: Params) -> tuple[float, int]:
+    def validation(self, kit: Worker, work: ClientTask, *, personal: bool, params: Params) -> tuple[float, int]:
         """(score, samples) of one client's validation split."""
         index = self.federation.validating(work.client)
         if not len(index):
@@ -186,13 +186,13 @@ class Evaluator:
             index
         )
 
-    def answer(self, ask: Ask, eligible: Sequence[int]) -> Answers:
+    def answer(self, ask: ClientQuery, eligible: Sequence[int]) -> QueryResult:
         """What clients say to a piece's question."""
         clients = tuple(sorted(eligible if ask.clients is None else ask.clients))
         rows = self.spread(lambda kit, client: self._scores(kit, ask, client), clients)
-        return Answers(clients, torch.tensor(rows, dtype=torch.float64).reshape(len(clients), len(ask.models)))
+        return QueryResult(clients, torch.tensor(rows, dtype=torch.float64).reshape(len(clients), len(ask.models)))
 
-    def _scores(self, kit: Kit, ask: Ask, client: int) -> list[float]:
+    def _scores(self, kit: Worker, ask: ClientQuery, client: int) -> list[float]:
         held = self._held(ask.split, client)
         if held is None or not len(held[1]):
             return [float("nan")] * len(ask.models)

@@ -13,26 +13,26 @@ import torch
 from torch import Tensor
 
 from fedstrata.backends.selection import build as build_executor
-from fedstrata.client.update import Failure, Session, Work
-from fedstrata.client.worker import Kit
+from fedstrata.client.update import ClientFailure, ClientTask, ClientUpdate
+from fedstrata.client.worker import Worker
 from fedstrata.common.errors import MethodError
 from fedstrata.core.layout import Layout
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Piece, Reply
-from fedstrata.core.plan import Answers, Plan, Seat
+from fedstrata.core.plan import CohortSlot, Plan, QueryResult
 from fedstrata.core.state import State, flatten_state, pack
-from fedstrata.diagnostics.base import Look, defined
-from fedstrata.engine.assembly import Parts
+from fedstrata.diagnostics.base import RoundSnapshot, defined
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.engine.evaluation import Adapt, Evaluator, spread_of
-from fedstrata.engine.ledger import Bill, Ledger
-from fedstrata.engine.server import Server, Turn, base_plan, finish_round, plan_round, send_to
-from fedstrata.engine.stopping import Ending
+from fedstrata.engine.ledger import Cost, Ledger
+from fedstrata.engine.server import RoundPlan, Server, base_plan, finish_round, plan_round, send_to
+from fedstrata.engine.stopping import StopRule
 from fedstrata.storage import MappedRows, MemoryRows, RowStore, preflight
 from fedstrata.wire import messages
 from fedstrata.wire.gate import Bounds, finite, inspect
 
 Row = dict[str, Any]
-Chosen = Callable[[str, int, Mapping[str, float]], None]
+OnExecutorChosen = Callable[[str, int, Mapping[str, float]], None]
 
 
 @dataclass
@@ -51,10 +51,10 @@ class Engine:
         stopped_by: the setting that ended the run before its last round.
     """
 
-    parts: Parts
+    parts: RunComponents
     executor_name: str
     workers: int
-    on_choice: Chosen = lambda *_: None
+    on_choice: OnExecutorChosen = lambda *_: None
     server: Server = field(init=False)
     rows: RowStore = field(init=False)
     seconds: float = 0.0
@@ -75,9 +75,9 @@ class Engine:
         self.server = Server.start(parts.method, parts.setup)
         self.rows = MappedRows() if config.rows == "mapped" else MemoryRows()
         self.needed = config.needed(parts.setup.cohort)
-        self.ending = Ending.of(config)
+        self.ending = StopRule.of(config)
         self.measures = parts.measures
-        self.answers: Mapping[str, Answers] = {}
+        self.answers: Mapping[str, QueryResult] = {}
         self.plan: Plan = self.plan_now()
 
     # ---- the loop
@@ -105,7 +105,7 @@ class Engine:
         accepted, refused = self._inspect(turn, answers)
         after, moved = finish_round(self.server, parts.method, parts.setup, turn, accepted, self.needed)
         if moved and not sound(after):
-            refused += [Failure(r.place, r.client, "overflow", OVERFLOW.format(len(accepted))) for r in accepted]
+            refused += [ClientFailure(r.place, r.client, "overflow", OVERFLOW.format(len(accepted))) for r in accepted]
             after, moved, accepted = replace(self.server, round=after.round), False, []
         if moved:
             self._keep_rows(turn, accepted, after.params)
@@ -126,18 +126,18 @@ class Engine:
         """Release workers."""
         self.executor.close()
 
-    def _spent(self, before: Bill) -> Bill:
+    def _spent(self, before: Cost) -> Cost:
         after = self.ledger.total
         up = type(after.up)(after.up.payload - before.up.payload, after.up.framing - before.up.framing)
         down = type(after.down)(after.down.payload - before.down.payload, after.down.framing - before.down.framing)
-        return Bill(up, down, after.flops - before.flops)
+        return Cost(up, down, after.flops - before.flops)
 
-    def _ask_all(self, *, bill: bool) -> dict[str, Answers]:
+    def _ask_all(self, *, bill: bool) -> dict[str, QueryResult]:
         """All pieces' questions to the present model."""
         found = {n: self._ask(n, p, self.server.slots[n], bill=bill) for n, p in self.parts.method.named.items()}
         return {n: a for n, a in found.items() if a is not None}
 
-    def _ask(self, name: str, piece: Piece, slot: State, *, bill: bool = True) -> Answers | None:
+    def _ask(self, name: str, piece: Piece, slot: State, *, bill: bool = True) -> QueryResult | None:
         question = piece.ask(slot, self.server.round, self.parts.setup)
         if question is None:
             return None
@@ -149,11 +149,13 @@ class Engine:
             self.ledger.asked(type(size)(size.payload * len(answers.clients), size.framing * len(answers.clients)))
         return answers
 
-    def _inspect(self, turn: Turn, answers: Sequence[Reply | Failure]) -> tuple[list[Reply], list[Failure]]:
+    def _inspect(
+        self, turn: RoundPlan, answers: Sequence[Reply | ClientFailure]
+    ) -> tuple[list[Reply], list[ClientFailure]]:
         """The gate: every reply is checked before it touches the model."""
         accepted, refused = [], []
         for answer in answers:
-            bad = answer if isinstance(answer, Failure) else self._refusal(turn, answer)
+            bad = answer if isinstance(answer, ClientFailure) else self._refusal(turn, answer)
             if bad is None:
                 assert isinstance(answer, Reply)
                 accepted.append(answer)
@@ -161,7 +163,7 @@ class Engine:
                 refused.append(bad)
         return accepted, refused
 
-    def _refusal(self, turn: Turn, reply: Reply) -> Failure | None:
+    def _refusal(self, turn: RoundPlan, reply: Reply) -> ClientFailure | None:
         limit = Bounds(self.parts.setup.samples.size(reply.client), self.parts.config.gate.norm)
         work = turn.works[reply.place]
         mail, expected = dict(self.ledger.mail(work)), self._expected(work.plan)
@@ -176,13 +178,13 @@ class Engine:
                 n: ((spec.total,), self.server.params.flat.dtype) for n, spec in zip(tensors, expected, strict=True)
             }
             found = inspect(tensors | sent, reply.samples, shapes | mail, limit)
-        return None if found is None else Failure(reply.place, reply.client, found.code, found.message)
+        return None if found is None else ClientFailure(reply.place, reply.client, found.code, found.message)
 
     def _expected(self, plan: Plan) -> tuple[Any, Any]:
         layout = self.parts.setup.layout
         return layout.spec.only(plan.up), layout.statistics.only(plan.up)
 
-    def _keep_rows(self, turn: Turn, replies: Sequence[Reply], params: Params) -> None:
+    def _keep_rows(self, turn: RoundPlan, replies: Sequence[Reply], params: Params) -> None:
         method = self.parts.method
         rows = {r.client: dict(r.row) for r in replies if r.row}
         if method.has("settle"):
@@ -197,10 +199,10 @@ class Engine:
 
     def _row(
         self,
-        turn: Turn,
+        turn: RoundPlan,
         accepted: Sequence[Reply],
-        refused: Sequence[Failure],
-        bill: Bill,
+        refused: Sequence[ClientFailure],
+        bill: Cost,
         seconds: float,
         *,
         moved: bool,
@@ -224,12 +226,12 @@ class Engine:
             "front": tally(r.front for r in accepted) or None,
         }
 
-    def _look(self, was: Server, turn: Turn, accepted: Sequence[Reply]) -> Row:
+    def _look(self, was: Server, turn: RoundPlan, accepted: Sequence[Reply]) -> Row:
         """What measures say of the round.
 
         A bug in one of a user's own ends the run, as a measure that lies would be worse.
         """
-        seen = Look(
+        seen = RoundSnapshot(
             was.round,
             self.parts.setup.layout,
             was.params,
@@ -320,15 +322,15 @@ class Engine:
         stays = any(self.parts.setup.layout.entries[n].kind == "norm" for n in self.plan.keep - self.plan.average)
         return self.lowest if stays else None
 
-    def work_of(self, client: int, params: Params) -> Work:
+    def work_of(self, client: int, params: Params) -> ClientTask:
         """What a client forms its own model from; where pieces send single clients something of their own, that."""
         t, method = self.server.round, self.parts.method
         extras: Mapping[str, State] = {}
         if method.has("send"):
-            seat = Seat(-1, client, t, self.plan.cohort)
+            seat = CohortSlot(-1, client, t, self.plan.cohort)
             sent, extras = send_to(self.server, method, self.parts.setup, seat, self.answers)
             params = params if sent is self.server.params else sent
-        return Work(
+        return ClientTask(
             -1, client, 0, t, self.plan.at(-1), params, extras, self.rows.get(client), self.parts.lr(max(0, t - 1))
         )
 
@@ -340,7 +342,7 @@ class Engine:
         c = self.parts.config
         adapt = Adapt(c.unseen.steps, c.unseen.lr or c.local.lr, c.unseen.groups) if last else None
 
-        def score(kit: Kit, client: int) -> tuple[dict[str, float | None], int]:
+        def score(kit: Worker, client: int) -> tuple[dict[str, float | None], int]:
             work = self.work_of(client, params)
             own, shared, n = self.evaluator.client(kit, work, params)
             found = {"personal": own, "shared": shared}
@@ -370,7 +372,7 @@ class Engine:
             return None
         personal = self.parts.method.has("personalise") or bool(self.plan.keep)
 
-        def score(kit: Kit, client: int) -> tuple[float, int]:
+        def score(kit: Worker, client: int) -> tuple[float, int]:
             return self.evaluator.validation(kit, self.work_of(client, params), personal=personal, params=params)
 
         found = self.evaluator.spread(score, self.parts.setup.eligible)
@@ -388,7 +390,7 @@ class Engine:
         return plan
 
 
-def trained(turn: Turn, layout: Layout) -> dict[str, int] | None:
+def trained(turn: RoundPlan, layout: Layout) -> dict[str, int] | None:
     """Layer groups with how many clients of a round were to move them, in the layout's order.
 
     None where all were to move all.
@@ -435,7 +437,7 @@ def sound(server: Server) -> bool:
     return all(finite(tensor) for tensor in (server.params.flat, server.params.buffers.flat, *kept))
 
 
-def preflight_rows(parts: Parts) -> None:
+def preflight_rows(parts: RunComponents) -> None:
     """Refuse, before round 0, rows that cannot fit: as many as can come to exist, times what one weighs."""
     setup, plan = (
         parts.setup,
@@ -453,9 +455,9 @@ def preflight_rows(parts: Parts) -> None:
         preflight(most, weight, Path(parts.config.out) if parts.config.rows == "mapped" else None)
 
 
-def settle(kit: Kit, work: Work, reply: Reply, params: Params) -> dict[str, Tensor]:
+def settle(kit: Worker, work: ClientTask, reply: Reply, params: Params) -> dict[str, Tensor]:
     """A participant's row after the merge of the same round."""
-    session = Session(kit, replace(work, row=reply.row))
+    session = ClientUpdate(kit, replace(work, row=reply.row))
     row = dict(reply.row)
     for name, piece in kit.method.named.items():
         if piece.overrides("settle"):

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedstrata.client.update import Failure, Work
+from fedstrata.client.update import ClientFailure, ClientTask
 from fedstrata.common import random_streams
 from fedstrata.common.errors import MethodError
 from fedstrata.core.chain import PLAIN, Method, name_of
 from fedstrata.core.layout import Layout, Names
 from fedstrata.core.params import Params, mean_over_senders
-from fedstrata.core.piece import Piece, Reply, ServerView
-from fedstrata.core.plan import Answers, Phase, Plan, Seat, Setup
+from fedstrata.core.piece import Piece, Reply, ServerContext
+from fedstrata.core.plan import CohortSlot, Phase, Plan, QueryResult, Setup
 from fedstrata.core.state import State
 
 BN = ("share", "local", "server", "trained", "batch")
@@ -43,7 +43,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RoundPlan:
     """A round that was planned: who does what.
 
     Attributes:
@@ -51,8 +51,8 @@ class Turn:
     """
 
     plan: Plan
-    works: tuple[Work, ...]
-    answers: Mapping[str, Answers]
+    works: tuple[ClientTask, ...]
+    answers: Mapping[str, QueryResult]
 
 
 def base_plan(layout: Layout, bn: str) -> Plan:
@@ -78,9 +78,9 @@ def plan_round(
     setup: Setup,
     bn: str,
     lr: float,
-    ask: Callable[[str, Piece, State], Answers | None],
+    ask: Callable[[str, Piece, State], QueryResult | None],
     row: Callable[[int], Mapping[str, Tensor] | None],
-) -> Turn:
+) -> RoundPlan:
     """Questions, sampling, plan and what each place is sent.
 
     Args:
@@ -97,10 +97,12 @@ def plan_round(
     seen: Counter[int] = Counter()
     works = []
     for place, client in enumerate(plan.cohort):
-        sent, extras = send_to(server, method, setup, Seat(place, client, server.round, plan.cohort), answers)
-        works.append(Work(place, client, seen[client], server.round, plan.at(place), sent, extras, row(client), lr))
+        sent, extras = send_to(server, method, setup, CohortSlot(place, client, server.round, plan.cohort), answers)
+        works.append(
+            ClientTask(place, client, seen[client], server.round, plan.at(place), sent, extras, row(client), lr)
+        )
         seen[client] += 1
-    return Turn(plan, tuple(works), answers)
+    return RoundPlan(plan, tuple(works), answers)
 
 
 def rehearse(method: Method, setup: Setup, bn: str) -> None:
@@ -115,7 +117,7 @@ def rehearse(method: Method, setup: Setup, bn: str) -> None:
         _plan(Server.start(method, setup), method, setup, bn, {})
 
 
-def _plan(server: Server, method: Method, setup: Setup, bn: str, answers: Mapping[str, Answers]) -> Plan:
+def _plan(server: Server, method: Method, setup: Setup, bn: str, answers: Mapping[str, QueryResult]) -> Plan:
     """Who takes part in a round and what they do, checked."""
     t = server.round
     owner = method.owner("sample")
@@ -143,7 +145,7 @@ def _plan(server: Server, method: Method, setup: Setup, bn: str, answers: Mappin
 
 
 def send_to(
-    server: Server, method: Method, setup: Setup, seat: Seat, answers: Mapping[str, Answers]
+    server: Server, method: Method, setup: Setup, seat: CohortSlot, answers: Mapping[str, QueryResult]
 ) -> tuple[Params, dict[str, State]]:
     """What one seat is sent: parameters, and extras by piece."""
     sent, extras = server.params, {}
@@ -239,7 +241,7 @@ def _check_places(plan: Plan) -> None:
 
 
 def finish_round(
-    server: Server, method: Method, setup: Setup, turn: Turn, replies: Sequence[Reply], quorum: int
+    server: Server, method: Method, setup: Setup, turn: RoundPlan, replies: Sequence[Reply], quorum: int
 ) -> tuple[Server, bool]:
     """The server's update from accepted replies, in cohort order.
 
@@ -252,9 +254,9 @@ def finish_round(
         return after, False
     sent = [turn.works[r.place].sent for r in replies]
 
-    def view(name: str) -> ServerView:
+    def view(name: str) -> ServerContext:
         rng = random_streams.stream(setup.seed, f"server.{name}", server.round)
-        return ServerView(
+        return ServerContext(
             setup, server.params, turn.plan, server.round, turn.works[0].lr, replies, sent, turn.answers.get(name), rng
         )
 
@@ -289,4 +291,4 @@ def _average_statistics(
     return params.buffers | Params(total, spec)
 
 
-__all__ = ["BN", "Failure", "Server", "Turn", "base_plan", "finish_round", "plan_round"]
+__all__ = ["BN", "ClientFailure", "Server", "Turn", "base_plan", "finish_round", "plan_round"]

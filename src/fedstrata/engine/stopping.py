@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.config.config import Config
-from fedstrata.engine.ledger import Bill
+from fedstrata.engine.ledger import Cost
 
 
 @dataclass(frozen=True)
-class Ending:
+class StopRule:
     """The settings ``stop.*``; None is off.
 
     The round that reaches an amount is the last one, so a run overshoots by less than a round.
@@ -23,12 +23,12 @@ class Ending:
     accuracy: float | None = None
 
     @classmethod
-    def of(cls, config: Config) -> Ending:
+    def of(cls, config: Config) -> StopRule:
         """As configured."""
         s = config.stop
         return cls(s.bytes, s.flops, s.seconds, s.accuracy)
 
-    def spent(self, bill: Bill, seconds: float) -> str | None:
+    def spent(self, bill: Cost, seconds: float) -> str | None:
         """The setting whose budget is used up, or None."""
         for name, limit, amount in (
             ("stop.bytes", self.bytes, bill.up.payload + bill.down.payload),

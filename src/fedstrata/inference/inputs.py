@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedstrata.common.call_syntax import bind, parse_call
 from fedstrata.common.errors import ConfigError, DataError, nearest
-from fedstrata.data.inputs import Intake, Numbers, Taken
+from fedstrata.data.inputs import InputPreprocessor, Numbers, PreparedInputs
 from fedstrata.data.inputs.base import Unknown
 from fedstrata.data.io.columns import read_columns
 from fedstrata.data.io.formats import read_npz
@@ -32,7 +32,7 @@ SEEN = (
 TABLES, ARRAYS, TEXTS = (".csv", ".tsv", ".parquet"), (".npy", ".npz"), (".txt",)
 
 
-def intake_of(found: Finished) -> Intake:
+def intake_of(found: Finished) -> InputPreprocessor:
     """How the run's data set prepares samples; one that does not say takes arrays as the model reads them."""
     if found.federation.intake is not None:
         return found.federation.intake
@@ -47,7 +47,7 @@ def read(
     client: int | None = None,
     split: Split | None = None,
     unknown: Unknown = "refuse",
-) -> Taken:
+) -> PreparedInputs:
     """Samples to predict.
 
     Args:
@@ -96,7 +96,7 @@ def _trained_on(found: Finished) -> Path | None:
         return None
 
 
-def _seen(taken: Taken) -> Taken:
+def _seen(taken: PreparedInputs) -> PreparedInputs:
     """With a word on what a score is worth."""
     return replace(taken, notes=(*taken.notes, SEEN))
 
@@ -112,7 +112,7 @@ def _is_data_set(text: str) -> bool:
         return False
 
 
-def _file(path: Path, intake: Intake, unknown: Unknown) -> Taken:
+def _file(path: Path, intake: InputPreprocessor, unknown: Unknown) -> PreparedInputs:
     kind = path.suffix.lower()
     if not path.stat().st_size:
         raise DataError(f"{path} is empty.")
@@ -162,7 +162,7 @@ def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
         raise DataError(f"{path} is damaged or no .npy file ({error}).") from error
 
 
-def _folder(path: Path, intake: Intake, task: Task) -> Taken:
+def _folder(path: Path, intake: InputPreprocessor, task: Task) -> PreparedInputs:
     """All pictures below a folder; one that lies in a folder named after a class is labelled."""
     root = path.resolve()
     files, passed = _pictures(root, root)
@@ -182,7 +182,7 @@ def _folder(path: Path, intake: Intake, task: Task) -> Taken:
             f"{path}: {len(files) - len(labels)} of {len(files)} pictures lie in no folder named after a class, so"
             " there is no score."
         )
-    return Taken(taken.samples, taken.names, taken.labelled, tuple(notes))
+    return PreparedInputs(taken.samples, taken.names, taken.labelled, tuple(notes))
 
 
 def _pictures(folder: Path, root: Path) -> tuple[list[Path], int]:
@@ -199,7 +199,7 @@ def _pictures(folder: Path, root: Path) -> tuple[list[Path], int]:
     return found, other
 
 
-def data_set(text: str, found: Finished, client: int | None, split: Split) -> Taken:
+def data_set(text: str, found: Finished, client: int | None, split: Split) -> PreparedInputs:
     """Samples of a data set in call syntax.
 
     Raises:
@@ -223,7 +223,7 @@ def data_set(text: str, found: Finished, client: int | None, split: Split) -> Ta
     return _all(samples)
 
 
-def _own(found: Finished, client: int | None, split: Split) -> Taken:
+def _own(found: Finished, client: int | None, split: Split) -> PreparedInputs:
     """The run's own data: a client's, where one is asked for and has some of its own."""
     federation = found.federation
     if client is not None and split == "train":
@@ -242,7 +242,7 @@ def _own(found: Finished, client: int | None, split: Split) -> Taken:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class SelectedSamples:
     """Some of many samples."""
 
     samples: Samples
@@ -266,14 +266,14 @@ class Chosen:
         return self.samples.take(self.index[index])
 
 
-def _chosen(samples: Samples, index: Tensor, otherwise: str) -> Taken:
+def _chosen(samples: Samples, index: Tensor, otherwise: str) -> PreparedInputs:
     if not len(index):
         raise DataError(otherwise)
-    return Taken(Chosen(samples, index), tuple(map(str, index.tolist())), labelled=True)
+    return PreparedInputs(SelectedSamples(samples, index), tuple(map(str, index.tolist())), labelled=True)
 
 
-def _all(samples: Samples) -> Taken:
-    return Taken(samples, tuple(map(str, range(len(samples)))), labelled=True)
+def _all(samples: Samples) -> PreparedInputs:
+    return PreparedInputs(samples, tuple(map(str, range(len(samples)))), labelled=True)
 
 
 def _there(samples: Samples | None, otherwise: str) -> Samples:

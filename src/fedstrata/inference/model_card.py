@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedstrata.common.units import duration, number, size, work
-from fedstrata.config.config import KEYS, PLACEMENT
+from fedstrata.config.config import KEYS, NON_RESULT_SETTINGS
 from fedstrata.core.chain import name_of
 from fedstrata.data.statistics.facts import Facts, facts_of
 from fedstrata.inference.finished_run import Finished
@@ -214,7 +214,9 @@ def _training(found: Finished) -> Iterator[str]:
         yield f"- Rounds without an update: {summary['rounds_without_update']}."
     given = parts.config.flat()
     changed = [
-        f"`{k}={given[k]}`" for k in KEYS if k not in PLACEMENT and given[k] != KEYS[k].default and k != "rounds"
+        f"`{k}={given[k]}`"
+        for k in KEYS
+        if k not in NON_RESULT_SETTINGS and given[k] != KEYS[k].default and k != "rounds"
     ]
     yield f"- Settings besides the defaults: {', '.join(changed) or 'none'}."
     if custom := manifest(found.folder).get("custom"):

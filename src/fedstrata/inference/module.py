@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from fedstrata.client.worker import Kit
+from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError
-from fedstrata.core.network import Bound, Dropout, Net
-from fedstrata.core.params import Params, Spec, Stillness
+from fedstrata.core.network import BoundModel, Dropout, Net
+from fedstrata.core.params import EvalMode, Params, Spec
 from fedstrata.data.types import Task
 from fedstrata.models.blocks import ChannelDropout
 
 _CHANNELS = {3: nn.Dropout2d, 4: nn.Dropout3d}  # by the axes of a sample; any other are rows or sequences
 
 
-def plain(kit: Kit, params: Params, task: Task, *, batch_statistics: bool) -> nn.Module:
+def plain(kit: Worker, params: Params, task: Task, *, batch_statistics: bool) -> nn.Module:
     """The module of a kit with these values, in evaluation mode.
 
     Args:
@@ -41,7 +41,7 @@ def plain(kit: Kit, params: Params, task: Task, *, batch_statistics: bool) -> nn
     return module.eval()
 
 
-def network(bound: Bound, task: Task) -> nn.Module:
+def network(bound: BoundModel, task: Task) -> nn.Module:
     """A copy of a bound network with its head in place, torch's dropout instead of ours, and tensors that share no
     memory.
     """
@@ -95,13 +95,13 @@ class Changed(nn.Module):
         batch_statistics: norms look at the batch in hand.
     """
 
-    def __init__(self, module: nn.Module, kit: Kit, *, batch_statistics: bool) -> None:
+    def __init__(self, module: nn.Module, kit: Worker, *, batch_statistics: bool) -> None:
         super().__init__()
-        bound = Bound(module, kit.bound.head_name)
+        bound = BoundModel(module, kit.bound.head_name)
         self._net: Net = kit.method.model(bound.net(kit.net.loss))
         bound.attach(self._net)
         self._spec, self._statistics = bound.spec, Spec((), ()) if batch_statistics else bound.buffers.spec
-        self._still: Stillness = "batch" if batch_statistics else "eval"
+        self._still: EvalMode = "batch" if batch_statistics else "eval"
         self.settings: dict[str, int] = {}  # which network it is, as a number of the program
         self._moves = any(isinstance(part, _NormBase | _DropoutNd) for part in module.modules())
         self._take_over(module)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from fedstrata.common.errors import MethodError
 from fedstrata.core.layout import Names
 from fedstrata.core.piece import Piece, Plans, require
-from fedstrata.core.plan import Answers, Plan, Setup
+from fedstrata.core.plan import Plan, QueryResult, Setup
 from fedstrata.core.state import State
 
 
@@ -50,7 +50,7 @@ class Budgets(Piece):
             )
 
     # the field's word
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         shared = [frozenset(g.names) for g in setup.layout.groups.values() if plan.down.issuperset(g.names)]
         self.refuse(shared, setup)
         places, taken = dict(plan.places), frozenset[str]()

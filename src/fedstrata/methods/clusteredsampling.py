@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedstrata.common.errors import MethodError
 from fedstrata.core.params import Params, zeros
-from fedstrata.core.piece import Piece, ServerView
-from fedstrata.core.plan import Answers, Setup
+from fedstrata.core.piece import Piece, ServerContext
+from fedstrata.core.plan import QueryResult, Setup
 from fedstrata.core.state import State
 from fedstrata.methods.parts import costs
 
@@ -82,13 +82,13 @@ class ClusteredSampling(Piece):
         return {"sizes": sizes, "distances": distances, **updates}
 
     def sample(
-        self, eligible: Sequence[int], slot: State, answers: Answers | None, rng: Generator, cohort: int
+        self, eligible: Sequence[int], slot: State, answers: QueryResult | None, rng: Generator, cohort: int
     ) -> Sequence[int]:
         sizes, distances = _tensor(slot, "sizes"), _tensor(slot, "distances")
         found = distributions(distances.numpy(), sizes.tolist(), cohort, self.tree, rng)
         return [eligible[draw(one, rng)] for one in found]
 
-    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
         fresh: State = dict(slot)
         template = zeros(v.params)
         for reply, sent in zip(v.replies, v.sent, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.core.params import Params, tmap
-from fedstrata.core.piece import Gradient, Piece, View, require
+from fedstrata.core.piece import ClientContext, Gradient, Piece, require
 from fedstrata.core.plan import Setup
 from fedstrata.core.state import State
 
@@ -38,7 +38,7 @@ class Ditto(Piece):
     def init_client(self, setup: Setup) -> State:
         return {"model": setup.params}
 
-    def receive(self, p: Params, own: State, v: View) -> tuple[Params, State]:
+    def receive(self, p: Params, own: State, v: ClientContext) -> tuple[Params, State]:
         start = own["model"]
         assert isinstance(start, Params)
 
@@ -47,7 +47,7 @@ class Ditto(Piece):
 
         return p, {"model": v.fit(start, "private", gradient=pull, epochs=self.epochs)}
 
-    def personalise(self, p: Params, own: State, v: View) -> Params:
+    def personalise(self, p: Params, own: State, v: ClientContext) -> Params:
         model = own["model"]
         assert isinstance(model, Params)
         return p if v.fresh else model

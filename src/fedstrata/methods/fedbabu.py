@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Piece, View, require
-from fedstrata.core.plan import Answers, Plan, Setup
+from fedstrata.core.piece import ClientContext, Piece, require
+from fedstrata.core.plan import Plan, QueryResult, Setup
 from fedstrata.core.state import State
 
 
@@ -29,10 +29,10 @@ class FedBABU(Piece):
     def __post_init__(self) -> None:
         require(self.epochs >= 0, "fedbabu.epochs", self.epochs, "a number of fine-tuning epochs, at least 0")
 
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         return plan.without(setup.layout.select("role:head"))
 
-    def personalise(self, p: Params, own: State, v: View) -> Params:
+    def personalise(self, p: Params, own: State, v: ClientContext) -> Params:
         if not self.epochs:
             return p
         return v.fit(

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedstrata.common import random_streams
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Piece, Reply, ServerView, require, uniform_weights
-from fedstrata.core.plan import Seat, Setup
+from fedstrata.core.piece import Piece, Reply, ServerContext, require, uniform_weights
+from fedstrata.core.plan import CohortSlot, Setup
 from fedstrata.core.state import State
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ class FedCross(Piece):
     def init(self, setup: Setup) -> State:
         return {f"model/{j}": _bare(setup.params) for j in range(setup.cohort)}
 
-    def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
+    def send(self, params: Params, slot: State, seat: CohortSlot, rng: Generator, setup: Setup) -> tuple[Params, State]:
         if seat.place < 0:
             return params, {}
         return params.new(_params(slot, _dealt(setup, seat.round)[seat.place]).flat), {}
 
-    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
+    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerContext) -> Tensor:
         return uniform_weights(replies)
 
-    def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerView) -> tuple[Params, State]:
+    def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerContext) -> tuple[Params, State]:
         names = v.plan.average & v.layout.parameters
         dealt = _dealt(v.setup, v.round)
         back = {

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedstrata.core.params import Params, tmap, zeros
-from fedstrata.core.piece import Gradient, Piece, Reply, ServerView, View, require, uniform_weights
+from fedstrata.core.piece import ClientContext, Gradient, Piece, Reply, ServerContext, require, uniform_weights
 from fedstrata.core.plan import Setup
 from fedstrata.core.state import State
 
@@ -43,18 +43,18 @@ class FedDyn(Piece):
     def init_client(self, setup: Setup) -> State:
         return {"dual": zeros(setup.params)}
 
-    def gradient(self, gradient: Gradient, v: View) -> Gradient:
+    def gradient(self, gradient: Gradient, v: ClientContext) -> Gradient:
         dual = _params(v.own["dual"])
         return lambda p, b: tmap(lambda g, x, a, h: g - h + self.alpha * (x - a), gradient(p, b), p, v.anchor, dual)
 
-    def upload(self, delta: Params, own: State, v: View) -> tuple[Params, State, State]:
+    def upload(self, delta: Params, own: State, v: ClientContext) -> tuple[Params, State, State]:
         dual = _params(own["dual"])
         return delta, {}, {"dual": dual | tmap(lambda h, d: h - self.alpha * d, dual.pick(delta), delta)}
 
-    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
+    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerContext) -> Tensor:
         return uniform_weights(replies)
 
-    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
         drift = _params(slot["drift"])
         share = len(v.replies) / len(v.setup.eligible)
         moved = tmap(lambda h, d: h - self.alpha * share * d, drift.pick(step), step)

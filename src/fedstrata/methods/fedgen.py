@@ -13,8 +13,8 @@ from fedstrata.common import random_streams
 from fedstrata.common.errors import MethodError
 from fedstrata.core.network import Batch
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Loss, Piece, Reply, ServerView, View, require
-from fedstrata.core.plan import Seat, Setup
+from fedstrata.core.piece import ClientContext, Loss, Piece, Reply, ServerContext, require
+from fedstrata.core.plan import CohortSlot, Setup
 from fedstrata.core.state import State
 from fedstrata.methods.parts.generator import Head, Lessons, features, fresh, taught, width
 from fedstrata.methods.parts.resets import seeded
@@ -101,10 +101,10 @@ class FedGen(Piece):
             )
         }
 
-    def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
+    def send(self, params: Params, slot: State, seat: CohortSlot, rng: Generator, setup: Setup) -> tuple[Params, State]:
         return params, {"generator": slot["generator"]} if seat.round and seat.place >= 0 else {}
 
-    def objective(self, loss: Loss, v: View) -> Loss:
+    def objective(self, loss: Loss, v: ClientContext) -> Loss:
         generator, net, classes = v.extras.get("generator"), v.net, v.setup.classes
         if not isinstance(generator, Params):
             return loss
@@ -123,10 +123,10 @@ class FedGen(Piece):
 
         return lambda p, b: loss(p, b) + terms(p, b)
 
-    def upload(self, delta: Params, own: State, v: View) -> tuple[Params, State, State]:
+    def upload(self, delta: Params, own: State, v: ClientContext) -> tuple[Params, State, State]:
         return delta, {"counts": v.counts}, own
 
-    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
         generator, counts = slot["generator"], torch.stack([_tensor(r.mail["fedgen"]["counts"]) for r in v.replies])
         assert isinstance(generator, Params)
         heads = [_head(r, sent, v) for r, sent in zip(v.replies, v.sent, strict=True)]
@@ -139,7 +139,7 @@ class FedGen(Piece):
         return {"bytes of the generator for each client, down from round 1 on": 4 * generator.spec.total}
 
 
-def _head(reply: Reply, sent: Params, v: ServerView) -> Head:
+def _head(reply: Reply, sent: Params, v: ServerContext) -> Head:
     """The head of the model that came back."""
     before = sent.pick(v.layout.select("role:head"))
     moved = reply.delta.pick(before)

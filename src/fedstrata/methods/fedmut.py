@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.params import Params, zeros
-from fedstrata.core.piece import Piece, Reply, ServerView, require, uniform_weights
-from fedstrata.core.plan import Seat, Setup
+from fedstrata.core.piece import Piece, Reply, ServerContext, require, uniform_weights
+from fedstrata.core.plan import CohortSlot, Setup
 from fedstrata.core.state import State
 from fedstrata.methods.parts import costs
 
@@ -62,7 +62,7 @@ class FedMut(Piece):
     def init(self, setup: Setup) -> State:
         return {"step": zeros(setup.params), "controls": torch.zeros(len(setup.layout.spec.names), setup.cohort)}
 
-    def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
+    def send(self, params: Params, slot: State, seat: CohortSlot, rng: Generator, setup: Setup) -> tuple[Params, State]:
         step, controls = slot["step"], slot["controls"]
         assert isinstance(step, Params)
         assert isinstance(controls, Tensor)
@@ -71,10 +71,10 @@ class FedMut(Piece):
         each = torch.repeat_interleave(controls[:, seat.place], torch.tensor(step.spec.sizes))  # [P]
         return params.new(torch.addcmul(params.flat, each, step.flat, value=self.alpha)), {}
 
-    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
+    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerContext) -> Tensor:
         return uniform_weights(replies)
 
-    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
         old = slot["step"]
         assert isinstance(old, Params)
         controls = self.controls(len(old.spec.names), v.setup.cohort, v.round, v.rng)

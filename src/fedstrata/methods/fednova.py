@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.common.errors import MethodError
-from fedstrata.core.piece import Piece, Reply, ServerView, require
+from fedstrata.core.piece import Piece, Reply, ServerContext, require
 from fedstrata.core.plan import Setup
 from fedstrata.core.state import State
 from fedstrata.methods.scaffold import effective_steps
@@ -48,7 +48,7 @@ class FedNova(Piece):
                 " drop one of them."
             )
 
-    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
+    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerContext) -> Tensor:
         uniform = v.setup.weighting == "uniform"
         sizes = [Fraction(1 if uniform else r.samples) for r in replies]
         amounts = [Fraction(self.amount(r.steps, v.lr, v.setup.momentum)) for r in replies]

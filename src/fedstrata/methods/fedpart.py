@@ -11,7 +11,7 @@ from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.core.layout import Names
 from fedstrata.core.piece import Piece, Plans, require
-from fedstrata.core.plan import Answers, Plan, Setup
+from fedstrata.core.plan import Plan, QueryResult, Setup
 from fedstrata.core.state import State
 from fedstrata.methods.parts import cycle
 
@@ -83,7 +83,7 @@ class FedPart(Piece):
             )
 
     # the field's word
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         blocks = self.blocks(plan.train, setup)
         wanted = self.calendar(len(blocks)).rounds(self.cycles or 1)
         if self.cycles is not None and setup.rounds != wanted:

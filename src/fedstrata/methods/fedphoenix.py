@@ -12,8 +12,8 @@ from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Layout
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Piece, View, require
-from fedstrata.core.plan import Seat, Setup
+from fedstrata.core.piece import ClientContext, Piece, require
+from fedstrata.core.plan import CohortSlot, Setup
 from fedstrata.core.state import State
 from fedstrata.methods.parts import costs
 from fedstrata.methods.parts.resets import (
@@ -184,14 +184,14 @@ class FedPhoenix(Piece):
             weights.index_copy_(0, chosen, new)
         return p.new(flat)
 
-    def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
+    def send(self, params: Params, slot: State, seat: CohortSlot, rng: Generator, setup: Setup) -> tuple[Params, State]:
         if self.side == "client" or seat.place < 0:  # outside a round there is no start to be reset
             return params, {}
         common = self.resets == "common"
         generator = random_streams.torch_stream(setup.seed, "fedphoenix.common", seat.round) if common else seeded(rng)
         return self.reset(params, setup.layout, seat.round, generator), {}
 
-    def receive(self, p: Params, own: State, v: View) -> tuple[Params, State]:
+    def receive(self, p: Params, own: State, v: ClientContext) -> tuple[Params, State]:
         if self.side == "server":
             return p, own
         return self.reset(p, v.layout, v.round, seeded_by(v.noise("seed", (3,)).tolist())), own

@@ -11,7 +11,7 @@ import torch
 from fedstrata.core.layout import Layout
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Piece, require
-from fedstrata.core.plan import Seat, Setup
+from fedstrata.core.plan import CohortSlot, Setup
 from fedstrata.core.state import State
 from fedstrata.methods.parts.resets import Matrix, choose, matrix, moments, normal, seeded, whole
 
@@ -113,7 +113,7 @@ class FedPhoenixBlend(Piece):
                 table.index_copy_(0, chosen, table.index_select(0, chosen).mul_(1 - alpha).add_(new, alpha=alpha))
         return p.new(flat)
 
-    def send(self, params: Params, slot: State, seat: Seat, rng: Generator, setup: Setup) -> tuple[Params, State]:
+    def send(self, params: Params, slot: State, seat: CohortSlot, rng: Generator, setup: Setup) -> tuple[Params, State]:
         return (params if seat.place < 0 else self.blend(params, setup.layout, seat.round, seeded(rng))), {}
 
     def notes(self, setup: Setup) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedstrata.core.params import Params, tmap
-from fedstrata.core.piece import Gradient, Piece, View, require
+from fedstrata.core.piece import ClientContext, Gradient, Piece, require
 from fedstrata.core.plan import Setup
 from fedstrata.methods.parts import costs
 
@@ -38,7 +38,7 @@ class FedProx(Piece):
             "the weight of the proximal term, at least 0 (0 is FedAvg), for example 0.01",
         )
 
-    def gradient(self, gradient: Gradient, v: View) -> Gradient:
+    def gradient(self, gradient: Gradient, v: ClientContext) -> Gradient:
         if self.distance == "plain":
             return lambda p, b: gradient(p, b) + self.mu * directions(p - v.anchor)
         return lambda p, b: tmap(lambda g, x, a: g + self.mu * (x - a), gradient(p, b), p, v.anchor)

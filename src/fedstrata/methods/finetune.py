@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Piece, View, require
+from fedstrata.core.piece import ClientContext, Piece, require
 from fedstrata.core.plan import Setup
 from fedstrata.core.state import State
 
@@ -42,7 +42,7 @@ class FineTune(Piece):
     def check(self, setup: Setup) -> None:
         setup.layout.select(self.groups)
 
-    def personalise(self, p: Params, own: State, v: View) -> Params:
+    def personalise(self, p: Params, own: State, v: ClientContext) -> Params:
         if not (self.epochs or self.steps):
             return p
         return v.fit(

@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity, softplus
 
 from fedstrata.core.network import Batch
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Loss, Piece, View, require
+from fedstrata.core.piece import ClientContext, Loss, Piece, require
 from fedstrata.core.plan import Setup
 from fedstrata.core.state import State
 
@@ -45,7 +45,7 @@ class Moon(Piece):
     def init_client(self, setup: Setup) -> State:
         return {"previous": setup.params, "seen": torch.zeros(())}
 
-    def objective(self, loss: Loss, v: View) -> Loss:
+    def objective(self, loss: Loss, v: ClientContext) -> Loss:
         previous = v.own["previous"]
         assert isinstance(previous, Params)
         reference, past = v.anchor.frozen(self.references), previous.frozen(self.references)
@@ -61,6 +61,6 @@ class Moon(Piece):
         assert isinstance(seen, Tensor)
         return lambda p, b: loss(p, b) + self.mu * seen * contrast(p, b)
 
-    def upload(self, delta: Params, own: State, v: View) -> tuple[Params, State, State]:
+    def upload(self, delta: Params, own: State, v: ClientContext) -> tuple[Params, State, State]:
         assert v.end is not None
         return delta, {}, {"previous": v.end, "seen": torch.ones(())}

@@ -9,7 +9,7 @@ import torch
 
 from fedstrata.core.network import Batch
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Gradient, Piece, View, require
+from fedstrata.core.piece import ClientContext, Gradient, Piece, require
 from fedstrata.core.state import State
 
 
@@ -42,7 +42,7 @@ class PerFedAvg(Piece):
             "the size of the finite difference, above 0, for example 0.001",
         )
 
-    def gradient(self, gradient: Gradient, v: View) -> Gradient:
+    def gradient(self, gradient: Gradient, v: ClientContext) -> Gradient:
         alpha = v.lr if self.alpha is None else self.alpha
         least = 2 if v.layout.statistics.names else 1  # a batch norm cannot look at one sample
 
@@ -58,7 +58,7 @@ class PerFedAvg(Piece):
 
         return first_order if self.variant == "first_order" else hessian_free
 
-    def personalise(self, p: Params, own: State, v: View) -> Params:
+    def personalise(self, p: Params, own: State, v: ClientContext) -> Params:
         return v.fit(p, "adapt", steps=1, lr=v.lr if self.alpha is None else self.alpha)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedstrata.core.piece import Piece, require
-from fedstrata.core.plan import Answers, Phase, Plan, Setup
+from fedstrata.core.plan import Phase, Plan, QueryResult, Setup
 from fedstrata.core.state import State
 
 
@@ -24,7 +24,7 @@ class FedPer(Piece):
         setup.layout.select(self.personal)
 
     # the field's word
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         return plan.private(setup.layout.select(self.personal))
 
 
@@ -67,7 +67,7 @@ class FedRep(FedPer):
     def __post_init__(self) -> None:
         require(self.head_epochs >= 0, "fedrep.head_epochs", self.head_epochs, "a number of epochs, at least 0")
 
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         head = setup.layout.select(self.personal)
         plan = super().plan(plan, slot, answers, round, setup)
         body = Phase("local", train=plan.train - head)
@@ -84,5 +84,5 @@ class Local(Piece):
 
     source: ClassVar[str] = "control"
 
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         return plan.private(setup.layout.all)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from fedstrata.core.network import Batch
 from fedstrata.core.params import Params, tmap
-from fedstrata.core.piece import Gradient, Piece, ServerView, View, require
+from fedstrata.core.piece import ClientContext, Gradient, Piece, ServerContext, require
 from fedstrata.core.plan import Setup
 from fedstrata.core.state import State
 
@@ -43,21 +43,21 @@ class PFedMe(Piece):
     def init_client(self, setup: Setup) -> State:
         return {"model": setup.params}
 
-    def step(self, p: Params, batch: Batch, gradient: Gradient, carry: Any, v: View) -> tuple[Params, Any]:
+    def step(self, p: Params, batch: Batch, gradient: Gradient, carry: Any, v: ClientContext) -> tuple[Params, Any]:
         theta = v.anchor if carry is None else carry
         for _ in range(self.inner):
             slope = gradient(theta, batch)
             theta = tmap(lambda t, g, w: t - self.lr * (g + self.lam * (t - w) + self.decay * t), theta, slope, p)
         return tmap(lambda w, t: w - self.lam * v.lr * (w - t), p, theta), theta
 
-    def upload(self, delta: Params, own: State, v: View) -> tuple[Params, State, State]:
+    def upload(self, delta: Params, own: State, v: ClientContext) -> tuple[Params, State, State]:
         assert v.end is not None
         return delta, {}, {"model": Params(v.carry.flat, v.carry.spec, buffers=v.end.buffers)}
 
-    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
         return self.beta * step, slot
 
-    def personalise(self, p: Params, own: State, v: View) -> Params:
+    def personalise(self, p: Params, own: State, v: ClientContext) -> Params:
         model = own["model"]
         assert isinstance(model, Params)
         return p if v.fresh else model

@@ -17,8 +17,8 @@ from fedstrata.common.errors import MethodError
 from fedstrata.core.layout import Layout, Names
 from fedstrata.core.network import Net
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Piece, ServerView, require
-from fedstrata.core.plan import Answers, Plan, Setup
+from fedstrata.core.piece import Piece, ServerContext, require
+from fedstrata.core.plan import Plan, QueryResult, Setup
 from fedstrata.core.state import State
 
 LEFT = "progfed.left"  # the setting: stages that are still to come
@@ -163,7 +163,7 @@ class ProgFed(Piece):
         return {"left": torch.tensor(stages - 1)} if stages > 1 else {}
 
     # the field's word
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         if not slot:
             return plan
         layout, stages = setup.layout, len(self.exits(setup.net))
@@ -174,7 +174,7 @@ class ProgFed(Piece):
             return plan
         return plan.only((front - self.reached(layout, setup.net, stage - 1)) | head, layout)
 
-    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
         if not slot:
             return step, slot
         stages = len(self.exits(v.setup.net))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Piece, Plans, ServerView
-from fedstrata.core.plan import Answers, Plan, Setup
+from fedstrata.core.piece import Piece, Plans, ServerContext
+from fedstrata.core.plan import Plan, QueryResult, Setup
 from fedstrata.core.state import State
 
 
@@ -39,7 +39,7 @@ class Returning(Piece):
         }
 
     # the field's word
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         seen, groups = _tensor(slot["seen"]), list(setup.layout.groups.values())
         places = dict(plan.places)
         for place, client in enumerate(plan.cohort):
@@ -52,7 +52,7 @@ class Returning(Piece):
             }
         return replace(plan, places=places)
 
-    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
         moved, seen = _tensor(slot["moved"]).clone(), _tensor(slot["seen"]).clone()
         for position, group in enumerate(v.layout.groups.values()):
             if any(name in step for name in group.names):

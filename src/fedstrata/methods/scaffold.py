@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedstrata.common.errors import MethodError
 from fedstrata.core.params import Params, sum_over_senders, zeros
-from fedstrata.core.piece import Gradient, Piece, Reply, ServerView, View, require, uniform_weights
-from fedstrata.core.plan import Seat, Setup
+from fedstrata.core.piece import ClientContext, Gradient, Piece, Reply, ServerContext, require, uniform_weights
+from fedstrata.core.plan import CohortSlot, Setup
 from fedstrata.core.state import State
 
 
@@ -47,23 +47,23 @@ class Scaffold(Piece):
     def init_client(self, setup: Setup) -> State:
         return {"control": zeros(setup.params)}
 
-    def send(self, params: Params, slot: State, seat: Seat, rng: object, setup: Setup) -> tuple[Params, State]:
+    def send(self, params: Params, slot: State, seat: CohortSlot, rng: object, setup: Setup) -> tuple[Params, State]:
         return params, {"control": slot["control"]}
 
-    def gradient(self, gradient: Gradient, v: View) -> Gradient:
+    def gradient(self, gradient: Gradient, v: ClientContext) -> Gradient:
         correction = _params(v.extras) - _params(v.own)
         return lambda p, b: gradient(p, b) + correction
 
-    def upload(self, delta: Params, own: State, v: View) -> tuple[Params, State, State]:
+    def upload(self, delta: Params, own: State, v: ClientContext) -> tuple[Params, State, State]:
         travel = effective_steps(v.steps, v.setup.momentum) * v.lr
         old = _params(own)
         change = -(_params(v.extras).pick(delta)) - delta / travel
         return delta, {"control": change}, {"control": old | (old.pick(delta) + change)}
 
-    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerView) -> Tensor:
+    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerContext) -> Tensor:
         return uniform_weights(replies)
 
-    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
         old = _params(slot)
         change = sum_over_senders([_params(r.mail["scaffold"]) for r in v.replies], old.spec)
         moved = old.pick(change) + change.new(change.flat / len(v.setup.eligible))

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from fedstrata.core.params import Params, tmap, zeros
-from fedstrata.core.piece import Piece, ServerView, require
+from fedstrata.core.piece import Piece, ServerContext, require
 from fedstrata.core.plan import Setup
 from fedstrata.core.state import State
 
@@ -31,7 +31,7 @@ class FedAvgM(Piece):
     def init(self, setup: Setup) -> State:
         return {"velocity": zeros(setup.params)}
 
-    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
         old = slot["velocity"]
         assert isinstance(old, Params)
         velocity = tmap(lambda m, d: self.beta * m + d, old.pick(step), step)
@@ -69,7 +69,7 @@ class _Adaptive(Piece):
         start = zeros(setup.params)
         return {"mean": start, "second": tmap(lambda z: z + self.tau**2, start)}
 
-    def merge(self, step: Params, slot: State, v: ServerView) -> tuple[Params, State]:
+    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
         old, before = slot["mean"], slot["second"]
         assert isinstance(old, Params)
         assert isinstance(before, Params)

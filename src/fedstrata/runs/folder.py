@@ -15,7 +15,7 @@ import torch
 
 from fedstrata import __version__
 from fedstrata.common import plugins
-from fedstrata.engine.assembly import Parts
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.config.config import Config
 from fedstrata.common.errors import StateError
 from fedstrata.storage import sha256_of
@@ -53,7 +53,7 @@ def discard(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def manifest_of(parts: Parts, custom: Sequence[str]) -> dict[str, Any]:
+def manifest_of(parts: RunComponents, custom: Sequence[str]) -> dict[str, Any]:
     """What identifies a run; ``custom`` names the Python objects that it was given."""
     layout = parts.setup.layout
     shape = json.dumps([[e.name, list(e.shape), e.group, e.kind] for e in layout.entries.values()])

@@ -6,19 +6,19 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.core.chain import Method
 from fedstrata.config.config import Config
 from fedstrata.data.federation import Federation
 from fedstrata.engine.rounds import Engine
 from fedstrata.common.errors import StateError
 from fedstrata.runs.folder import manifest_of, read_manifest, same_run
-from fedstrata.engine.ledger import Bill
+from fedstrata.engine.ledger import Cost
 from fedstrata.core.params import Params
 from fedstrata.engine.server import Server
 from fedstrata.storage import Checkpoint, load
 from fedstrata.core.state import flatten_state, restore_state
-from fedstrata.wire.frame import Size
+from fedstrata.wire.frame import MessageSize
 
 SUMMARY, CHECKPOINTS = "summary.json", "checkpoints"
 
@@ -30,7 +30,7 @@ def recalled(
     federation: Federation | None = None,
     module: nn.Module | None = None,
     method: Method | None = None,
-) -> tuple[Parts, tuple[str, ...]]:
+) -> tuple[RunComponents, tuple[str, ...]]:
     """What the run in a folder is made of, and what a user must be told of other versions than the run began with.
 
     Args:
@@ -96,12 +96,12 @@ def restored(
     return engine, notes
 
 
-def identity(parts: Parts) -> list[str]:
+def identity(parts: RunComponents) -> list[str]:
     """What a checkpoint is of: settings and data."""
     return [parts.config.digest(), parts.federation.fingerprint]
 
 
-def refuse_another(checkpoint: Checkpoint, parts: Parts, folder: Path) -> None:
+def refuse_another(checkpoint: Checkpoint, parts: RunComponents, folder: Path) -> None:
     """Refuse the checkpoint of another run.
 
     Raises:
@@ -118,7 +118,7 @@ def take_up(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.plan = engine.plan_now()
     engine.seconds, engine.lowest, engine.stopped_by = meta["seconds"], meta["lowest"], meta["stopped_by"]
     up, up_framing, down, down_framing, flops = meta["bill"]
-    engine.ledger.total = Bill(Size(up, up_framing), Size(down, down_framing), flops)
+    engine.ledger.total = Cost(MessageSize(up, up_framing), MessageSize(down, down_framing), flops)
     engine.ledger.costs = dict(meta["costs"])
 
 

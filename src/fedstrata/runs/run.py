@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from fedstrata.storage import container
-from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.core.chain import Method
 from fedstrata.config.config import Config
 from fedstrata.data.federation import Federation
 from fedstrata.engine.rounds import Engine
 from fedstrata.common.errors import FedstrataError, StateError
-from fedstrata.common.events import Chosen, Finished, Observer, RoundDone, Started
+from fedstrata.common.events import ExecutorChosen, Finished, Observer, RoundDone, Started
 from fedstrata.runs.folder import MANIFEST, as_json, discard, manifest_of, new_folder, read_manifest
 from fedstrata.core.params import Params
 from fedstrata.runs.restore import CHECKPOINTS, SUMMARY, identity, recalled, refuse_another, take_up, tensors_of
@@ -117,7 +117,7 @@ def resume(
         return _Run(parts, folder, told, stop, turn.executor, turn.worker_count(), notes, asked=executor is not None).go(previous=previous)
 
 
-def _unscored(parts: Parts) -> tuple[str, ...]:
+def _unscored(parts: RunComponents) -> tuple[str, ...]:
     out = parts.federation.heldout
     if not out or parts.federation.own_test is not None:
         return ()
@@ -129,7 +129,7 @@ class _Run:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: RunComponents,
         folder: Path,
         observers: Sequence[Observer],
         stop: Callable[[], bool] | None,
@@ -157,7 +157,7 @@ class _Run:
             stack.callback(torch.set_num_threads, threads)
             stack.enter_context(lock(self.folder))
             kept = self._kept(previous=previous) if previous is not None else None
-            engine = Engine(self.parts, self.executor, self.workers, lambda *choice: self.tell(Chosen(*choice)))
+            engine = Engine(self.parts, self.executor, self.workers, lambda *choice: self.tell(ExecutorChosen(*choice)))
             stack.callback(engine.close)
             if kept is not None:
                 self._restore(engine, kept, previous=bool(previous))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedstrata.engine.assembly import Parts
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.engine.rounds import Engine, tally
 from fedstrata.core.params import Params
 from fedstrata.storage import sha256_of
 
 
-def summarise(parts: Parts, rows: Sequence[Mapping[str, Any]], engine: Engine) -> dict[str, Any]:
+def summarise(parts: RunComponents, rows: Sequence[Mapping[str, Any]], engine: Engine) -> dict[str, Any]:
     """What summary.json holds; null where a task has none."""
     scored = [r for r in rows if r.get("evaluated")]
     main = [(r["accuracy"] if parts.federation.test is not None else r["shared_on_clients"], r) for r in scored]

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from fedstrata.client.worker import Kit
+from fedstrata.client.worker import Worker
 from fedstrata.core.layout import Layout, Names
 from fedstrata.core.params import Params
 from fedstrata.inference.finished_run import Finished
@@ -17,7 +17,7 @@ from fedstrata.inference.finished_run import Finished
 PROBE = 2  # samples that are looked at; norms without running statistics need two
 
 
-def used(kit: Kit, params: Params, x: Tensor) -> Names:
+def used(kit: Worker, params: Params, x: Tensor) -> Names:
     """Names of the parameters that the output hangs on, in evaluation mode; never settings.
 
     Args:

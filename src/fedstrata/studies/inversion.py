@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from fedstrata.client.update import Session
+from fedstrata.client.update import ClientUpdate
 from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Layout
@@ -47,7 +47,7 @@ GREY = "nothing (grey)"
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class VisibleGradient:
     """What an attacker sees of an update.
 
     Attributes:
@@ -244,16 +244,16 @@ class Inversion(Study):
             told,
         )
 
-    def _views(self, run: Finished, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Seen]:
+    def _views(self, run: Finished, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, VisibleGradient]:
         """What an attacker sees of this batch, by name."""
         layout = run.engine.parts.setup.layout
         gradient = slopes(model, layout, x, y)
-        found: dict[str, Seen] = {}
+        found: dict[str, VisibleGradient] = {}
         for name in self.visible:
             if name == "full":
-                found[name] = Seen(gradient)
+                found[name] = VisibleGradient(gradient)
             elif name == "sign":
-                found[name] = Seen({n: g.sign() for n, g in gradient.items()}, direction=True)
+                found[name] = VisibleGradient({n: g.sign() for n, g in gradient.items()}, direction=True)
             else:
                 shown = groups_of(layout, frozenset(gradient))
                 for group in shown if name == "groups" else [name]:
@@ -263,7 +263,7 @@ class Inversion(Study):
                             f"inversion.visible has {group}, which this network does not use, so nothing is sent of it;"
                             f" take {shown}."
                         )
-                    found[f"only {group}"] = Seen({n: g for n, g in gradient.items() if n in inside})
+                    found[f"only {group}"] = VisibleGradient({n: g for n, g in gradient.items() if n in inside})
         if self.codec is not None:
             found[f"codec {self.codec}"] = encoded(run, self.codec, gradient, self.client)
         return found
@@ -292,7 +292,7 @@ class Inversion(Study):
                 kept = guess, best
         return scored(kept, pixels, truth, y, known=self.label == "known")
 
-    def _labels(self, seen: Seen, y: Tensor, head: str) -> Tensor | None:
+    def _labels(self, seen: VisibleGradient, y: Tensor, head: str) -> Tensor | None:
         """Labels that the attack starts with: given, or taken from the head's gradient.
 
         None where it has to find them.
@@ -327,7 +327,7 @@ def slopes(model: nn.Module, layout: Layout, x: Tensor, y: Tensor) -> dict[str, 
     return {name: slope for name, slope in zip(names, found, strict=True) if slope is not None}
 
 
-def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: int) -> Seen:
+def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: int) -> VisibleGradient:
     """An update of one plain step after the uploads of a chain, as a gradient.
 
     Raises:
@@ -341,7 +341,7 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
         )
     engine = run.engine
     work = replace(engine.work_of(client, run.served), row=None, extras={})
-    session = Session(replace(engine.kit, method=chain), work)
+    session = ClientUpdate(replace(engine.kit, method=chain), work)
     delta = Params.of({n: -work.lr * gradient.get(n, torch.zeros_like(t)) for n, t in session.view.anchor.items()})
     end = session.view.anchor.new(session.view.anchor.flat + delta.flat)
     plain = delta
@@ -360,7 +360,7 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
             f"inversion.codec is {text!r}, which sends this update as it is; name a method that changes it, or leave"
             " codec out."
         )
-    return Seen({n: -t for n, t in delta.items() if n in gradient}, direction=True)
+    return VisibleGradient({n: -t for n, t in delta.items() if n in gradient}, direction=True)
 
 
 def matched(images: Tensor, truth: Tensor) -> list[int]:

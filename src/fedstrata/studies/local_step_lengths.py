@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.optimizers import Optimizer
-from fedstrata.client.update import Failure, Session, Work, why_not
-from fedstrata.client.worker import Kit
+from fedstrata.client.update import ClientFailure, ClientTask, ClientUpdate, why_not
+from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Layout, Names
 from fedstrata.core.network import Batch
 from fedstrata.core.params import Params, Spec
 from fedstrata.core.piece import Reply
 from fedstrata.core.plan import Phase
-from fedstrata.engine.assembly import Parts
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.studies.retraining import trained
 
 WINDOW = 5  # local steps before and after an average
@@ -76,7 +76,7 @@ class Walk:
         return found
 
 
-def walk(parts: Parts, clients: int | Collection[int], rounds: int | None = None) -> Walk:
+def walk(parts: RunComponents, clients: int | Collection[int], rounds: int | None = None) -> Walk:
     """Train a run in memory and measure the local steps of some clients.
 
     Args:
@@ -115,7 +115,7 @@ class _Watch:
 
     name, workers = "loop", 1
 
-    def __init__(self, parts: Parts, clients: Collection[int]) -> None:
+    def __init__(self, parts: RunComponents, clients: Collection[int]) -> None:
         kit = parts.make()
         self.kit, self.clients = _Seen(**{f.name: getattr(kit, f.name) for f in fields(kit)}), clients
         self.rounds: list[int] = []
@@ -123,7 +123,7 @@ class _Watch:
         self.slopes: list[Tensor] = []
         self.trained: list[frozenset[str]] = []
 
-    def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
+    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
         """See :class:`fedstrata.backends.protocol.Executor`."""
         layout = self.kit.setup.layout
         seen: list[_Session] = []
@@ -156,7 +156,7 @@ def _padded(each: Sequence[Sequence[Tensor]]) -> Tensor:
     )
 
 
-class _Session(Session):
+class _Session(ClientUpdate):
     """A client's turn that looks at its own weights, and at what its optimiser was given, whenever the next batch is
     asked for.
     """
@@ -168,19 +168,19 @@ class _Session(Session):
         self.names: Names | None = None  # that move now; None outside of training
 
     def train(self, start: Params) -> tuple[float, int]:
-        """See :class:`Session`."""
+        """See :class:`ClientUpdate`."""
         try:
             return super().train(start)
         finally:
             self.names = None
 
     def trained(self, phase: Phase) -> Names:
-        """See :class:`Session`; a phase begins by asking."""
+        """See :class:`ClientUpdate`; a phase begins by asking."""
         self.names = super().trained(phase)
         return self.names
 
     def batches(self, purpose: str, **options: Any) -> Iterator[Batch]:
-        """See :class:`Session`."""
+        """See :class:`ClientUpdate`."""
         if self.names is None:  # private training of a piece
             yield from super().batches(purpose, **options)
             return
@@ -201,14 +201,14 @@ class _Session(Session):
 
 
 @dataclass
-class _Seen(Kit):
+class _Seen(Worker):
     """A kit whose optimisers tell what they are given."""
 
     def __post_init__(self) -> None:
         self.heard: list[Tensor] = []
 
     def optimizer(self) -> Optimizer:
-        """See :class:`Kit`."""
+        """See :class:`Worker`."""
         made = super().optimizer()
         told = _Told(made.name, made.momentum, made.weight_decay, made.clip)
         told.heard = self.heard

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.client.worker import Kit
+from fedstrata.client.worker import Worker
 from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Layout
@@ -22,7 +22,7 @@ from fedstrata.core.network import Batch
 from fedstrata.core.params import Params
 from fedstrata.core.piece import require
 from fedstrata.diagnostics.panel import Panel
-from fedstrata.engine.assembly import Parts
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.engine.server import Server, base_plan
 from fedstrata.inference.finished_run import Finished
 from fedstrata.methods.fedpart import FedPart
@@ -88,7 +88,7 @@ class Masks(Study):
             panels += _panels(label, found)
         return Outcome(numbers, panels, notes=notes)
 
-    def _moments(self, label: str, parts: Parts, rounds: int) -> dict[int, str]:
+    def _moments(self, label: str, parts: RunComponents, rounds: int) -> dict[int, str]:
         """Rounds done, and what that is."""
         late = [done for done in self.at if done > rounds]
         if late:
@@ -104,7 +104,7 @@ class Masks(Study):
         return found | ({} if rounds in found else {rounds: "end"})
 
 
-def calendar_of(piece: FedPart, parts: Parts) -> Calendar:
+def calendar_of(piece: FedPart, parts: RunComponents) -> Calendar:
     """When which group trains, over those that the pieces in front of it leave in training."""
     slots, plan = Server.start(parts.method, parts.setup).slots, base_plan(parts.setup.layout, parts.config.bn)
     for name, before in takewhile(lambda item: item[1] is not piece, parts.method.named.items()):
@@ -174,7 +174,7 @@ class Welford:
         return self.sums / max(self.count, 1)
 
 
-def estimate(kit: Kit, params: Params, drawn: Iterator[Batch]) -> Variances:
+def estimate(kit: Worker, params: Params, drawn: Iterator[Batch]) -> Variances:
     """Variances of the gradients of the plain local loss at a model, in training mode, of the layer groups that the
     network computes with there.
 
@@ -200,7 +200,7 @@ def estimate(kit: Kit, params: Params, drawn: Iterator[Batch]) -> Variances:
     return Variances(tuple(shown), tuple(layout.groups[name].numel for name in shown), seen.variances()[at])
 
 
-def batches(parts: Parts, count: int) -> Iterator[Batch]:
+def batches(parts: RunComponents, count: int) -> Iterator[Batch]:
     """That many mini-batches of the union of clients' training samples, augmented as in training.
 
     The same at every call.

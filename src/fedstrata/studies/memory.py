@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fedstrata.client.local_steps import Eager
+from fedstrata.client.local_steps import LocalSteps
 from fedstrata.client.optimizers import Optimizer
 from fedstrata.client.peak_memory import Alive
 from fedstrata.client.step_cost import whole
-from fedstrata.client.worker import Kit
+from fedstrata.client.worker import Worker
 from fedstrata.core.layout import Names
 from fedstrata.core.network import Batch
 from fedstrata.diagnostics.panel import Panel
-from fedstrata.engine.assembly import Parts
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.inference.finished_run import Finished
 from fedstrata.studies.active_groups import groups_of, left_out, used
 from fedstrata.studies.base import Outcome, Study
@@ -69,7 +69,7 @@ class Memory(Study):
         return Outcome(numbers, panels, notes=notes)
 
 
-def peaks(parts: Parts) -> dict[str, Any]:
+def peaks(parts: RunComponents) -> dict[str, Any]:
     """Bytes by kind (KINDS) and layer group, that of the whole model last, and the samples of the batch.
 
     All of the whole network.
@@ -88,7 +88,7 @@ def peaks(parts: Parts) -> dict[str, Any]:
         }
 
 
-def batch_of(parts: Parts) -> Batch:
+def batch_of(parts: RunComponents) -> Batch:
     """A batch of the run's size of the first clients' samples; less where all together have less."""
     data, found, left = parts.federation, [], parts.setup.batch
     for client in parts.setup.eligible:
@@ -101,7 +101,7 @@ def batch_of(parts: Parts) -> Batch:
     return Batch(data.train.take(index), data.train.y[index])
 
 
-def predicted(kit: Kit, batch: Batch, names: Names) -> int:
+def predicted(kit: Worker, batch: Batch, names: Names) -> int:
     """Peak bytes by sizes alone: nothing is differentiated. See :class:`Memory` for the formula.
 
     Args:
@@ -135,7 +135,7 @@ class Call(NamedTuple):
     made: list[tuple[int, int]]
 
 
-def called(kit: Kit, batch: Batch, names: Names) -> list[Call]:
+def called(kit: Worker, batch: Batch, names: Names) -> list[Call]:
     """Every call of a layer without layers of its own, in a forward pass in training mode."""
     bound = kit.bound
     owned = {id(part) for name, part in bound.parts.items() if name in names}
@@ -165,7 +165,7 @@ def _storages(values: Any) -> list[tuple[int, int]]:
     return [(storage.data_ptr(), storage.nbytes()) for storage in found]
 
 
-def measured(kit: Kit, batch: Batch, names: Names) -> int:
+def measured(kit: Worker, batch: Batch, names: Names) -> int:
     """Peak bytes of two steps that train these parameters: parameters, batch, and tensors that were made since.
 
     The model is left as it was.
@@ -176,7 +176,7 @@ def measured(kit: Kit, batch: Batch, names: Names) -> int:
     bound.draw_from(torch.Generator().manual_seed(0))
     with Alive([bound.flat, bound.buffers.flat]) as alive:
         own = Batch(batch.x.clone(), batch.y.clone())
-        stepper = Eager(kit, kit.plain_loss, lambda g: g, names, kit.setup.lr)
+        stepper = LocalSteps(kit, kit.plain_loss, lambda g: g, names, kit.setup.lr)
         stepper.step(own)
         stepper.step(own)
     kit.memo.clear()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata.client.worker import Kit
+from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.params import Params
 from fedstrata.core.piece import require
@@ -144,7 +144,7 @@ class Path(Study):
         ]
 
 
-def recounted(kit: Kit, params: Params, drawn: Sequence[Tensor]) -> Params:
+def recounted(kit: Worker, params: Params, drawn: Sequence[Tensor]) -> Params:
     """Running statistics of norms at these values: the plain mean, over batches, of what each batch shows, layers in
     front looking at the same batch.
 

@@ -13,24 +13,24 @@ from typing import ClassVar
 import torch
 
 from fedstrata.backends.protocol import Executor
-from fedstrata.client.update import Failure, Work
-from fedstrata.client.worker import Kit
+from fedstrata.client.update import ClientFailure, ClientTask
+from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError
 from fedstrata.config.config import Config
 from fedstrata.config.lr_schedules import schedule
 from fedstrata.core.chain import Method, name_of
 from fedstrata.core.piece import Piece, Reply
-from fedstrata.core.plan import Answers, Phase, Plan, Setup
+from fedstrata.core.plan import Phase, Plan, QueryResult, Setup
 from fedstrata.core.state import State
 from fedstrata.data.federation import Federation
-from fedstrata.data.partition.base import Listed
-from fedstrata.engine.assembly import Eligible, Parts, Sizes
+from fedstrata.data.partition.base import ExplicitPartition
+from fedstrata.engine.assembly import Eligible, RunComponents, Sizes
 from fedstrata.engine.rounds import Engine
 
 MOST = 10_000  # clients whose samples are derived, one by one, to be taken together
 
 
-def trained(parts: Parts, rounds: int, executor: Executor | None = None) -> Iterator[Engine]:
+def trained(parts: RunComponents, rounds: int, executor: Executor | None = None) -> Iterator[Engine]:
     """Train in one thread.
 
     Args:
@@ -57,7 +57,7 @@ def _quiet(config: Config) -> Config:
 # --------------------------------------------------------------------------------------------------------------------------
 
 
-def plain_sgd(parts: Parts, lr: float) -> Parts:
+def plain_sgd(parts: RunComponents, lr: float) -> RunComponents:
     """The same run with local steps of plain SGD: no momentum, no weight decay, no clipping; the schedule goes by
     ``lr``.
 
@@ -73,7 +73,7 @@ def plain_sgd(parts: Parts, lr: float) -> Parts:
     parts.method.check(setup)
     factor = schedule(parts.config.schedule, parts.config.rounds)
 
-    def make(inner: Callable[[], Kit] = parts.make) -> Kit:
+    def make(inner: Callable[[], Worker] = parts.make) -> Worker:
         kit = inner()
         return replace(kit, setup=setup, local=replace(kit.local, clip=None))
 
@@ -93,7 +93,7 @@ class Counted:
         self.inner = inner
         self.read: list[int] = []
 
-    def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
+    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
         """See :class:`Executor`."""
         self.read.append(0)
         phases = {work.place: {phase.name for phase in work.plan.phases} for work in works}
@@ -117,13 +117,13 @@ class Pace(Piece):
     lengths: tuple[tuple[int | None, int | None], ...] = ()
 
     # the field's word
-    def plan(self, plan: Plan, slot: State, answers: Answers | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         """See :class:`Piece`."""
         epochs, steps = self.lengths[round]
         return replace(plan, phases=(Phase(epochs=epochs, steps=steps),))
 
 
-def pooled(parts: Parts, read: Sequence[int]) -> Parts:
+def pooled(parts: RunComponents, read: Sequence[int]) -> RunComponents:
     """The same model trained centrally: one client that holds the training samples of all.
 
     Everything is as in the run, the network with what the method changes in it, initial values, batch size, optimiser,
@@ -148,7 +148,7 @@ def pooled(parts: Parts, read: Sequence[int]) -> Parts:
     start = parts.setup.params | settings.new(torch.zeros_like(settings.flat))  # the whole network
     setup = replace(parts.setup, params=start, clients=1, cohort=1, samples=Sizes(federation), eligible=Eligible(1, ()))
 
-    def make(inner: Callable[[], Kit] = parts.make) -> Kit:
+    def make(inner: Callable[[], Worker] = parts.make) -> Worker:
         return replace(inner(), method=method, setup=setup, data=federation)
 
     config = parts.config.replace(quorum=0, rows="memory")
@@ -168,5 +168,5 @@ def union(federation: Federation) -> Federation:
             " together (settling: against=none)."
         )
     held = [federation.training(i) for i in Eligible(federation.clients, federation.heldout)]
-    partition = Listed.of("pooled", [torch.cat(held).numpy()])
+    partition = ExplicitPartition.of("pooled", [torch.cat(held).numpy()])
     return replace(federation, partition=partition, own_test=None, validation=0.0, heldout=())

@@ -15,7 +15,7 @@ from fedstrata.backends.loop import Loop
 from fedstrata.core.layout import Layout, Names
 from fedstrata.core.piece import require
 from fedstrata.diagnostics.panel import Panel
-from fedstrata.engine.assembly import Parts
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.engine.evaluation import BATCH
 from fedstrata.inference.finished_run import Finished
 from fedstrata.studies.active_groups import groups_of, left_out, used
@@ -133,7 +133,7 @@ class Settling(Study):
             }
         return found, notes
 
-    def _track(self, parts: Parts, rounds: int, executor: Counted | None) -> Track:
+    def _track(self, parts: RunComponents, rounds: int, executor: Counted | None) -> Track:
         looks = min(self.looks, rounds + 1)
         marks = {round(k * rounds / (looks - 1)) for k in range(looks)}
         samples = parts.federation.train if parts.federation.test is None else parts.federation.test

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.client.step_cost import layers
-from fedstrata.client.worker import Kit
+from fedstrata.client.worker import Worker
 from fedstrata.core.params import Params
 
 
@@ -44,7 +44,7 @@ def alignment(one: Tensor | None, two: Tensor | None) -> float | None:
     return None if one is None or two is None else float((one * two).sum())
 
 
-def kernels(kit: Kit, params: Params, x: Tensor, *, batch_statistics: bool) -> dict[str, Tensor | None]:
+def kernels(kit: Worker, params: Params, x: Tensor, *, batch_statistics: bool) -> dict[str, Tensor | None]:
     """The kernel of each layer group's output in evaluation mode: of the last of its layers that is called, in front of
     any activation.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.piece import require
 from fedstrata.diagnostics.panel import Panel
-from fedstrata.engine.assembly import Parts
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.inference.finished_run import Finished
 from fedstrata.report.page.drawing import Picture, faint_grid
 from fedstrata.report.page.panels import APART, PLAIN, panel_picture, stroke_of
@@ -76,10 +76,10 @@ class Steps(Study):
             found = _joined(found, compared(controls, self.window, " (plain SGD)"))
         return found
 
-    def _walk(self, parts: Parts, rounds: int) -> Walk:
+    def _walk(self, parts: RunComponents, rounds: int) -> Walk:
         return walk(parts, self.clients or range(parts.federation.clients), rounds)
 
-    def _control(self, label: str, parts: Parts) -> Parts:
+    def _control(self, label: str, parts: RunComponents) -> RunComponents:
         if self.lr is None and parts.setup.optimizer != "sgd":
             raise ConfigError(
                 f"{label} ran with {parts.setup.optimizer}, whose rate says nothing of SGD; give one:"

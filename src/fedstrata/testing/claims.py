@@ -17,7 +17,7 @@ from fedstrata.core.piece import Piece, Reply
 from fedstrata.engine.ledger import codecs_of
 from fedstrata.methods import Limit, NoLimit
 from fedstrata.testing import toys
-from fedstrata.testing.play import Answers, bits, copied, engine, finish, gap, play, played, same
+from fedstrata.testing.play import Outcomes, bits, copied, engine, finish, gap, play, played, same
 from fedstrata.wire import decode, messages, unpack
 from fedstrata.wire.frame import encode
 
@@ -275,7 +275,7 @@ def a_lost_round_changes_nothing(example: str, toy: str = "layer") -> None:
         run.close()
 
 
-def poisoned(answers: Answers) -> Answers:
+def poisoned(answers: Outcomes) -> Outcomes:
     """The replies with a wrong sample count: a lie that every plan's reply can tell, also one that sends no tensor."""
     return [replace(answer, samples=answer.samples + 1) if isinstance(answer, Reply) else answer for answer in answers]
 

@@ -10,19 +10,19 @@ from typing import Any, TypeAlias
 import torch
 
 from fedstrata.backends.protocol import Executor
-from fedstrata.client.update import Failure, Work
+from fedstrata.client.update import ClientFailure, ClientTask
 from fedstrata.core.chain import Method
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Piece, Reply
 from fedstrata.core.state import State
-from fedstrata.engine.assembly import Parts
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.engine.rounds import Engine, Row
 from fedstrata.engine.server import Server
 from fedstrata.testing.toys import Toy, parts
 
-Answers: TypeAlias = "list[Reply | Failure]"
-Change: TypeAlias = Callable[[Answers], Answers]
-Order: TypeAlias = Callable[[list[Work]], list[Work]]
+Outcomes: TypeAlias = "list[Reply | ClientFailure]"
+Change: TypeAlias = Callable[[Outcomes], Outcomes]
+Order: TypeAlias = Callable[[list[ClientTask]], list[ClientTask]]
 
 
 class Wrapped:
@@ -33,10 +33,10 @@ class Wrapped:
     ) -> None:
         self.inner, self.change, self.order = inner, change, order
         self.name, self.workers = inner.name, inner.workers
-        self.works: list[list[Work]] = []
+        self.works: list[list[ClientTask]] = []
         self.replies: list[list[Reply]] = []
 
-    def train(self, works: Sequence[Work]) -> Iterator[Reply | Failure]:
+    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
         """See :class:`Executor`."""
         replies = self.change(list(self.inner.train(self.order(list(works)))))
         self.works.append(list(works))
@@ -54,7 +54,7 @@ class Recorded(Engine):
     executor: Wrapped
 
 
-def engine(made: Parts, executor: str = "loop", workers: int = 1, **wrap: Any) -> Recorded:
+def engine(made: RunComponents, executor: str = "loop", workers: int = 1, **wrap: Any) -> Recorded:
     """An engine whose executor is recorded; ``wrap`` is for :class:`Wrapped`."""
     built = Recorded(made, executor, workers)
     built.executor = Wrapped(built.executor, **wrap)

@@ -19,8 +19,8 @@ from fedstrata.core import chain
 from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
-from fedstrata.data.partition.base import Listed
-from fedstrata.engine.assembly import Parts, assemble
+from fedstrata.data.partition.base import ExplicitPartition
+from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.methods import find
 
 SIZES = (
@@ -129,7 +129,7 @@ def listed(x: Tensor, y: Tensor, sizes: Sequence[int], **options: Any) -> Federa
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return dataclasses.replace(
         made,
-        partition=Listed("listed", offsets, np.arange(len(y), dtype=np.int64)),
+        partition=ExplicitPartition("listed", offsets, np.arange(len(y), dtype=np.int64)),
         fingerprint=f"{made.fingerprint}{sizes}",
     )
 
@@ -185,7 +185,7 @@ def config(**settings: Any) -> Config:
     return Config(**known)
 
 
-def parts(method: str | Piece | Method = "fedavg", toy: Toy = "layer", **settings: Any) -> Parts:
+def parts(method: str | Piece | Method = "fedavg", toy: Toy = "layer", **settings: Any) -> RunComponents:
     """A toy run, connected; ``method`` is text, a piece or a chain, ``toy`` a name of TOYS or (federation, module)."""
     data, module = TOYS[toy]() if isinstance(toy, str) else toy
     chain = parse(method) if isinstance(method, str) else Method() + method

@@ -4,7 +4,7 @@ reply.
 
 from fedstrata.storage.container import Form, Limits, Shapes
 from fedstrata.wire.codec import CODECS, Codec, pack, packed_shapes, register, unpack
-from fedstrata.wire.frame import Frame, Size, decode, encode, size
+from fedstrata.wire.frame import Frame, MessageSize, decode, encode, size
 from fedstrata.wire.gate import Bounds, Refusal, inspect
 
 __all__ = [

@@ -41,7 +41,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Size:
+class MessageSize:
     """Bytes of one message: ``payload`` is tensor data, ``framing`` is everything else (length, header, names, fields,
     padding).
     """
@@ -54,8 +54,8 @@ class Size:
         """The length of the encoded message."""
         return self.payload + self.framing
 
-    def __add__(self, other: Size) -> Size:
-        return Size(self.payload + other.payload, self.framing + other.framing)
+    def __add__(self, other: MessageSize) -> MessageSize:
+        return MessageSize(self.payload + other.payload, self.framing + other.framing)
 
 
 def encode(frame: Frame, limits: Limits = LIMITS) -> bytes:
@@ -92,7 +92,7 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = LIMITS) -> Fra
     return Frame(kind, fields, container.tensors(contents, view))
 
 
-def size(kind: Kind, fields: Mapping[str, Value], shapes: Shapes, limits: Limits = LIMITS) -> Size:
+def size(kind: Kind, fields: Mapping[str, Value], shapes: Shapes, limits: Limits = LIMITS) -> MessageSize:
     """Bytes of a message from names, shapes and fields alone; equal to ``len(encode(frame))`` to the byte.
 
     Args:
@@ -102,7 +102,7 @@ def size(kind: Kind, fields: Mapping[str, Value], shapes: Shapes, limits: Limits
         limits: as in :func:`encode`.
     """
     head, _, payload = container.head(shapes, _metadata(kind, fields, limits), limits)
-    return Size(payload, len(head))
+    return MessageSize(payload, len(head))
 
 
 def _form(name: str, tensor: object) -> Form:

@@ -11,19 +11,19 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fedstrata.client.update import Work
+from fedstrata.client.update import ClientTask
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Reply
 from fedstrata.core.plan import Plan
 from fedstrata.core.state import State, flatten_state
 from fedstrata.storage.container import Form
 from fedstrata.wire.codec import pack, packed_shapes
-from fedstrata.wire.frame import Frame, Kind, Size, Value, size
+from fedstrata.wire.frame import Frame, Kind, MessageSize, Value, size
 
 Shape: TypeAlias = "tuple[str, tuple[int, ...], torch.dtype]"
 
 
-def down(work: Work) -> Frame:
+def down(work: ClientTask) -> Frame:
     """What the server sends to one client: the plan's ``down`` tensors and the pieces' extras."""
     tensors = _named("model", work.sent, work.plan.down)
     assert work.sent.buffers is not None
@@ -50,7 +50,7 @@ def contents(reply: Reply) -> dict[str, Tensor]:
     )
 
 
-def weigh_down(work: Work) -> Size:
+def weigh_down(work: ClientTask) -> MessageSize:
     """Bytes of :func:`down`, without building it."""
     names, fields = work.plan.down, _down_fields(work)
     assert work.sent.buffers is not None
@@ -62,7 +62,7 @@ def weigh_down(work: Work) -> Size:
     return _size("down", shapes, fields)
 
 
-def weigh_up(reply: Reply, codecs: Mapping[str, str] | None = None) -> Size:
+def weigh_up(reply: Reply, codecs: Mapping[str, str] | None = None) -> MessageSize:
     """Bytes of :func:`up`, without building it."""
     shapes = (
         *_shapes("delta", reply.delta, None),
@@ -75,9 +75,9 @@ def weigh_up(reply: Reply, codecs: Mapping[str, str] | None = None) -> Size:
     return _size("up", shapes, _up_fields(reply))
 
 
-def weigh_ask(models: tuple[Params, ...], round: int) -> Size:  # the field's word  # noqa: A002
+def weigh_ask(models: tuple[Params, ...], round: int) -> MessageSize:  # the field's word  # noqa: A002
     """Bytes of a question: all models to one client, one score for each back (as text in the answer's fields)."""
-    total = Size(0, 0)
+    total = MessageSize(0, 0)
     for model in models:
         assert model.buffers is not None
         total = total + _size(
@@ -93,7 +93,7 @@ def up_shapes(plan: Plan, params: Params) -> dict[str, Form]:
     return {name: (shape, kind) for name, shape, kind in asked}
 
 
-def _down_fields(work: Work) -> dict[str, Value]:
+def _down_fields(work: ClientTask) -> dict[str, Value]:
     return {"round": work.round, "place": work.place, "client": work.client, "lr": work.lr}
 
 
@@ -144,7 +144,7 @@ def _tensor(value: Params | Tensor) -> Tensor:
     return value.flat.detach() if isinstance(value, Params) else value
 
 
-def _size(kind: Kind, shapes: tuple[Shape, ...], fields: Mapping[str, Value]) -> Size:
+def _size(kind: Kind, shapes: tuple[Shape, ...], fields: Mapping[str, Value]) -> MessageSize:
     return _sizes(kind, shapes, len(json.dumps(fields, separators=(",", ":"))), tuple(fields.items()))
 
 
@@ -152,11 +152,11 @@ class _Sizes:
     """Sizes by shapes and by the length of the fields' text: equal lengths give equal sizes, whatever the digits."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple[Kind, tuple[Shape, ...], int], Size] = {}
+        self.known: dict[tuple[Kind, tuple[Shape, ...], int], MessageSize] = {}
 
     def __call__(
         self, kind: Kind, shapes: tuple[Shape, ...], length: int, fields: tuple[tuple[str, Value], ...]
-    ) -> Size:
+    ) -> MessageSize:
         key = (kind, shapes, length)
         if key not in self.known:
             if len(self.known) > 4096:

@@ -21,7 +21,7 @@ Unknown = Literal["refuse", "zeros"]
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
+class PreparedInputs:
     """Samples that were taken in.
 
     Attributes:
@@ -37,7 +37,7 @@ class Taken:
     notes: tuple[str, ...] = ()
 
 
-class Intake:
+class InputPreprocessor:
     """How further samples are prepared. A data set overrides the forms of data that it takes.
 
     The others are refused in one line.
@@ -48,19 +48,21 @@ class Intake:
         """What it takes, as the end of a sentence."""
         return "arrays (.npy, .npz) as the model reads them"
 
-    def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> Taken:
+    def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> PreparedInputs:
         """From the columns of a CSV or parquet file; ``unknown`` says what a word that no training row has becomes."""
         self._refuse(where, "a table")
 
-    def pictures(self, files: Sequence[Path], names: Sequence[str], labels: Sequence[int] | None, where: str) -> Taken:
+    def pictures(
+        self, files: Sequence[Path], names: Sequence[str], labels: Sequence[int] | None, where: str
+    ) -> PreparedInputs:
         """From files of pictures; ``labels`` are class numbers, where all of them are known."""
         self._refuse(where, "a picture" if len(files) == 1 else "a folder of pictures")
 
-    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> Taken:
+    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> PreparedInputs:
         """From an array [N, ...] and, where given, its labels [N]."""
         self._refuse(where, "an array")
 
-    def texts(self, lines: Sequence[str], where: str) -> Taken:
+    def texts(self, lines: Sequence[str], where: str) -> PreparedInputs:
         """From texts, one a sample."""
         self._refuse(where, "a text")
 
@@ -77,7 +79,7 @@ class Intake:
 
 
 @dataclass(frozen=True)
-class Numbers(Intake):
+class Numbers(InputPreprocessor):
     """Arrays as they are: floats of the sample's shape, or tokens.
 
     Attributes:
@@ -98,8 +100,8 @@ class Numbers(Intake):
             f"arrays (.npy, or .npz with x and, for a score, y) of shape [N, {', '.join(map(str, self.shape))}], {what}"
         )
 
-    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> Taken:
-        """See :meth:`Intake.array`."""
+    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> PreparedInputs:
+        """See :meth:`InputPreprocessor.array`."""
         self.check_shape(x, where)
         found = tokens(x, self.vocabulary, where) if self.vocabulary else self._floats(x, where)
         return taken(found, y, self.classes, where)
@@ -124,11 +126,11 @@ class Numbers(Intake):
         return found
 
     def facts(self) -> dict[str, Any]:
-        """See :meth:`Intake.facts`."""
+        """See :meth:`InputPreprocessor.facts`."""
         return {"kind": "tokens" if self.vocabulary else "numbers", "takes": self.takes, "normalisation": None}
 
 
-def taken(x: Tensor, y: NDArray[Any] | None, classes: int, where: str) -> Taken:
+def taken(x: Tensor, y: NDArray[Any] | None, classes: int, where: str) -> PreparedInputs:
     """Samples in memory with labels, where there are some: class numbers below ``classes``, or targets where that is 0.
 
     Raises:
@@ -136,7 +138,7 @@ def taken(x: Tensor, y: NDArray[Any] | None, classes: int, where: str) -> Taken:
     """
     names = tuple(str(row) for row in range(len(x)))
     if y is None:
-        return Taken(
+        return PreparedInputs(
             Tensors(x, torch.zeros(len(x), dtype=torch.int64 if classes else torch.float32)), names, labelled=False
         )
     if y.ndim != 1 or len(y) != len(x):
@@ -144,10 +146,10 @@ def taken(x: Tensor, y: NDArray[Any] | None, classes: int, where: str) -> Taken:
             f"{where}: y has shape {list(y.shape)} for {len(x)} samples; one label a sample, shape [N], is wanted."
         )
     if classes:
-        return Taken(Tensors(x, class_labels(y, classes, where)), names, labelled=True)
+        return PreparedInputs(Tensors(x, class_labels(y, classes, where)), names, labelled=True)
     if y.dtype.kind not in "fiu" or not np.isfinite(y).all():
         raise DataError(f"{where}: targets are {y.dtype} or not finite; finite numbers are wanted.")
-    return Taken(Tensors(x, torch.from_numpy(float32(y))), names, labelled=True)
+    return PreparedInputs(Tensors(x, torch.from_numpy(float32(y))), names, labelled=True)
 
 
 def tokens(x: NDArray[Any], vocabulary: int, where: str) -> Tensor:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedstrata.common.errors import DataError
-from fedstrata.data.inputs.base import Intake, Taken, taken
+from fedstrata.data.inputs.base import InputPreprocessor, PreparedInputs, taken
 from fedstrata.data.io.checks import finite_features, float32
 from fedstrata.data.io.formats import open_picture
 from fedstrata.data.io.samples import Images, affine
@@ -23,7 +23,7 @@ Fit = Literal["crop", "stretch"]
 
 
 @dataclass(frozen=True)
-class Pictures(Intake):
+class Pictures(InputPreprocessor):
     """Pictures, normalised as in training.
 
     Attributes:
@@ -57,8 +57,10 @@ class Pictures(Intake):
             " are normalised already"
         )
 
-    def pictures(self, files: Sequence[Path], names: Sequence[str], labels: Sequence[int] | None, where: str) -> Taken:
-        """See :meth:`Intake.pictures`."""
+    def pictures(
+        self, files: Sequence[Path], names: Sequence[str], labels: Sequence[int] | None, where: str
+    ) -> PreparedInputs:
+        """See :meth:`InputPreprocessor.pictures`."""
         if len(self.mean) not in (1, 3):
             raise DataError(
                 f"{where}: pictures are read in grey or RGB, and this model takes {len(self.mean)} channels; give an"
@@ -69,15 +71,15 @@ class Pictures(Intake):
             if labels is not None
             else torch.zeros(len(files), dtype=torch.int64)
         )
-        return Taken(_Shown(self, tuple(files), y), tuple(names), labelled=labels is not None)
+        return PreparedInputs(_Shown(self, tuple(files), y), tuple(names), labelled=labels is not None)
 
-    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> Taken:
-        """See :meth:`Intake.array`."""
+    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> PreparedInputs:
+        """See :meth:`InputPreprocessor.array`."""
         if tuple(x.shape[1:]) != self.shape or not len(x):
             raise DataError(f"{where} has shape {list(x.shape)}; this model takes {self.takes}, and at least one.")
         if x.dtype == np.uint8:
             found = taken(torch.from_numpy(np.ascontiguousarray(x)), y, self.classes, where)
-            return Taken(
+            return PreparedInputs(
                 Images(torch.from_numpy(np.ascontiguousarray(x)), found.samples.y, self.mean, self.std),
                 found.names,
                 found.labelled,
@@ -113,7 +115,7 @@ class Pictures(Intake):
         )
 
     def facts(self) -> dict[str, Any]:
-        """See :meth:`Intake.facts`."""
+        """See :meth:`InputPreprocessor.facts`."""
         cut = (
             f"the shorter side becomes {self.resize or max(self.height, self.width)} pixels (bilinear, antialiased) and"
             " the middle is cut out"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstrata.common.errors import DataError, nearest
-from fedstrata.data.inputs.base import Intake, Numbers, Taken, Unknown, taken
+from fedstrata.data.inputs.base import InputPreprocessor, Numbers, PreparedInputs, Unknown, taken
 from fedstrata.data.io.checks import finite_features, float32
 from fedstrata.data.io.columns import Column, Columns, column
 from fedstrata.data.io.scaling import Floats, Scaling
@@ -23,7 +23,7 @@ GAP = "(missing)"  # the level of a missing word
 
 
 @dataclass(frozen=True, eq=False)
-class Rows(Intake):
+class Rows(InputPreprocessor):
     """Rows by the names of their columns.
 
     Attributes:
@@ -47,8 +47,8 @@ class Rows(Intake):
         shown = ", ".join(names[:8]) + (f", ... ({len(names)} in all)" if len(names) > 8 else "")
         return f"a table (.csv, .tsv, .parquet) with the columns {shown}; {self.how.label} too, for a score"
 
-    def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> Taken:
-        """See :meth:`Intake.table`."""
+    def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> PreparedInputs:
+        """See :meth:`InputPreprocessor.table`."""
         numeric = [self._number(column(columns, name, where), name, where) for name in self.numbers]
         onehot = [self._word(column(columns, name, where), name, levels, where, unknown) for name, levels in self.words]
         rows = len(next(iter(columns.values())).missing)
@@ -64,7 +64,7 @@ class Rows(Intake):
             if more
             else ()
         )
-        return Taken(found.samples, found.names, found.labelled, notes)
+        return PreparedInputs(found.samples, found.names, found.labelled, notes)
 
     def _number(self, values: Column, name: str, where: str) -> Floats:
         if values.missing.any() and self.how.missing == "refuse":
@@ -127,13 +127,13 @@ class Rows(Intake):
         return np.array([known[text] for text in texts], dtype=np.int64)
 
     def restore(self, values: Tensor) -> Tensor:
-        """See :meth:`Intake.restore`."""
+        """See :meth:`InputPreprocessor.restore`."""
         if self.labels or self.how.target != "standard":
             return values
         return values.double() * float(self.scaling.std[-1]) + float(self.scaling.mean[-1])
 
     def facts(self) -> dict[str, Any]:
-        """See :meth:`Intake.facts`."""
+        """See :meth:`InputPreprocessor.facts`."""
         count, flat = len(self.numbers), self.scaling.constant
         numbers = [
             {"column": name, "mean": float(self.scaling.mean[k]), "std": float(self.scaling.std[k])}
@@ -164,7 +164,7 @@ def _is_number(text: str) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class SeriesRows(Intake):
+class SeriesRows(InputPreprocessor):
     """Windows of past values.
 
     Attributes:
@@ -187,8 +187,8 @@ class SeriesRows(Intake):
             f"or an array (.npy) [N, {self.window}] in the units of the data"
         )
 
-    def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> Taken:
-        """See :meth:`Intake.table`; the forecast is ``horizon`` rows behind the last one."""
+    def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> PreparedInputs:
+        """See :meth:`InputPreprocessor.table`; the forecast is ``horizon`` rows behind the last one."""
         values = column(columns, self.value, where)
         if values.numbers is None or values.missing.any():
             raise DataError(f"{where}: column {self.value!r} has gaps or words; a series holds numbers.")
@@ -196,8 +196,8 @@ class SeriesRows(Intake):
             raise DataError(f"{where} has {len(values.numbers)} rows; the model reads the last {self.window}.")
         return self.array(values.numbers[None, -self.window :], None, where)
 
-    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> Taken:
-        """See :meth:`Intake.array`."""
+    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> PreparedInputs:
+        """See :meth:`InputPreprocessor.array`."""
         Numbers((self.window,), 0).check_shape(x, where)
         if x.dtype.kind not in "fiu":
             raise DataError(f"{where} holds {x.dtype}; numbers are wanted.")
@@ -208,11 +208,11 @@ class SeriesRows(Intake):
         return taken(scaled, targets, 0, where)
 
     def restore(self, values: Tensor) -> Tensor:
-        """See :meth:`Intake.restore`."""
+        """See :meth:`InputPreprocessor.restore`."""
         return values.double() * float(self.scaling.std[0]) + float(self.scaling.mean[0])
 
     def facts(self) -> dict[str, Any]:
-        """See :meth:`Intake.facts`."""
+        """See :meth:`InputPreprocessor.facts`."""
         numbers = {"mean": float(self.scaling.mean[0]), "std": float(self.scaling.std[0])}
         return {
             "kind": "series",

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstrata.common.errors import DataError, nearest
-from fedstrata.data.inputs.base import Intake, Numbers, Taken, Unknown, taken
+from fedstrata.data.inputs.base import InputPreprocessor, Numbers, PreparedInputs, Unknown, taken
 from fedstrata.data.io.columns import Column, Columns, column
 
 
 @dataclass(frozen=True)
-class Words(Intake):
+class Words(InputPreprocessor):
     """Texts, cut into the words of the training vocabulary.
 
     Attributes:
@@ -46,21 +46,21 @@ class Words(Intake):
             f" {' and '.join(self.columns)}"
         )
 
-    def texts(self, lines: Sequence[str], where: str) -> Taken:
-        """See :meth:`Intake.texts`."""
+    def texts(self, lines: Sequence[str], where: str) -> PreparedInputs:
+        """See :meth:`InputPreprocessor.texts`."""
         return self._taken(lines, None, where)
 
-    def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> Taken:
-        """See :meth:`Intake.table`."""
+    def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> PreparedInputs:
+        """See :meth:`InputPreprocessor.table`."""
         parts = [column(columns, name, where).text() for name in self.columns]
         lines = [" ".join(map(str, row)) for row in zip(*parts, strict=True)]
         return self._taken(lines, self._classes(columns[self.label], where) if self.label in columns else None, where)
 
-    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> Taken:
-        """See :meth:`Intake.array`: tokens."""
+    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> PreparedInputs:
+        """See :meth:`InputPreprocessor.array`: tokens."""
         return Numbers((self.length,), len(self.labels), len(self.vocabulary)).array(x, y, where)
 
-    def _taken(self, lines: Sequence[str], y: NDArray[Any] | None, where: str) -> Taken:
+    def _taken(self, lines: Sequence[str], y: NDArray[Any] | None, where: str) -> PreparedInputs:
         if not lines:
             raise DataError(f"{where} holds no text.")
         words = [self.tokenize(text) for text in lines]
@@ -73,7 +73,7 @@ class Words(Intake):
             (f"{where}: {long} texts have more than {self.length} words and were cut, as in training.",) if long else ()
         )
         found = taken(encoded, y, len(self.labels), where)
-        return Taken(found.samples, found.names, found.labelled, notes)
+        return PreparedInputs(found.samples, found.names, found.labelled, notes)
 
     def _classes(self, values: Column, where: str) -> NDArray[Any] | None:
         if values.missing.all():
@@ -90,7 +90,7 @@ class Words(Intake):
         return np.array([known.get(text, numbers.get(text)) for text in texts], dtype=np.int64)
 
     def facts(self) -> dict[str, Any]:
-        """See :meth:`Intake.facts`."""
+        """See :meth:`InputPreprocessor.facts`."""
         return {
             "kind": "words",
             "takes": self.takes,
@@ -103,7 +103,7 @@ class Words(Intake):
 
 
 @dataclass(frozen=True)
-class Characters(Intake):
+class Characters(InputPreprocessor):
     """The last characters of a text, from which the next one is told.
 
     Attributes:
@@ -119,8 +119,8 @@ class Characters(Intake):
         """What is taken, in words."""
         return f"texts: a .txt file with one a line, of which the last {self.window} characters are read"
 
-    def texts(self, lines: Sequence[str], where: str) -> Taken:
-        """See :meth:`Intake.texts`."""
+    def texts(self, lines: Sequence[str], where: str) -> PreparedInputs:
+        """See :meth:`InputPreprocessor.texts`."""
         short = next((row for row, line in enumerate(lines) if len(line) < self.window), None)
         if short is not None or not lines:
             found = "no text" if short is None else f"{len(lines[short])} characters in line {short + 1}"
@@ -128,12 +128,12 @@ class Characters(Intake):
         x = np.array([[self.codes.get(letter, 0) for letter in line[-self.window :]] for line in lines], dtype=np.int64)
         return self.array(x, None, where)
 
-    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> Taken:
-        """See :meth:`Intake.array`: tokens."""
+    def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> PreparedInputs:
+        """See :meth:`InputPreprocessor.array`: tokens."""
         return Numbers((self.window,), len(self.codes) + 1, len(self.codes) + 1).array(x, y, where)
 
     def facts(self) -> dict[str, Any]:
-        """See :meth:`Intake.facts`."""
+        """See :meth:`InputPreprocessor.facts`."""
         return {
             "kind": "characters",
             "takes": self.takes,

@@ -15,7 +15,7 @@ from fedstrata.data.types import Groups, Ints
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class LabelView:
     """What a law may look at: labels and groups, never features.
 
     Args:
@@ -83,7 +83,7 @@ class Partition(Protocol):
         """The client's positions in the training set, int64, in the order drawn."""
         ...
 
-    def mirror(self, test: Pool) -> Partition | None:
+    def mirror(self, test: LabelView) -> Partition | None:
         """The test set dealt by the same rule (the same class table, groups, priors).
 
         None where a rule has no such twin.
@@ -102,7 +102,7 @@ def check_client(client: int, clients: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class ExplicitPartition:
     """A partition that is written down: one order and the offsets of the clients.
 
     Args:
@@ -118,7 +118,7 @@ class Listed:
     offsets: Ints
     order: Ints
     notes: tuple[str, ...] = ()
-    twin: Callable[[Pool], Partition | None] | None = None
+    twin: Callable[[LabelView], Partition | None] | None = None
     names: tuple[str, ...] = ()
     lazy: bool = field(default=False, init=False)
 
@@ -129,9 +129,9 @@ class Listed:
         parts: Sequence[NDArray[np.int64]],
         *,
         notes: tuple[str, ...] = (),
-        twin: Callable[[Pool], Partition | None] | None = None,
+        twin: Callable[[LabelView], Partition | None] | None = None,
         names: tuple[str, ...] = (),
-    ) -> Listed:
+    ) -> ExplicitPartition:
         """From one array of positions a client."""
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         return cls(law, offsets, np.concatenate(parts).astype(np.int64), notes, twin, names)
@@ -153,13 +153,13 @@ class Listed:
         check_client(client, len(self))
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
-    def mirror(self, test: Pool) -> Partition | None:
+    def mirror(self, test: LabelView) -> Partition | None:
         """See :class:`Partition`."""
         return self.twin(test) if self.twin else None
 
 
 @dataclass(frozen=True, eq=False)
-class Overlapping:
+class OverlappingPartition:
     """FedPart's independent draws: every client draws from the whole set, so clients overlap and cost nothing until
     asked for.
 
@@ -175,7 +175,7 @@ class Overlapping:
     """
 
     law: str
-    pool: Pool
+    pool: LabelView
     clients: int
     each: int
     alpha: float | None
@@ -216,7 +216,7 @@ class Overlapping:
             )
         return rng.choice(positions, count, replace=count > len(positions)).astype(np.int64)
 
-    def mirror(self, test: Pool) -> Partition | None:
+    def mirror(self, test: LabelView) -> Partition | None:
         """A test split of the same share of the test set (500 of 50,000 gives 100 of 10,000), with the same class
         shares.
         """
@@ -226,7 +226,7 @@ class Overlapping:
                 f"{self.law} tests each client on {each} samples, and the test set has {test.size}; use"
                 f" test={test.size} or less."
             )
-        return Overlapping(self.law, test, self.clients, each, self.alpha, self.seed, "overlap-test")
+        return OverlappingPartition(self.law, test, self.clients, each, self.alpha, self.seed, "overlap-test")
 
 
 def _rounded(shares: NDArray[np.float64], total: int) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstrata.common.errors import ConfigError
 from fedstrata.common.random_streams import stream
-from fedstrata.data.partition.base import Partition, Pool
+from fedstrata.data.partition.base import LabelView, Partition
 from fedstrata.data.types import Ints
 
 Which = Literal["test", "train"]
@@ -30,7 +30,7 @@ class ClientTests(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Mirrored:
+class PartitionedTest:
     """The test set dealt by the partition's own rule: the same class table, the same group."""
 
     twin: Partition
@@ -51,8 +51,8 @@ class ClassMix:
     """
 
     partition: Partition
-    train: Pool
-    test: Pool
+    train: LabelView
+    test: LabelView
     seed: int
     which: Which = field(default="test", init=False)
 
@@ -116,7 +116,7 @@ def kept_out(share: float, size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Own:
+class ClientTestSplit:
     """The test convention ``own(share=0.2)``: the official test set, if any, joins the pool, and each client keeps a
     share for testing.
 

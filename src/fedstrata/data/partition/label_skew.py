@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedstrata.common.errors import ConfigError, DataError, nearest
 from fedstrata.common.random_streams import stream
-from fedstrata.data.partition.base import Listed, Partition, Pool
+from fedstrata.data.partition.base import ExplicitPartition, LabelView, Partition
 from fedstrata.data.partition.laws import equal_pieces, head_count, positive
 from fedstrata.data.types import Ints
 
@@ -35,7 +35,7 @@ class DirichletEqual:
     def __post_init__(self) -> None:
         positive(self.alpha, "dirichlet_equal.alpha")
 
-    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+    def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         name = f"dirichlet_equal(alpha={self.alpha})"
         count = head_count(pool, clients, name)
@@ -63,7 +63,7 @@ class DirichletEqual:
                 f"{name}: {bins.repairs} samples went to clients whose own classes were used up, in proportion to what"
                 " was left."
             )
-        return Listed.of(name, [np.array(part, dtype=np.int64) for part in parts], notes=tuple(notes))
+        return ExplicitPartition.of(name, [np.array(part, dtype=np.int64) for part in parts], notes=tuple(notes))
 
 
 class _Bins:
@@ -111,7 +111,7 @@ class Shards:
         if self.s < 1:
             raise ConfigError(f"shards.s is {self.s}; a client gets at least 1 shard.")
 
-    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+    def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         name = f"shards(s={self.s})"
         count = head_count(pool, clients, name)
@@ -131,10 +131,12 @@ class Shards:
             )
         rng = stream(seed, "partition", "shards")
         table = rng.permutation(np.tile(np.arange(pool.classes), per_class)).reshape(count, self.s)
-        return Listed.of(name, self._cut(table, positions, rng), twin=partial(self._twin, name, table, seed))
+        return ExplicitPartition.of(name, self._cut(table, positions, rng), twin=partial(self._twin, name, table, seed))
 
-    def _twin(self, name: str, table: Ints, seed: int, test: Pool) -> Partition:
-        return Listed.of(name, self._cut(table, test.by_class(name), stream(seed, "partition", "shards-test")))
+    def _twin(self, name: str, table: Ints, seed: int, test: LabelView) -> Partition:
+        return ExplicitPartition.of(
+            name, self._cut(table, test.by_class(name), stream(seed, "partition", "shards-test"))
+        )
 
     def _cut(self, table: Ints, positions: list[Ints], rng: np.random.Generator) -> list[Ints]:
         per_class = table.size // len(positions)
@@ -161,7 +163,7 @@ class Classes:
         if self.k < 1:
             raise ConfigError(f"classes.k is {self.k}; a client holds at least 1 class.")
 
-    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+    def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         name = f"classes(k={self.k})"
         count = head_count(pool, clients, name)
@@ -192,7 +194,7 @@ class Classes:
             if idle
             else ()
         )
-        return Listed.of(name, [rng.permutation(np.concatenate(part)) for part in parts], notes=notes)
+        return ExplicitPartition.of(name, [rng.permutation(np.concatenate(part)) for part in parts], notes=notes)
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ class Quantity:
         if self.min < 0 or self.tries < 1:
             raise ConfigError(f"quantity: min is {self.min} and tries {self.tries}; write min >= 0 and tries >= 1.")
 
-    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+    def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         name = f"quantity(alpha={self.alpha}, min={self.min})"
         count = head_count(pool, clients, name, self.min)
@@ -224,7 +226,7 @@ class Quantity:
             cuts = np.floor(np.cumsum(rng.dirichlet(np.full(count, self.alpha))) * pool.size).astype(np.int64)
             cuts[-1] = pool.size
             if np.diff(cuts, prepend=0).min() >= self.min:
-                return Listed(
+                return ExplicitPartition(
                     name, np.concatenate([[0], cuts]).astype(np.int64), rng.permutation(pool.size).astype(np.int64)
                 )
         raise DataError(
@@ -246,7 +248,7 @@ class Natural:
 
     by: str | None = None
 
-    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+    def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         if not pool.groups:
             raise DataError(
@@ -279,7 +281,7 @@ class Natural:
                 " unused."
             )
             kept = [kept[g] for g in sorted(chosen.tolist())]
-        return Listed.of(
+        return ExplicitPartition.of(
             name,
             [parts[g] for g in kept],
             notes=tuple(notes),
@@ -288,14 +290,14 @@ class Natural:
         )
 
 
-def _twin(name: str, by: str, kept: list[int], test: Pool) -> Partition | None:
+def _twin(name: str, by: str, kept: list[int], test: LabelView) -> Partition | None:
     groups = test.groups.get(by)
     if groups is None or groups.test is None:
         return None
     parts = [split_by(groups.test, len(groups.names))[g] for g in kept]
     if not any(len(part) for part in parts):  # MNIST: nobody wrote in both sets
         return None
-    return Listed.of(name, parts)
+    return ExplicitPartition.of(name, parts)
 
 
 def split_by(codes: Ints, groups: int) -> list[Ints]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.common.random_streams import stream
-from fedstrata.data.partition.base import Listed, Overlapping, Partition, Pool
+from fedstrata.data.partition.base import ExplicitPartition, LabelView, OverlappingPartition, Partition
 from fedstrata.data.types import Ints
 
 CLIENTS = 20  # where neither the user nor the data say how many
@@ -23,7 +23,7 @@ CLIENTS = 20  # where neither the user nor the data say how many
 class Law(Protocol):
     """A rule that deals samples to clients."""
 
-    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+    def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """Deal the pool to clients; None is the number that the data suggest."""
         ...
 
@@ -41,7 +41,7 @@ def positive(value: float, where: str) -> None:
         )
 
 
-def head_count(pool: Pool, clients: int | None, law: str, least: int = 1) -> int:
+def head_count(pool: LabelView, clients: int | None, law: str, least: int = 1) -> int:
     """The number of clients, when each needs at least ``least`` samples.
 
     Raises:
@@ -66,17 +66,17 @@ class Iid:
     Source: FedFN harness and FedPhoenix launcher, iid split.
     """
 
-    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+    def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         count = head_count(pool, clients, "iid")
         each = pool.size // count
         order = stream(seed, "partition", "iid").permutation(pool.size)[: each * count].astype(np.int64)
         rest = pool.size - each * count
         notes = (f"iid: {rest} of {pool.size} samples are left over and unused.",) if rest else ()
-        return Listed("iid", np.arange(count + 1, dtype=np.int64) * each, order, notes)
+        return ExplicitPartition("iid", np.arange(count + 1, dtype=np.int64) * each, order, notes)
 
 
-def _everything(test: Pool) -> Partition:
+def _everything(test: LabelView) -> Partition:
     return Pooled().deal(test, 1, 0)
 
 
@@ -84,14 +84,14 @@ def _everything(test: Pool) -> Partition:
 class Pooled:
     """One client that holds everything: the centralised control."""
 
-    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+    def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         if clients not in (None, 1):
             raise DataError(
                 f"partition pooled is the centralised control with one client, and clients is {clients}; leave clients"
                 " out or say clients=1."
             )
-        return Listed(
+        return ExplicitPartition(
             "pooled", np.array([0, pool.size], dtype=np.int64), np.arange(pool.size, dtype=np.int64), twin=_everything
         )
 
@@ -120,7 +120,7 @@ class Dirichlet:
         if self.min < 0 or self.tries < 1:
             raise ConfigError(f"dirichlet: min is {self.min} and tries {self.tries}; write min >= 0 and tries >= 1.")
 
-    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+    def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         name = f"dirichlet(alpha={self.alpha}, min={self.min})"
         count = head_count(pool, clients, name, self.min)
@@ -159,10 +159,10 @@ class Dirichlet:
                 held += np.diff(cuts[c], prepend=0)
         return cuts
 
-    def _listed(self, name: str, classes: list[Ints], cuts: Ints, rng: np.random.Generator) -> Listed:
+    def _listed(self, name: str, classes: list[Ints], cuts: Ints, rng: np.random.Generator) -> ExplicitPartition:
         pieces = [np.split(rng.permutation(positions), cut[:-1]) for positions, cut in zip(classes, cuts, strict=True)]
         parts = [rng.permutation(np.concatenate(column)).astype(np.int64) for column in zip(*pieces, strict=True)]
-        return Listed.of(name, parts)
+        return ExplicitPartition.of(name, parts)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Overlap:
         if self.alpha is not None:
             positive(self.alpha, "overlap.alpha")
 
-    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+    def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         count = CLIENTS if clients is None else clients
         if count < 1:
@@ -203,7 +203,7 @@ class Overlap:
                 " less."
             )
         name = f"overlap(size={self.size})" if self.alpha is None else f"overlap(size={self.size}, alpha={self.alpha})"
-        return Overlapping(name, pool, count, self.size, self.alpha, seed, tested=self.test)
+        return OverlappingPartition(name, pool, count, self.size, self.alpha, seed, tested=self.test)
 
 
 def equal_pieces(positions: NDArray[np.int64], pieces: int) -> list[Ints]:

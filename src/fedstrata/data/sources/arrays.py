@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedstrata.common.errors import DataError
-from fedstrata.data.inputs import Intake, Numbers, Pictures
+from fedstrata.data.inputs import InputPreprocessor, Numbers, Pictures
 from fedstrata.data.inputs.base import tokens
 from fedstrata.data.io.checks import class_labels, float32
 from fedstrata.data.io.samples import Images, Samples, Tensors
@@ -80,7 +80,7 @@ def _content(values: Given) -> str:
     return hashlib.sha256(repr((plain.dtype.str, plain.shape)).encode() + plain.tobytes()).hexdigest()
 
 
-def _intake(train: Samples, task: Task) -> Intake:
+def _intake(train: Samples, task: Task) -> InputPreprocessor:
     """Further samples are given like these."""
     classes = task.classes if task.kind == "classification" else 0
     if isinstance(train, Images):

@@ -23,7 +23,7 @@ from fedstrata.data.io.checks import class_labels
 from fedstrata.data.io.columns import Column, arrow_columns
 from fedstrata.data.io.samples import Tensors
 from fedstrata.data.location import VARIABLE, Place
-from fedstrata.data.partition.base import Listed, Partition, Pool
+from fedstrata.data.partition.base import ExplicitPartition, LabelView, Partition
 from fedstrata.data.partition.laws import CLIENTS
 from fedstrata.data.sources.images import Norm, groups_by, image_set, image_source
 from fedstrata.data.sources.tables import Encoding, encode, stacked
@@ -187,7 +187,7 @@ class FlowerLaw:
 
     call: Call
 
-    def deal(self, pool: Pool, clients: int | None, seed: int) -> Partition:
+    def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         known = extra("flwr_datasets.partitioner", f"partition {self.call.name}")
         library = extra("datasets", f"partition {self.call.name}")
@@ -234,7 +234,9 @@ class FlowerLaw:
         natural = tuple(
             str(name) for name in getattr(partitioner, "partition_id_to_natural_id", {}).values()
         )  # where clients are a column's values
-        return Listed.of(str(self.call), parts, notes=notes, names=natural if len(natural) == len(parts) else ())
+        return ExplicitPartition.of(
+            str(self.call), parts, notes=notes, names=natural if len(natural) == len(parts) else ()
+        )
 
     def _arguments(self, factory: Any, clients: int | None, seed: int) -> dict[str, Any]:
         taken = [name for name in inspect.signature(factory).parameters if name != "self"]

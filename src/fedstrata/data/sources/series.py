@@ -20,7 +20,7 @@ from fedstrata.data.types import Groups, Ints, Source, Task
 
 
 @dataclass(frozen=True)
-class Cut:
+class SeriesWindow:
     """How series become samples.
 
     Attributes:
@@ -69,7 +69,7 @@ class Series:
 
     def read(self, place: Place) -> Source:
         """See :class:`Reader`."""
-        cut = Cut(self.window, self.horizon, self.test)
+        cut = SeriesWindow(self.window, self.horizon, self.test)
         file = place.file("series", self.path)
         columns = read_columns(file)
         values, owner = column(columns, self.value, file.name), column(columns, self.client, file.name)
@@ -124,14 +124,16 @@ class Eeg:
         """See :class:`Reader`."""
         from matplotlib.cbook import get_sample_data  # matplotlib takes a second to import  # noqa: PLC0415
 
-        cut = Cut(self.window, self.horizon, self.test)
+        cut = SeriesWindow(self.window, self.horizon, self.test)
         recorded = (
             np.fromfile(get_sample_data("eeg.dat", asfileobj=False), dtype="<f8").reshape(-1, 4).astype(np.float64)
         )
         return windows(f"eeg({cut})", list(recorded.T), ("channel 1", "channel 2", "channel 3", "channel 4"), cut)
 
 
-def windows(identity: str, sequences: list[Floats], names: tuple[str, ...], cut: Cut, value: str = "value") -> Source:
+def windows(
+    identity: str, sequences: list[Floats], names: tuple[str, ...], cut: SeriesWindow, value: str = "value"
+) -> Source:
     """One source from a sequence of values a client; ``value`` is what further tables call their column.
 
     Raises:
@@ -183,7 +185,7 @@ class _Windows:
     owner: Ints
     late: np.ndarray
     names: tuple[str, ...]
-    cut: Cut
+    cut: SeriesWindow
     value: str
     notes: tuple[str, ...]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedstrata.data.partition.base import Listed
+from fedstrata.data.partition.base import ExplicitPartition
 from fedstrata.data.types import Ints
 
 if TYPE_CHECKING:
@@ -72,14 +72,18 @@ def survey(federation: Federation) -> Survey:
         if federation.task.kind == "classification"
         else np.zeros(len(federation.train), dtype=np.int64)
     )
-    plain = isinstance(federation.partition, Listed) and not federation.validation and federation.own_test is None
+    plain = (
+        isinstance(federation.partition, ExplicitPartition)
+        and not federation.validation
+        and federation.own_test is None
+    )
     plain = plain and federation.clients * classes <= CELLS
     most = federation.clients if plain else SHOWN if federation.partition.lazy else WALKED
     ids = spaced(federation.clients, most)
     training, validation = np.zeros_like(ids), np.zeros_like(ids)
     counts = np.zeros((len(ids), classes), dtype=np.int64)
     if plain:
-        assert isinstance(federation.partition, Listed)
+        assert isinstance(federation.partition, ExplicitPartition)
         training, counts = _at_once(federation.partition, labels, classes)
     for place, client in enumerate(() if plain else ids.tolist()):
         held = federation.training(client).numpy()
@@ -89,7 +93,7 @@ def survey(federation: Federation) -> Survey:
     return Survey(federation, ids, training, validation, test, counts, tested)
 
 
-def _at_once(partition: Listed, labels: Ints, classes: int) -> tuple[Ints, Ints]:
+def _at_once(partition: ExplicitPartition, labels: Ints, classes: int) -> tuple[Ints, Ints]:
     """Sizes and label counts of all clients, where nothing is taken out of what they hold."""
     sizes = partition.sizes()
     codes = np.repeat(np.arange(len(sizes)), sizes) * classes + labels[partition.order]

@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fedstrata.common.events import Chosen, Event, Finished, Observer, RoundDone, Started
+from fedstrata.common.events import Event, ExecutorChosen, Finished, Observer, RoundDone, Started
 from fedstrata.common.units import duration, number, size
 
 
@@ -186,7 +186,7 @@ def opening(event: Event) -> list[str]:
         if event.first:
             lines.append(f"going on with round {event.first + 1}")
         return [*lines, *(f"note: {note}" for note in event.notes)]
-    if isinstance(event, Chosen):
+    if isinstance(event, ExecutorChosen):
         measured = ", ".join(f"{name} {rate:,.0f}" for name, rate in event.measured.items())
         return [
             (

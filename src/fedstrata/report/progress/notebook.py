@@ -84,7 +84,7 @@ def _display(thing: object) -> Any:
     return sys.modules["IPython"].display.display(thing, display_id=True)
 
 
-class Shown:
+class NotebookText:
     """What the output shows: HTML for a page, text elsewhere."""
 
     def __init__(self, lines: list[str], done: int, rounds: int, said: str) -> None:
@@ -132,7 +132,7 @@ class Cell:
         """Make the output, or change it."""
         more = len(self._refused) - KEPT
         kept = [*self._refused[:KEPT], *([f"and {more} more replies left out"] if more > 0 else [])]
-        shown = Shown([*self._above, *kept], self._done, self._rounds, self._said)
+        shown = NotebookText([*self._above, *kept], self._done, self._rounds, self._said)
         if self._handle is None:
             self._handle = _display(shown)
         else:
