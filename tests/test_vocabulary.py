@@ -32,7 +32,7 @@ class Clusters(Piece):
     """
 
     def init(self, setup):
-        return {"m0": setup.params, "m1": tmap(lambda w: -0.8 * w, setup.params)}
+        return {"m0": setup.params, "m1": tmap(lambda w: 0.8 * w, setup.params)}
 
     def ask(self, slot, round, setup):  # noqa: A002
         return ClientQuery((slot["m0"], slot["m1"]), split="train")
@@ -55,7 +55,7 @@ def choice(answers, client):
 
 
 def ifca(world):
-    models, w = [world.w0, -0.8 * world.w0], world.w0
+    models, w = [world.w0, 0.8 * world.w0], world.w0
     for t, cohort in enumerate(world.cohorts):
         ends, moved = {}, list(models)
         groups = {0: [], 1: []}

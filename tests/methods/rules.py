@@ -67,8 +67,8 @@ class World:
         p = self.split(w)
         h = x @ p["first.weight"].T + p["first.bias"]
         h = (h - h.mean(1, keepdim=True)) / torch.sqrt(h.var(1, unbiased=False, keepdim=True) + 1e-5)
-        h = (h * p["norm.weight"] + p["norm.bias"]).clamp(min=0)
-        return (h @ p["second.weight"].T + p["second.bias"]).clamp(min=0)
+        h = (h * p["norm.weight"] + p["norm.bias"]).exp().log1p()
+        return (h @ p["second.weight"].T + p["second.bias"]).exp().log1p()
 
     def head(self, p, z):
         return z @ p["head.weight"].T + p["head.bias"]
