@@ -47,8 +47,8 @@ def test_at_minima_of_quadratics_the_barrier_is_half_the_distance_in_the_hessian
     apart = (sizes[:, None] * ends).sum(0) / sizes.sum() - ends  # [C, 5]
     got = Barrier(most=17, reverse=True).measure(snapshot)
     for key, part in {"all": slice(0, 5), "a": A, "b": B}.items():
-        wanted = [d[part] @ h[part, part] @ d[part] / 2 for d, h in zip(apart, bends, strict=True)]
-        assert got[key] == pytest.approx(np.mean(wanted), rel=1e-9)
+        expected = [d[part] @ h[part, part] @ d[part] / 2 for d, h in zip(apart, bends, strict=True)]
+        assert got[key] == pytest.approx(np.mean(expected), rel=1e-9)
     # With a given back, what is left of the whole is b alone.
     assert got["local/a"] == pytest.approx(got["b"] - got["all"], rel=1e-9)
     assert got["local/b"] == pytest.approx(got["a"] - got["all"], rel=1e-9)
@@ -93,7 +93,9 @@ def test_equal_clients_have_barriers_of_exactly_zero():
 
 def test_a_loss_that_is_not_finite_has_no_barrier():
     snapshot, *_ = quadratic(0)
-    broken = hand_made(PLACES, dict(snapshot.before), [dict(r.delta) for r in snapshot.replies], loss=lambda *_: math.nan)
+    broken = hand_made(
+        PLACES, dict(snapshot.before), [dict(r.delta) for r in snapshot.replies], loss=lambda *_: math.nan
+    )
     assert set(Barrier().measure(broken).values()) == {None}
 
 
@@ -149,27 +151,32 @@ def closed_form(snapshot, run):
 
 
 def test_in_a_linear_network_trained_by_fedavg_the_barriers_are_their_closed_forms():
-    found, run = looked("barrier(most=1000)", toy=line(), local_lr=0.02)
-    for snapshot, row in found:
-        wanted = closed_form(snapshot, run)
-        assert wanted["all"] > 1e-3
-        assert row["barrier"] == pytest.approx(wanted, rel=1e-3, abs=1e-6)
+    rounds, run = looked("barrier(most=1000)", toy=line(), local_lr=0.02)
+    for snapshot, row in rounds:
+        expected = closed_form(snapshot, run)
+        assert expected["all"] > 1e-3
+        assert row["barrier"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
 def test_in_partial_rounds_the_active_layer_alone_has_a_barrier_and_is_all_of_it():
-    found, run = looked("barrier(most=1000)", "fedpart(warmup=1, repeat=1)", line(), rounds=3, local_lr=0.02)
-    assert [sorted(row["barrier"]) for _, row in found] == [["all", "first", "head"], ["all", "first"], ["all", "head"]]
-    for snapshot, row in found:
-        wanted = closed_form(snapshot, run)
-        assert row["barrier"] == pytest.approx({key: wanted[key] for key in row["barrier"]}, rel=1e-3, abs=1e-6)
+    rounds, run = looked("barrier(most=1000)", "fedpart(warmup=1, repeat=1)", line(), rounds=3, local_lr=0.02)
+    assert [sorted(row["barrier"]) for _, row in rounds] == [
+        ["all", "first", "head"],
+        ["all", "first"],
+        ["all", "head"],
+    ]
+    for snapshot, row in rounds:
+        expected = closed_form(snapshot, run)
+        assert row["barrier"] == pytest.approx({key: expected[key] for key in row["barrier"]}, rel=1e-3, abs=1e-6)
     assert all(
-        row["barrier"]["all"] == row["barrier"][key] for (_, row), key in zip(found[1:], ("first", "head"), strict=True)
+        row["barrier"]["all"] == row["barrier"][key]
+        for (_, row), key in zip(rounds[1:], ("first", "head"), strict=True)
     )
 
 
 def test_with_resets_the_clients_model_holds_its_own_start_outside_of_what_is_averaged():
-    found, _ = looked("barrier", "fedphoenix(theta=0.5) + fedpart(warmup=0, repeat=1)", "images", rounds=2)
-    snapshot, row = found[1]
+    rounds, _ = looked("barrier", "fedphoenix(theta=0.5) + fedpart(warmup=0, repeat=1)", "images", rounds=2)
+    snapshot, row = rounds[1]
     assert set(row["barrier"]) == {"all", "head"}
     assert row["barrier"]["all"] == row["barrier"]["head"]
     ends = [snapshot.final_params(i)["conv.weight"] for i in range(len(snapshot.replies))]
@@ -192,10 +199,10 @@ def test_the_end_of_a_client_is_the_model_that_it_trained(method, monkeypatch):
         return reply(self, end, loss, steps)
 
     monkeypatch.setattr(ClientUpdate, "reply", recorded)
-    found, _ = looked("barrier", method, toy)
-    told = [lab.bits(snapshot.final_params(i)) for snapshot, _ in found for i in range(len(snapshot.replies))]
-    assert len(told) == len(ends) == 9
-    for ours, theirs in zip(told, ends, strict=True):
+    rounds, _ = looked("barrier", method, toy)
+    models = [lab.bits(snapshot.final_params(i)) for snapshot, _ in rounds for i in range(len(snapshot.replies))]
+    assert len(models) == len(ends) == 9
+    for ours, theirs in zip(models, ends, strict=True):
         assert np.allclose(np.frombuffer(ours, np.float32), np.frombuffer(theirs, np.float32), atol=1e-6)
 
 
@@ -204,8 +211,8 @@ def test_the_end_of_a_client_is_the_model_that_it_trained(method, monkeypatch):
 
 
 def test_the_loss_is_of_evenly_spaced_training_samples_in_evaluation_mode():
-    found, run = looked("barrier", toy="dropout", rounds=1)
-    ((snapshot, _),) = found
+    rounds, run = looked("barrier", toy="dropout", rounds=1)
+    ((snapshot, _),) = rounds
     data, net = run.parts.federation, lab.small()
     net.load_state_dict(dict(snapshot.after.items()))
     net.eval().requires_grad_(False)
@@ -214,15 +221,15 @@ def test_the_loss_is_of_evenly_spaced_training_samples_in_evaluation_mode():
         chosen = rows[
             [round(k * (len(rows) - 1) / max(1, min(most, len(rows)) - 1)) for k in range(min(most, len(rows)))]
         ]
-        wanted = torch.nn.functional.cross_entropy(net(data.train.take(chosen)), data.train.y[chosen])
-        assert snapshot.loss(client, snapshot.after, most) == pytest.approx(float(wanted), rel=1e-6)
+        expected = torch.nn.functional.cross_entropy(net(data.train.take(chosen)), data.train.y[chosen])
+        assert snapshot.loss(client, snapshot.after, most) == pytest.approx(float(expected), rel=1e-6)
         assert snapshot.loss(client, snapshot.after, most) == snapshot.loss(client, snapshot.after, most)
 
 
 @pytest.mark.parametrize("norms", ["running", "batch"])
 def test_batch_norms_use_running_statistics_unless_asked_to_look_at_the_batch(norms):
-    found, run = looked(f"barrier(norms={norms})", toy="batch", rounds=2)
-    snapshot, row = found[-1]
+    rounds, run = looked(f"barrier(norms={norms})", toy="batch", rounds=2)
+    snapshot, row = rounds[-1]
     data, replies = run.parts.federation, snapshot.replies
     ends, mean = [snapshot.final_params(i) for i in range(3)], average(snapshot)
     rises = []
@@ -243,8 +250,8 @@ def test_batch_norms_use_running_statistics_unless_asked_to_look_at_the_batch(no
 
 
 def test_statistics_that_stay_with_the_client_are_its_own():
-    found, _ = looked("barrier", toy="batch", bn="local", rounds=2)
-    snapshot, _ = found[-1]
+    rounds, _ = looked("barrier", toy="batch", bn="local", rounds=2)
+    snapshot, _ = rounds[-1]
     assert not set(average(snapshot)) & set(snapshot.layout.statistics.names)
     assert not torch.equal(snapshot.final_params(0).buffers.flat, snapshot.final_params(1).buffers.flat)
 
@@ -262,13 +269,13 @@ def test_only_evaluated_rounds_pay_for_losses():
     )
 
 
-def test_the_report_has_a_curve_and_a_map_and_one_of_layers_given_back():
-    found, _ = looked("barrier(reverse=true)")
-    rows = [{"round": snapshot.round, "measures": {"barrier": row["barrier"]}} for snapshot, row in found]
+def test_the_report_has_a_curve_and_a_map_and_one_of_restored_layers():
+    rounds, _ = looked("barrier(reverse=true)")
+    rows = [{"round": snapshot.round, "measures": {"barrier": row["barrier"]}} for snapshot, row in rounds]
     assert [(p.title, p.kind) for p in panels({"fedavg": [rows]})] == [
         ("Loss barrier of averaging", "lines"),
         ("Loss barrier of averaging by layer: fedavg", "heat"),
-        ("One layer given back by layer: fedavg", "heat"),
+        ("One layer restored by layer: fedavg", "heat"),
     ]
 
 

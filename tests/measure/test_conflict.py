@@ -32,7 +32,8 @@ def flat(snapshot, names, clients, *, model=False):
     for i in clients:
         one = snapshot.replies[i].delta
         parts = [
-            one[n].double() + (snapshot.sent[i][n].double() - snapshot.before[n].double() if model else 0.0) for n in names
+            one[n].double() + (snapshot.sent[i][n].double() - snapshot.before[n].double() if model else 0.0)
+            for n in names
         ]
         found.append(torch.cat([p.reshape(-1) for p in parts]).tolist())
     return found
@@ -70,10 +71,12 @@ def test_scaling_updates_changes_nothing_and_opposites_are_in_conflict(seed):
 
 
 def test_in_a_run_of_fedavg_both_views_are_the_same_and_as_by_hand():
-    found, _ = looked("conflict")
-    for snapshot, numbers in found:
+    rounds, _ = looked("conflict")
+    for snapshot, numbers in rounds:
         got = numbers["conflict"]
-        parts = {"all": snapshot.layout.spec.names} | {name: group.names for name, group in snapshot.layout.groups.items()}
+        parts = {"all": snapshot.layout.spec.names} | {
+            name: group.names for name, group in snapshot.layout.groups.items()
+        }
         for key, group in parts.items():
             share, cosine = by_hand(flat(snapshot, group, range(3)))
             assert got[key] == got[f"model/{key}"] == share
@@ -82,8 +85,8 @@ def test_in_a_run_of_fedavg_both_views_are_the_same_and_as_by_hand():
 
 @pytest.mark.parametrize("method", ["fedphoenix(theta=0.5)", "fedphoenix(theta=0.5, share=1/3)", "fedcross"])
 def test_models_of_ones_own_part_the_two_views_and_each_is_as_by_hand(method):
-    found, _ = looked("conflict", method, "images")
-    snapshot, numbers = found[-1]
+    rounds, _ = looked("conflict", method, "images")
+    snapshot, numbers = rounds[-1]
     assert any(sent is not snapshot.before for sent in snapshot.sent)
     got, names = numbers["conflict"], snapshot.layout.groups["conv"].names
     assert (got["conv"], got["cosine/conv"]) == pytest.approx(by_hand(flat(snapshot, names, range(3))), abs=1e-6)
@@ -95,8 +98,8 @@ def test_models_of_ones_own_part_the_two_views_and_each_is_as_by_hand(method):
 
 def test_what_was_sent_plus_the_update_is_where_the_client_ended():
     """The server's mean of FedPhoenix is the mean of the ends, so the ends must be right."""
-    found, _ = looked("conflict", "fedphoenix(theta=0.5)", "images", rounds=1)
-    ((snapshot, _),) = found
+    rounds, _ = looked("conflict", "fedphoenix(theta=0.5)", "images", rounds=1)
+    ((snapshot, _),) = rounds
     n = torch.tensor([float(r.samples) for r in snapshot.replies], dtype=torch.float64)
     mean = sum(w * snapshot.final_params(i).flat.double() for i, w in enumerate(n / n.sum()))
     assert torch.allclose(mean, snapshot.after.flat.double(), atol=1e-6)
@@ -104,15 +107,15 @@ def test_what_was_sent_plus_the_update_is_where_the_client_ended():
 
 
 def test_a_start_that_only_the_client_knows_is_in_both_views():
-    found, _ = looked("conflict", "fedphoenix(theta=0.5, side=client)", "images", rounds=1)
-    ((_, numbers),) = found
+    rounds, _ = looked("conflict", "fedphoenix(theta=0.5, side=client)", "images", rounds=1)
+    ((_, numbers),) = rounds
     got = numbers["conflict"]
     assert got["cosine/conv"] == got["model cosine/conv"]
 
 
 def test_private_layers_have_no_series():
-    found, _ = looked("conflict + drift", "fedper", rounds=1)
-    ((_, numbers),) = found
+    rounds, _ = looked("conflict + drift", "fedper", rounds=1)
+    ((_, numbers),) = rounds
     assert "head" not in numbers["conflict"]
     assert set(numbers["drift"]) == {"all", "first", "second"}
 
@@ -133,9 +136,9 @@ def rms(vectors):
     "method", [BUDGETS, "budgets(time=[1, 0.8, 1])", "fedphoenix(theta=0.5) + fedpart(warmup=1, repeat=1)"]
 )
 def test_drift_and_conflict_of_a_layer_are_over_those_who_sent_it(method):
-    found, _ = looked("drift + conflict", method, rounds=4)
+    rounds, _ = looked("drift + conflict", method, rounds=4)
     lacking = 0
-    for snapshot, numbers in found:
+    for snapshot, numbers in rounds:
         sent = [set(r.delta) for r in snapshot.replies]
         for name, group in snapshot.layout.groups.items():
             who = [i for i, s in enumerate(sent) if set(group.names) <= s]
@@ -156,8 +159,8 @@ def test_drift_and_conflict_of_a_layer_are_over_those_who_sent_it(method):
 
 @pytest.mark.parametrize("method", [BUDGETS, "fedphoenix(theta=0.5)", "fedpart(warmup=0, repeat=1)"])
 def test_step_size_is_of_what_moved_on_the_server(method):
-    found, _ = looked("step_size", method, "images" if "phoenix" in method else "layer", rounds=3)
-    for snapshot, numbers in found:
+    rounds, _ = looked("step_size", method, "images" if "phoenix" in method else "layer", rounds=3)
+    for snapshot, numbers in rounds:
         for name, group in snapshot.layout.groups.items():
             moved = torch.cat([(snapshot.after[n] - snapshot.before[n]).double().reshape(-1) for n in group.names])
             assert numbers["step_size"][name] == pytest.approx(float(moved.square().mean().sqrt()), rel=1e-6, abs=1e-12)

@@ -26,8 +26,8 @@ def with_spectrum(values, rows=40, seed=0):
 @pytest.mark.parametrize("values", [[1.0, 1.0, 1.0], [3.0, 1.0], [5.0, 0.0, 0.0], [4.0, 2.0, 1.0, 1e-9]])
 def test_effective_rank_is_the_exponential_entropy_of_the_spectrum(values):
     p = [v / sum(values) for v in values]
-    wanted = math.exp(-sum(q * math.log(q) for q in p if q > 0))
-    assert effective_rank(with_spectrum(values)) == pytest.approx(wanted, rel=1e-9)
+    expected = math.exp(-sum(q * math.log(q) for q in p if q > 0))
+    assert effective_rank(with_spectrum(values)) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -81,8 +81,8 @@ def test_random_kernels_have_the_mean_that_the_panel_names():
 
 @pytest.mark.parametrize("cosine", ["absolute", "signed"])
 def test_in_a_run_a_layer_is_the_mean_over_its_pairs_and_all_the_mean_over_layers(cosine):
-    found, run = looked(f"feature_diversity(cosine={cosine})", toy="images")
-    for snapshot, numbers in found:
+    rounds, run = looked(f"feature_diversity(cosine={cosine})", toy="images")
+    for snapshot, numbers in rounds:
         got = numbers["feature_diversity"]
         means = {}
         for name in ("conv", "head"):
@@ -98,15 +98,15 @@ def test_in_a_run_a_layer_is_the_mean_over_its_pairs_and_all_the_mean_over_layer
 
 
 def test_no_more_samples_are_looked_at_than_asked_for():
-    found, run = looked("feature_diversity(samples=4)", rounds=1)
-    ((snapshot, numbers),) = found
+    rounds, run = looked("feature_diversity(samples=4)", rounds=1)
+    ((snapshot, numbers),) = rounds
     assert len(run.evaluator.features(snapshot.after, 4)[0]) == 4
     assert 1 <= numbers["feature_diversity"]["all"] <= 3, "four samples, centred, span three directions"
 
 
 def test_norms_that_stay_with_clients_are_those_that_the_server_is_tested_with():
-    found, run = looked("feature_diversity", toy="batch", bn="local")
-    snapshot, numbers = found[-1]
+    rounds, run = looked("feature_diversity", toy="batch", bn="local")
+    snapshot, numbers = rounds[-1]
     assert not torch.equal(snapshot.served.buffers.flat, snapshot.after.buffers.flat)
     assert lab_bits(snapshot.served) == lab_bits(run.served())
     assert numbers["feature_diversity"]["all"] == effective_rank(run.evaluator.features(run.served(), 1000)[0])
