@@ -83,8 +83,8 @@ class Result:
         Args:
             path: of a PNG, SVG or PDF file; none gives a matplotlib figure, which a notebook shows.
         """
-        # noqa: PLC0415  # matplotlib is only loaded by those who draw
-        from fedstrata.report.figures import curve_picture
+        # matplotlib is only loaded by those who draw
+        from fedstrata.report.figures import curve_picture  # noqa: PLC0415
 
         picture = curve_picture([self])
         return picture if path is None else picture.write(Path(path))
@@ -98,8 +98,8 @@ class Result:
             ConfigError: another word.
             FedstrataError: pandas is not installed.
         """
-        # noqa: PLC0415  # frames know results
-        from fedstrata.analysis.frames import clients_of, frame, picked, rounds_of
+        # frames know results
+        from fedstrata.analysis.frames import clients_of, frame, picked, rounds_of  # noqa: PLC0415
 
         rows = picked(what, {"rounds": rounds_of, "clients": clients_of})
         return frame(rows(self))
