@@ -9,30 +9,30 @@ from fedstrata.core.layout import Entry, Layout
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Reply
 from fedstrata.diagnostics.base import Measure, RoundSnapshot
-from fedstrata.diagnostics.registry import measures
+from fedstrata.diagnostics.registry import build_measures
 
 
 @dataclass(frozen=True)
 class Keeps(Measure):
     """Keeps what it was shown."""
 
-    seen: list[RoundSnapshot]
+    snapshots: list[RoundSnapshot]
 
-    def look(self, look):
-        self.seen.append(look)
+    def measure(self, snapshot):
+        self.snapshots.append(snapshot)
         return {}
 
 
 def looked(text, method="fedavg", toy="layer", **settings):
-    """(look, numbers of the measures by name) of every round of a toy run, and its engine."""
+    """(snapshot, numbers of the measures by name) of every round of a toy run, and its engine."""
     keeps = Keeps([])
     parts = lab.parts(method, toy, **{"eval.every": 1} | settings)
-    run = lab.engine(replace(parts, measures=measures(text) | {"keeps": keeps}))
+    run = lab.engine(replace(parts, measures=build_measures(text) | {"keeps": keeps}))
     try:
         rows = list(run.rounds())
     finally:
         run.close()
-    return list(zip(keeps.seen, (row["measures"] for row in rows), strict=True)), run
+    return list(zip(keeps.snapshots, (row["measures"] for row in rows), strict=True)), run
 
 
 def layout(**groups):
@@ -55,7 +55,7 @@ def hand_made(
     loss=None,
     features=None,
 ):
-    """A look without a run: float64 tensors by name in, everything that nobody asked for left empty."""
+    """A snapshot without a run: float64 tensors by name in, everything that nobody asked for left empty."""
     statistics = Params.of({})
     start = Params(Params.of(before).flat, places.spec, buffers=statistics)
     given = (

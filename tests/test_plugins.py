@@ -60,8 +60,8 @@ def tiny(task, width: int = 4):
 class Sum(Measure):
     title = "Sum"
     text = "Sum of all parameters."
-    def look(self, look):
-        return {"all": float(look.after.flat.sum())}
+    def measure(self, snapshot):
+        return {"all": float(snapshot.after.flat.sum())}
 '''
 
 ENTRIES = {

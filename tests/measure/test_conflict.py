@@ -26,13 +26,14 @@ def by_hand(vectors):
     return (sum(c < 0 for c in found) / len(found), sum(found) / len(found)) if found else (None, None)
 
 
-def flat(look, names, clients, *, model=False):
+def flat(snapshot, names, clients, *, model=False):
     """Clients' updates over some names as lists of floats: since the start, or from the server's model."""
     found = []
     for i in clients:
-        one = look.replies[i].delta
+        one = snapshot.replies[i].delta
         parts = [
-            one[n].double() + (look.sent[i][n].double() - look.before[n].double() if model else 0.0) for n in names
+            one[n].double() + (snapshot.sent[i][n].double() - snapshot.before[n].double() if model else 0.0)
+            for n in names
         ]
         found.append(torch.cat([p.reshape(-1) for p in parts]).tolist())
     return found
@@ -42,7 +43,7 @@ def test_three_updates_by_hand():
     d = [{"a.weight": torch.tensor([1.0, 0.0]), "b.weight": torch.tensor([1.0])}]
     d += [{"a.weight": torch.tensor([-1.0, 0.0]), "b.weight": torch.tensor([2.0])}]
     d += [{"a.weight": torch.tensor([0.0, 1.0]), "b.weight": torch.tensor([0.0])}]
-    found = Conflict().look(hand_made(PLACES, {"a.weight": torch.zeros(2), "b.weight": torch.zeros(1)}, d))
+    found = Conflict().measure(hand_made(PLACES, {"a.weight": torch.zeros(2), "b.weight": torch.zeros(1)}, d))
     assert found["a"] == found["model/a"] == 1 / 3
     assert found["cosine/a"] == pytest.approx(-1 / 3)
     assert (found["b"], found["cosine/b"]) == (0.0, 1.0), "the third client did not move there, so one pair is left"
@@ -52,8 +53,8 @@ def test_three_updates_by_hand():
 
 def test_updates_that_do_not_move_have_no_number_and_one_reply_has_no_series():
     still = {"a.weight": torch.zeros(2), "b.weight": torch.zeros(1)}
-    assert set(Conflict().look(hand_made(PLACES, still, [still, still])).values()) == {None}
-    assert Conflict().look(hand_made(PLACES, still, [still])) == {}
+    assert set(Conflict().measure(hand_made(PLACES, still, [still, still])).values()) == {None}
+    assert Conflict().measure(hand_made(PLACES, still, [still])) == {}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -70,49 +71,51 @@ def test_scaling_updates_changes_nothing_and_opposites_are_in_conflict(seed):
 
 
 def test_in_a_run_of_fedavg_both_views_are_the_same_and_as_by_hand():
-    found, _ = looked("conflict")
-    for look, numbers in found:
+    rounds, _ = looked("conflict")
+    for snapshot, numbers in rounds:
         got = numbers["conflict"]
-        parts = {"all": look.layout.spec.names} | {name: group.names for name, group in look.layout.groups.items()}
+        parts = {"all": snapshot.layout.spec.names} | {
+            name: group.names for name, group in snapshot.layout.groups.items()
+        }
         for key, group in parts.items():
-            share, cosine = by_hand(flat(look, group, range(3)))
+            share, cosine = by_hand(flat(snapshot, group, range(3)))
             assert got[key] == got[f"model/{key}"] == share
             assert got[f"cosine/{key}"] == got[f"model cosine/{key}"] == pytest.approx(cosine, abs=1e-6)
 
 
 @pytest.mark.parametrize("method", ["fedphoenix(theta=0.5)", "fedphoenix(theta=0.5, share=1/3)", "fedcross"])
 def test_models_of_ones_own_part_the_two_views_and_each_is_as_by_hand(method):
-    found, _ = looked("conflict", method, "images")
-    look, numbers = found[-1]
-    assert any(sent is not look.before for sent in look.sent)
-    got, names = numbers["conflict"], look.layout.groups["conv"].names
-    assert (got["conv"], got["cosine/conv"]) == pytest.approx(by_hand(flat(look, names, range(3))), abs=1e-6)
+    rounds, _ = looked("conflict", method, "images")
+    snapshot, numbers = rounds[-1]
+    assert any(sent is not snapshot.before for sent in snapshot.sent)
+    got, names = numbers["conflict"], snapshot.layout.groups["conv"].names
+    assert (got["conv"], got["cosine/conv"]) == pytest.approx(by_hand(flat(snapshot, names, range(3))), abs=1e-6)
     assert (got["model/conv"], got["model cosine/conv"]) == pytest.approx(
-        by_hand(flat(look, names, range(3), model=True)), abs=1e-6
+        by_hand(flat(snapshot, names, range(3), model=True)), abs=1e-6
     )
     assert abs(got["cosine/conv"] - got["model cosine/conv"]) > 1e-3
 
 
 def test_what_was_sent_plus_the_update_is_where_the_client_ended():
     """The server's mean of FedPhoenix is the mean of the ends, so the ends must be right."""
-    found, _ = looked("conflict", "fedphoenix(theta=0.5)", "images", rounds=1)
-    ((look, _),) = found
-    n = torch.tensor([float(r.samples) for r in look.replies], dtype=torch.float64)
-    mean = sum(w * look.end(i).flat.double() for i, w in enumerate(n / n.sum()))
-    assert torch.allclose(mean, look.after.flat.double(), atol=1e-6)
-    assert any(not torch.equal(sent.flat, look.before.flat) for sent in look.sent)
+    rounds, _ = looked("conflict", "fedphoenix(theta=0.5)", "images", rounds=1)
+    ((snapshot, _),) = rounds
+    n = torch.tensor([float(r.samples) for r in snapshot.replies], dtype=torch.float64)
+    mean = sum(w * snapshot.final_params(i).flat.double() for i, w in enumerate(n / n.sum()))
+    assert torch.allclose(mean, snapshot.after.flat.double(), atol=1e-6)
+    assert any(not torch.equal(sent.flat, snapshot.before.flat) for sent in snapshot.sent)
 
 
 def test_a_start_that_only_the_client_knows_is_in_both_views():
-    found, _ = looked("conflict", "fedphoenix(theta=0.5, side=client)", "images", rounds=1)
-    ((_, numbers),) = found
+    rounds, _ = looked("conflict", "fedphoenix(theta=0.5, side=client)", "images", rounds=1)
+    ((_, numbers),) = rounds
     got = numbers["conflict"]
     assert got["cosine/conv"] == got["model cosine/conv"]
 
 
 def test_private_layers_have_no_series():
-    found, _ = looked("conflict + drift", "fedper", rounds=1)
-    ((_, numbers),) = found
+    rounds, _ = looked("conflict + drift", "fedper", rounds=1)
+    ((_, numbers),) = rounds
     assert "head" not in numbers["conflict"]
     assert set(numbers["drift"]) == {"all", "first", "second"}
 
@@ -133,36 +136,36 @@ def rms(vectors):
     "method", [BUDGETS, "budgets(time=[1, 0.8, 1])", "fedphoenix(theta=0.5) + fedpart(warmup=1, repeat=1)"]
 )
 def test_drift_and_conflict_of_a_layer_are_over_those_who_sent_it(method):
-    found, _ = looked("drift + conflict", method, rounds=4)
+    rounds, _ = looked("drift + conflict", method, rounds=4)
     lacking = 0
-    for look, numbers in found:
-        sent = [set(r.delta) for r in look.replies]
-        for name, group in look.layout.groups.items():
+    for snapshot, numbers in rounds:
+        sent = [set(r.delta) for r in snapshot.replies]
+        for name, group in snapshot.layout.groups.items():
             who = [i for i, s in enumerate(sent) if set(group.names) <= s]
             lacking += len(who) < len(sent)
             assert (name in numbers["drift"]) == (name in numbers["conflict"]) == (len(who) > 1)
             if len(who) > 1:
-                updates = flat(look, group.names, who)
+                updates = flat(snapshot, group.names, who)
                 assert numbers["drift"][name] == pytest.approx(rms(updates), rel=1e-4)
                 assert (numbers["conflict"][name], numbers["conflict"][f"cosine/{name}"]) == pytest.approx(
                     by_hand(updates), abs=1e-6
                 )
-        common = [n for n in look.layout.spec.names if all(n in s for s in sent)]
+        common = [n for n in snapshot.layout.spec.names if all(n in s for s in sent)]
         assert ("all" in numbers["drift"]) == bool(common)
         if common:
-            assert numbers["drift"]["all"] == pytest.approx(rms(flat(look, common, range(len(sent)))), rel=1e-4)
+            assert numbers["drift"]["all"] == pytest.approx(rms(flat(snapshot, common, range(len(sent)))), rel=1e-4)
     assert lacking, "some client lacked some layer, or nothing was tried here"
 
 
 @pytest.mark.parametrize("method", [BUDGETS, "fedphoenix(theta=0.5)", "fedpart(warmup=0, repeat=1)"])
 def test_step_size_is_of_what_moved_on_the_server(method):
-    found, _ = looked("step_size", method, "images" if "phoenix" in method else "layer", rounds=3)
-    for look, numbers in found:
-        for name, group in look.layout.groups.items():
-            moved = torch.cat([(look.after[n] - look.before[n]).double().reshape(-1) for n in group.names])
+    rounds, _ = looked("step_size", method, "images" if "phoenix" in method else "layer", rounds=3)
+    for snapshot, numbers in rounds:
+        for name, group in snapshot.layout.groups.items():
+            moved = torch.cat([(snapshot.after[n] - snapshot.before[n]).double().reshape(-1) for n in group.names])
             assert numbers["step_size"][name] == pytest.approx(float(moved.square().mean().sqrt()), rel=1e-6, abs=1e-12)
             assert (numbers["step_size"][name] == 0) == (
-                not any(n in r.delta for n in group.names for r in look.replies)
+                not any(n in r.delta for n in group.names for r in snapshot.replies)
             )
 
 
@@ -172,7 +175,7 @@ def test_drift_of_a_layer_that_half_a_cohort_sent_by_hand():
         {"a.weight": torch.tensor([3.0, 1.0])},
         {"b.weight": torch.tensor([5.0])},
     ]
-    found = Drift().look(hand_made(PLACES, {"a.weight": torch.zeros(2), "b.weight": torch.zeros(1)}, d))
+    found = Drift().measure(hand_made(PLACES, {"a.weight": torch.zeros(2), "b.weight": torch.zeros(1)}, d))
     assert found == {"a": pytest.approx(1 / math.sqrt(5))}, "one reply has no spread, and nothing was sent by all"
 
 

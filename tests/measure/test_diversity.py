@@ -10,7 +10,7 @@ import torch
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Layout, entries_of
 from fedstrata.diagnostics.diversity import _weights, cosines, effective_rank
-from fedstrata.diagnostics.registry import measures
+from fedstrata.diagnostics.registry import build_measures
 from looked import looked
 
 
@@ -26,8 +26,8 @@ def with_spectrum(values, rows=40, seed=0):
 @pytest.mark.parametrize("values", [[1.0, 1.0, 1.0], [3.0, 1.0], [5.0, 0.0, 0.0], [4.0, 2.0, 1.0, 1e-9]])
 def test_effective_rank_is_the_exponential_entropy_of_the_spectrum(values):
     p = [v / sum(values) for v in values]
-    wanted = math.exp(-sum(q * math.log(q) for q in p if q > 0))
-    assert effective_rank(with_spectrum(values)) == pytest.approx(wanted, rel=1e-9)
+    expected = math.exp(-sum(q * math.log(q) for q in p if q > 0))
+    assert effective_rank(with_spectrum(values)) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -81,34 +81,34 @@ def test_random_kernels_have_the_mean_that_the_panel_names():
 
 @pytest.mark.parametrize("cosine", ["absolute", "signed"])
 def test_in_a_run_a_layer_is_the_mean_over_its_pairs_and_all_the_mean_over_layers(cosine):
-    found, run = looked(f"feature_diversity(cosine={cosine})", toy="images")
-    for look, numbers in found:
+    rounds, run = looked(f"feature_diversity(cosine={cosine})", toy="images")
+    for snapshot, numbers in rounds:
         got = numbers["feature_diversity"]
         means = {}
         for name in ("conv", "head"):
-            total, pairs = by_hand(look.after[f"{name}.weight"], signed=cosine == "signed")
+            total, pairs = by_hand(snapshot.after[f"{name}.weight"], signed=cosine == "signed")
             means[name] = total / pairs
             assert got[f"kernels/{name}"] == pytest.approx(means[name], abs=1e-9)
         assert got["kernels/all"] == pytest.approx(sum(means.values()) / 2, abs=1e-9)
         assert set(got) == {"all", "kernels/all", "kernels/conv", "kernels/head"}
-        z = run.evaluator.features(look.after, 1000)[0].double()
+        z = run.evaluator.features(snapshot.after, 1000)[0].double()
         values = np.linalg.svd((z - z.mean(0)).numpy(), compute_uv=False)
         p = values[values > 0] / values.sum()
         assert got["all"] == pytest.approx(math.exp(-(p * np.log(p)).sum()), rel=1e-6)
 
 
 def test_no_more_samples_are_looked_at_than_asked_for():
-    found, run = looked("feature_diversity(samples=4)", rounds=1)
-    ((look, numbers),) = found
-    assert len(run.evaluator.features(look.after, 4)[0]) == 4
+    rounds, run = looked("feature_diversity(samples=4)", rounds=1)
+    ((snapshot, numbers),) = rounds
+    assert len(run.evaluator.features(snapshot.after, 4)[0]) == 4
     assert 1 <= numbers["feature_diversity"]["all"] <= 3, "four samples, centred, span three directions"
 
 
 def test_norms_that_stay_with_clients_are_those_that_the_server_is_tested_with():
-    found, run = looked("feature_diversity", toy="batch", bn="local")
-    look, numbers = found[-1]
-    assert not torch.equal(look.served.buffers.flat, look.after.buffers.flat)
-    assert lab_bits(look.served) == lab_bits(run.served())
+    rounds, run = looked("feature_diversity", toy="batch", bn="local")
+    snapshot, numbers = rounds[-1]
+    assert not torch.equal(snapshot.served.buffers.flat, snapshot.after.buffers.flat)
+    assert lab_bits(snapshot.served) == lab_bits(run.served())
     assert numbers["feature_diversity"]["all"] == effective_rank(run.evaluator.features(run.served(), 1000)[0])
 
 
@@ -141,4 +141,4 @@ def test_kernels_are_weights_of_convolutions_linear_attention_and_recurrent_laye
 @pytest.mark.parametrize(("text", "said"), [("samples=1", "at least 2"), ("cosine=both", "cosine")])
 def test_settings_that_cannot_be_meant_are_refused(text, said):
     with pytest.raises(ConfigError, match=said):
-        measures(f"feature_diversity({text})")
+        build_measures(f"feature_diversity({text})")

@@ -37,10 +37,10 @@ class Keeps(Measure):
     """Keeps what it was shown."""
 
     def __init__(self):
-        object.__setattr__(self, "seen", [])
+        object.__setattr__(self, "snapshots", [])
 
-    def look(self, look: RoundSnapshot):
-        self.seen.append(look)
+    def measure(self, snapshot: RoundSnapshot):
+        self.snapshots.append(snapshot)
         return {}
 
 
@@ -49,11 +49,11 @@ def test_step_size_is_the_root_mean_square_move_of_each_layer():
     engine = Engine(lab.parts(**{"eval.every": 1, "measures": "step_size"}), "loop", 1)
     engine.measures = dict(engine.measures) | {"keeps": keeps}
     rows = list(engine.rounds())
-    for look, row in zip(keeps.seen, rows, strict=True):
-        moved = {n: (look.after[n] - look.before[n]).double() for n in look.before}
+    for snapshot, row in zip(keeps.snapshots, rows, strict=True):
+        moved = {n: (snapshot.after[n] - snapshot.before[n]).double() for n in snapshot.before}
         total = torch.cat([m.reshape(-1) for m in moved.values()])
         assert row["measures"]["step_size"]["all"] == pytest.approx(float(total.square().mean().sqrt()), rel=1e-6)
-        for name, group in look.layout.groups.items():
+        for name, group in snapshot.layout.groups.items():
             part = torch.cat([moved[n].reshape(-1) for n in group.names if n in moved])
             assert row["measures"]["step_size"][name] == pytest.approx(float(part.square().mean().sqrt()), rel=1e-6)
 
@@ -63,8 +63,8 @@ def test_drift_is_the_spread_of_updates_over_the_length_of_their_mean():
     engine = Engine(lab.parts(**{"eval.every": 1, "measures": "drift"}), "loop", 1)
     engine.measures = dict(engine.measures) | {"keeps": keeps}
     rows = list(engine.rounds())
-    for look, row in zip(keeps.seen, rows, strict=True):
-        d = torch.stack([r.delta.flat.double() for r in look.replies])
+    for snapshot, row in zip(keeps.snapshots, rows, strict=True):
+        d = torch.stack([r.delta.flat.double() for r in snapshot.replies])
         mean = d.mean(0)
         assert row["measures"]["drift"]["all"] == pytest.approx(
             float((d - mean).square().sum(1).mean().sqrt() / mean.norm()), rel=1e-5
@@ -81,18 +81,18 @@ def test_features_are_those_in_front_of_the_head():
     engine = Engine(lab.parts(**{"eval.every": 1, "measures": "drift", "rounds": 1}), "loop", 1)
     engine.measures = {"keeps": keeps}
     list(engine.rounds())
-    (look,) = keeps.seen
-    z, y = look.features(look.after, 10)
+    (snapshot,) = keeps.snapshots
+    z, y = snapshot.features(snapshot.after, 10)
     assert len(z) == len(y) <= 10
-    logits = z @ look.after["head.weight"].T + look.after["head.bias"]
+    logits = z @ snapshot.after["head.weight"].T + snapshot.after["head.bias"]
     samples = engine.parts.federation.test or engine.parts.federation.train
     index = torch.linspace(0, len(samples) - 1, len(y)).round().long()
-    assert torch.allclose(logits, engine.evaluator.predict(engine.kit, look.after, samples, index), atol=1e-6)
+    assert torch.allclose(logits, engine.evaluator.predict(engine.kit, snapshot.after, samples, index), atol=1e-6)
 
 
 @dataclass(frozen=True)
 class Broken(Measure):
-    def look(self, look):
+    def measure(self, snapshot):
         return {"all": 1 / 0}
 
 
@@ -103,7 +103,7 @@ class Constant(Measure):
     title: ClassVar[str] = "A constant"
     value: float = 1.0
 
-    def look(self, look):
+    def measure(self, snapshot):
         return {"all": self.value, "odd": math.nan, "first": 2.0}
 
 

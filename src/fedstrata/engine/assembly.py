@@ -25,7 +25,7 @@ from fedstrata.core.params import Params
 from fedstrata.core.plan import Setup
 from fedstrata.data.federation import Federation
 from fedstrata.diagnostics.base import Measure
-from fedstrata.diagnostics.registry import measures
+from fedstrata.diagnostics.registry import build_measures
 from fedstrata.engine.server import rehearse
 from fedstrata.methods import method as parse_method
 from fedstrata.methods.finetune import FineTune
@@ -191,7 +191,7 @@ def assemble(
         return Worker(own, functions, method, setup, federation, settings, features, traced=traced)
 
     factor = schedule(config.schedule, config.rounds)
-    looks = measures(config.measures, [name for piece in method.pieces for name in piece.measures])
+    looks = build_measures(config.measures, [name for piece in method.pieces for name in piece.measures])
     return RunComponents(config, federation, method, setup, make, lambda t: local.lr * factor(t), looks)
 
 

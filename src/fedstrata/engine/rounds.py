@@ -246,7 +246,7 @@ class Engine:
         found = {}
         for name, measure in self.measures.items():
             try:
-                found[name] = defined(measure.look(seen))
+                found[name] = defined(measure.measure(seen))
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"
                 raise MethodError(
