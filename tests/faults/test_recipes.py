@@ -25,7 +25,7 @@ from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.core.piece import Piece
 from fedstrata.core.plan import Phase
 from fedstrata.data import Federation, datasets
-from fedstrata.engine.metrics import CLASSIFICATION
+from fedstrata.data.metrics import CLASSIFICATION
 from fedstrata.engine.server import plan_round
 from fedstrata.methods import rows
 from fedstrata.runs.run import run
