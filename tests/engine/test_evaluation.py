@@ -9,7 +9,7 @@ import torch
 
 from fedstrata.core.piece import Piece
 from fedstrata.data import Federation
-from fedstrata.engine.metrics import CLASSIFICATION
+from fedstrata.data.metrics import CLASSIFICATION
 from helpers import lab
 from helpers.examples import finite, in_folder, lines
 
