@@ -16,7 +16,7 @@ from fedstrata.diagnostics.panel import Panel
 from fedstrata.inference.finished_run import finished
 from fedstrata.report.page.data_table import Grid, Head, figure, word
 from fedstrata.report.page.drawing import Picture
-from fedstrata.studies import Outcome, Study, names, replay, table
+from fedstrata.studies import Outcome, Study, replay, run_labels, table
 from fedstrata.studies.outputs import csv_of, panel_table, stem
 
 LIGHT = {"model": "logistic", "rounds": 2, "cohort": 3, "executor": "loop", "local": {"epochs": 1}}
@@ -257,9 +257,9 @@ def test_every_study_has_words_and_settings_with_defaults(name):
 
 
 def test_runs_are_called_by_as_much_of_their_folders_as_tells_them_apart():
-    assert names(["runs/a", "runs/b"]) == ["a", "b"]
-    assert names(["x/a/run", "x/b/run"]) == ["a/run", "b/run"]
-    assert names(["x/run"]) == ["run"]
+    assert run_labels(["runs/a", "runs/b"]) == ["a", "b"]
+    assert run_labels(["x/a/run", "x/b/run"]) == ["a/run", "b/run"]
+    assert run_labels(["x/run"]) == ["run"]
 
 
 def test_titles_become_names_of_files():

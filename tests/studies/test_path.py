@@ -11,7 +11,7 @@ import lab
 from fedstrata.common.errors import ConfigError
 from fedstrata.inference.finished_run import finished
 from fedstrata.runs.run import run as run_it
-from fedstrata.studies.path import Path, barrier_of, recounted
+from fedstrata.studies.path import Path, barrier_of, recompute_statistics
 
 SMALL = Path(samples=54, points=5, batch=16)
 
@@ -144,7 +144,7 @@ def test_statistics_counted_anew_are_the_mean_over_batches_of_what_each_batch_sh
     run = runs["batch1"]
     x, _ = everything(run)
     batches = list(torch.split(x, 18))
-    found = recounted(run.engine.kit, run.served, batches)
+    found = recompute_statistics(run.engine.kit, run.served, batches)
     module = run.module()
     with torch.no_grad():
         seen = [module.first(part) for part in batches]
