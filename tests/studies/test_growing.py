@@ -255,7 +255,7 @@ def test_activations_of_a_network_that_grows_are_those_of_its_own_output(seen):
 def test_a_layer_that_is_not_used_cannot_be_excited(seen):
     run, unused, _ = seen
     with pytest.raises(
-        ConfigError, match=f"maximise.layers has {unused[0]}, which the network that run ended in does not use"
+        ConfigError, match=f"maximise.layers has {unused[0]}, which the final network of run does not use"
     ):
         find(f'maximise(steps=1, layers=["{unused[0]}"])')[1].study({"run": run})
 

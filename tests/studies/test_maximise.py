@@ -284,7 +284,7 @@ def test_channels_that_the_image_excites_less_than_the_start_are_named():
     )
     assert decreased({"run": {"head": ((0, 4, 7), climb)}}) == []
     (note,) = decreased({"run": {"head": ((0, 4, 7), replace(climb, last=torch.tensor([0.5, 2.5, 2.9])))}})
-    assert note.startswith("run, head: the image found excites channel 0, 7 less than the start did")
+    assert note.startswith("run, head: the optimised image excites channel 0, 7 less than the start")
 
 
 def test_a_prior_that_outweighs_the_activation_is_told(run):
@@ -329,7 +329,7 @@ def test_norms_that_look_at_the_batch_are_refused():
 
 
 def test_rows_of_numbers_are_no_images():
-    with pytest.raises(ConfigError, match="looks at images"):
+    with pytest.raises(ConfigError, match="needs images"):
         Maximise().study({"one": ended(lab.parts("fedavg", "layer", rounds=1))})
 
 

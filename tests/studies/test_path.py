@@ -171,7 +171,7 @@ def test_statistics_are_counted_anew_at_every_point_and_the_served_losses_are_ke
     assert served == pytest.approx(mean_loss(both["batch1"], x, y), rel=1e-5)
     assert abs(served - pair["loss"][0]) > 1e-4
     assert outcome.numbers["statistics"] == "recompute"
-    assert any("counted anew" in note for note in outcome.notes)
+    assert any("recomputed at every point" in note for note in outcome.notes)
 
 
 def test_counting_anew_leaves_the_run_as_it_was(runs):

@@ -292,7 +292,7 @@ def test_clients_that_are_derived_when_asked_for_are_pooled_unless_they_are_very
             len(federation.training(i)) for i in range(clients)
         )
     else:
-        with pytest.raises(ConfigError, match="10,001 clients that are derived when asked for are too many"):
+        with pytest.raises(ConfigError, match="the lazy partition has 10,001 clients, too many to pool"):
             pooled_federation(federation)
 
 

@@ -420,7 +420,7 @@ def test_several_runs_stand_side_by_side(runs):
 
 def test_an_eigenvalue_that_had_not_settled_is_told(runs):
     outcome = Sharpness(samples=30, iterations=2, tolerance=1e-9).study({"a": runs["layer"]})
-    assert any("had not settled after 2 products" in note for note in outcome.notes)
+    assert any("has not converged after 2 products" in note for note in outcome.notes)
     json.dumps(outcome.numbers, allow_nan=False)
 
 

@@ -139,7 +139,7 @@ def test_a_group_that_stood_still_before_an_average_has_no_spike(pair):
     assert all(
         v is not None for v in told.numbers["full"]["same groups"] + told.numbers["part over full"]["spikes of full"]
     )
-    assert any("part trains other groups" in note for note in told.notes)
+    assert any("part trains different groups" in note for note in told.notes)
 
 
 # ---- the control
@@ -221,10 +221,10 @@ def test_a_setting_that_cannot_be_meant_is_refused(text, said):
     ("study", "runs", "said"),
     [
         (Steps(clients=(9,)), [{}], "there is no client 9; clients are 0 to 5"),
-        (Steps(optimizer="sgd"), [ADAM], "ran with adam, whose rate says nothing of SGD"),
+        (Steps(optimizer="sgd"), [ADAM], "ran with adam, whose rate does not apply to SGD"),
         (Steps(), [{}, {"rounds": 2}], "differ in model, rounds, cohorts or local steps"),
         (Steps(), [{"text": PART}, {"text": PART}], "neither a nor b trains every layer group in every round"),
-        (Steps(optimizer="sgd"), [{"text": "pfedme"}], "pfedme takes local steps of its own"),
+        (Steps(optimizer="sgd"), [{"text": "pfedme"}], "pfedme defines the local step"),
     ],
 )
 def test_runs_that_do_not_fit_are_refused(study, runs, said):
@@ -234,5 +234,5 @@ def test_runs_that_do_not_fit_are_refused(study, runs, said):
 
 
 def test_three_runs_are_too_many():
-    with pytest.raises(ConfigError, match="looks at 1 to 2 runs, and 3 were given"):
+    with pytest.raises(ConfigError, match="takes 1 to 2 runs, and 3 were given"):
         Steps().check(["a", "b", "c"])
