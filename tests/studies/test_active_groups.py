@@ -133,7 +133,7 @@ def test_settling_follows_the_run_and_pools_the_whole_network(grown):
     assert list(told["pooled"]["settled"]) == ["first", *LATE]
     assert f"run: {said(unused)}" in found.notes
     assert (
-        "run: the run grew its network in stages; the pooled training is of the whole network from the start."
+        "run: the run grew its network in stages; the pooled training uses the whole network from the start."
         in found.notes
     )
     assert set(found.panels[-1].series) == {"first", *LATE, *used}

@@ -299,7 +299,7 @@ def test_a_chain_that_changes_no_upload_is_no_codec(run):
         outcome(run, "inversion(images=1, steps=1, codec=fedprox)")
     with pytest.raises(ConfigError, match="scaffold needs 'control' of a whole run"):
         outcome(run, "inversion(images=1, steps=1, codec=scaffold)")
-    with pytest.raises(ConfigError, match="which sends this update as it is"):
+    with pytest.raises(ConfigError, match="which sends this update unchanged"):
         outcome(run, "inversion(images=1, steps=1, codec=fedgen)")
 
 

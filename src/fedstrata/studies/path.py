@@ -183,8 +183,8 @@ def check_comparable(one: str, a: Surface, other: str, b: Surface) -> None:
         )
     if _functions(a) != _functions(b):
         raise ConfigError(
-            f"{one} and {other} have networks that compute differently with the same tensors; a line between them has no"
-            " meaning."
+            f"{one} and {other} have networks that compute differently with the same tensors; a line between them has"
+            " no meaning."
         )
     if any(not torch.equal(_integers(a, name), _integers(b, name)) for name in sorted(a.layout.settings)):
         raise ConfigError(

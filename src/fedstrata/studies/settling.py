@@ -49,8 +49,8 @@ class Settling(Study):
         "By layer group and round: |w_t - w_T| / |w_0 - w_T|, the remaining share of the way to the final weights"
         " (it starts at 1, and exceeds 1 if weights move away), and linear CKA (Kornblith et al. 2019) between the"
         " group's output on fixed test samples in that round and at the end, in [0, 1]. Small distances and a CKA near"
-        " 1 mean that the group has settled. Pooled: the same model trained centrally on all clients' samples, as many in"
-        " each round as all participants read together."
+        " 1 mean that the group has settled. Pooled: the same model trained centrally on all clients' samples, as many"
+        " in each round as all participants read together."
     )
     samples: int = 200
     looks: int = 20
