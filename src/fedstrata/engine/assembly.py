@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedstrata.client.frozen_prefix import Traced, trace
 from fedstrata.client.step_cost import cost
@@ -24,6 +23,7 @@ from fedstrata.core.network import Batch, BoundModel
 from fedstrata.core.params import Params
 from fedstrata.core.plan import Setup
 from fedstrata.data.federation import Federation
+from fedstrata.data.task_kinds import find_task
 from fedstrata.diagnostics.base import Measure
 from fedstrata.diagnostics.registry import build_measures
 from fedstrata.engine.server import rehearse
@@ -107,10 +107,8 @@ class Eligible(Sequence[int]):
 
 
 def loss_of(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Per-sample loss: cross-entropy for classes, squared error for numbers."""
-    if kind == "regression":
-        return lambda output, y: (output.squeeze(-1) - y).square()
-    return lambda output, y: cross_entropy(output, y, reduction="none")
+    """Per-sample loss of a kind of task."""
+    return find_task(kind).loss
 
 
 def assemble(
@@ -197,10 +195,10 @@ def assemble(
 
 def _check_target(config: Config, federation: Federation) -> None:
     """Refuse an accuracy to reach where there is none, so that it would never end the run."""
-    if config.stop.accuracy is not None and federation.task.kind == "regression":
+    if config.stop.accuracy is not None and not federation.task.has_accuracy:
         raise ConfigError(
-            f"stop.accuracy is {config.stop.accuracy}, but a regression has no accuracy; end the run by stop.bytes,"
-            " stop.flops or stop.seconds."
+            f"stop.accuracy is {config.stop.accuracy}, but a {federation.task.kind} has no accuracy; end the run by"
+            " stop.bytes, stop.flops or stop.seconds."
         )
 
 

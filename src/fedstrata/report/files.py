@@ -101,7 +101,7 @@ def clients_csv(
     took_part, scores = took_part or {}, scores or {}
     ids = range(federation.clients) if clients is None else clients
     columns = sorted({name for found in scores.values() for name in found})
-    labels = federation.task.labels if federation.task.kind == "classification" else ()
+    labels = federation.task.labels if federation.task.has_classes else ()
     heldout = set(federation.heldout)
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")

@@ -17,10 +17,10 @@ def summarise(parts: RunComponents, rows: Sequence[Mapping[str, Any]], engine: E
     main = [(r["accuracy"] if parts.federation.test is not None else r["shared_on_clients"], r) for r in scored]
     main = [(a, r) for a, r in main if a is not None]
     last = scored[-1] if scored else {}
-    classes = parts.federation.task.kind == "classification"
-    curve = [a for a, _ in main] if classes else []
+    has_accuracy = parts.federation.task.has_accuracy
+    curve = [a for a, _ in main] if has_accuracy else []
     chosen = [(r["validation"], -r["round"], a) for a, r in main if r["validation"] is not None]
-    best = max(chosen) if chosen and classes else None
+    best = max(chosen) if chosen and has_accuracy else None
     total = engine.ledger.total
     own = (
         "personal",
@@ -37,9 +37,9 @@ def summarise(parts: RunComponents, rows: Sequence[Mapping[str, Any]], engine: E
         "window": sum(curve[-max(1, len(curve) // 10) :]) / max(1, len(curve) // 10) if curve else None,
         "selected": best[2] if best else None,
         "personal_selected": scored_at(scored, -best[1]).get("personal") if best else None,
-    } | {key: last.get(key) if classes else None for key in own}
+    } | {key: last.get(key) if has_accuracy else None for key in own}
     metrics = dict(last.get("metrics") or {}) | {"shared_on_clients": last.get("shared_on_clients")}
-    if not classes:
+    if not has_accuracy:
         metrics |= {key: last.get(key) for key in own}
     refused: dict[str, int] = {}
     for row in rows:
