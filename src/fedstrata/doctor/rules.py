@@ -64,12 +64,12 @@ class FederationSummary:
     @property
     def labels(self) -> str:
         """Label skew, for a sentence."""
-        return told("label" if self.kind == "classification" else "target", self.label, self.label_value)
+        return skew_text("label" if self.kind == "classification" else "target", self.label, self.label_value)
 
     @property
     def inputs(self) -> str:
         """Feature skew, for a sentence."""
-        return told("feature", self.features, self.feature_value)
+        return skew_text("feature", self.features, self.feature_value)
 
     @property
     def skew(self) -> str:
@@ -116,9 +116,11 @@ class Rule:
         return self.because.format(s=s)
 
 
-def told(kind: str, said: str, value: float) -> str:
+def skew_text(kind: str, level: str, value: float) -> str:
     """One kind of skew, for a sentence."""
-    return {"none": f"no {kind} skew", "unknown": f"{kind} skew unknown"}.get(said, f"{kind} skew {value:.2f} ({said})")
+    return {"none": f"no {kind} skew", "unknown": f"{kind} skew unknown"}.get(
+        level, f"{kind} skew {value:.2f} ({level})"
+    )
 
 
 def always(_: FederationSummary) -> bool:

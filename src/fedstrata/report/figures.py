@@ -129,12 +129,12 @@ def _mean_curve(
     comparison: Comparison, label: str, *, personal: bool, regression: bool
 ) -> tuple[list[int], list[list[float]]]:
     """Evaluated rounds, and the scores of the seeds in each."""
-    found: dict[int, list[float]] = {}
+    by_round: dict[int, list[float]] = {}
     for result in comparison.runs(label):
         for point in points(result, personal=personal, regression=regression):
-            found.setdefault(point.round, []).append(point.score)
-    rounds = sorted(found)
-    return rounds, [found[number] for number in rounds]
+            by_round.setdefault(point.round, []).append(point.score)
+    rounds = sorted(by_round)
+    return rounds, [by_round[number] for number in rounds]
 
 
 def _style(index: int) -> dict[str, Any]:

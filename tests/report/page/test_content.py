@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedstrata.report.page.text import names, plain, short
-from fedstrata.report.page.theme import DARK, LIGHT, contrast, strokes
+from fedstrata.report.page.theme import DARK, HUES, LIGHT, contrast, strokes
 from helpers import page_cases
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -193,7 +193,7 @@ def lab(colour, eyes):
 @pytest.mark.parametrize("eyes", EYES)
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_series_are_told_apart_by_all_eyes(theme, eyes):
-    colours = [theme[f"c{k}"] for k in range(theme.HUES + 1)]
+    colours = [theme[f"c{k}"] for k in range(HUES + 1)]
     apart = [np.linalg.norm(lab(a, EYES[eyes]) - lab(b, EYES[eyes])) for a, b in itertools.combinations(colours, 2)]
     assert min(apart) > 20
 

@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedstrata.report.files import atomic
-from fedstrata.report.page.data_table import Grid
+from fedstrata.report.page.data_table import DataTable
 from fedstrata.report.page.theme import LIGHT, Stroke
 
 WIDTH, HEIGHT = 5.0, 3.4  # inches at 72 points: small enough that letters stay legible on a telephone
@@ -50,7 +50,7 @@ class Picture:
     title: str
     alt: str
     draw: Callable[[Figure], None]
-    table: Grid
+    table: DataTable
     size: tuple[float, float] = (WIDTH, HEIGHT)
     note: str = ""
     key: Sequence[int] = ()
@@ -141,13 +141,13 @@ def save(picture: Picture, folder: Path, strokes: Sequence[Stroke], names: Seque
         FigureCanvasAgg(figure)
         for file in files:
             kind = file.suffix[1:]
-            told = (
+            setting_text = (
                 {"Software": None, "Description": picture.alt}
                 if kind == "png"
                 else {"Date": None, "Title": picture.title, "Description": picture.alt}
             )
             with atomic(file) as draft:
-                figure.savefig(draft, format=kind, dpi=DPI, metadata=told)
+                figure.savefig(draft, format=kind, dpi=DPI, metadata=setting_text)
     return files
 
 
