@@ -101,8 +101,8 @@ def test_the_page_says_what_the_findings_say(page, tree):
     comparison, found, _ = page_cases.case("five")
     text = " ".join("".join(data for _, data in tree("five").texts).split())
     assert " ".join(found.answer.split()) in text
-    places = [text.index(" ".join(flag.text.split())) for flag in found.flags]
-    assert places == sorted(places), "flags in order of weight"
+    indices = [text.index(" ".join(flag.text.split())) for flag in found.flags]
+    assert indices == sorted(indices), "flags in order of weight"
     assert comparison.command in text
     assert comparison.facts.law in text
     for line in found.lines:

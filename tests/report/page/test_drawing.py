@@ -170,8 +170,8 @@ def test_drawing_leaves_no_settings_behind():
 
 def test_any_kind_of_panel_is_drawn_with_its_table():
     one, _ = context("panels")
-    for place, panel in enumerate(page_cases.PANELS):
-        picture = panel_picture(panel, place, one)
+    for index, panel in enumerate(page_cases.PANELS):
+        picture = panel_picture(panel, index, one)
         assert (picture is None) == (panel.kind == "table" or panel.title == "Nothing")
         table = panel_grid(panel)
         assert all(len(row) == len(table.heads) for row in table.rows)

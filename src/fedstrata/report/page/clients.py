@@ -129,10 +129,10 @@ def _partition_table(facts: Facts, caption: str) -> DataTable:
 def scores_of(context: PageContext) -> dict[int, list[float]]:
     """Clients' scores of their own models in the last round, all seeds together, by place of the method."""
     result = {}
-    for place, runs in enumerate(context.runs):
+    for index, runs in enumerate(context.runs):
         values = [value for run in runs for value in client_scores(run, regression=not context.classes)]
         if values:
-            result[place] = values
+            result[index] = values
     return result
 
 
@@ -147,7 +147,7 @@ def served(context: PageContext) -> Picture | None:
     if not scores:
         return None
     title = "Clients' own models, client by client"
-    tenths = sorted((worst_tenth(values, larger=context.classes), place) for place, values in scores.items())
+    tenths = sorted((worst_tenth(values, larger=context.classes), index) for index, values in scores.items())
     (low, worst), (high, best) = (tenths[0], tenths[-1]) if context.findings.larger else (tenths[-1], tenths[0])
     alt = f"{title}: the worst tenth of the clients has {score(high)} with {context.names[best]}"
     alt += f" and {score(low)} with {context.names[worst]}." if best != worst else "."
@@ -191,8 +191,8 @@ def _draw_served(figure: Figure, *, context: PageContext, scores: Mapping[int, S
     low, high = (0.0, 1.0) if context.classes else (min(everything), max(everything) + 1e-9)
     edges = np.linspace(low, high, BINS + 1)
     tallest = max(float(np.histogram(values, edges)[0].max()) / len(values) for values in scores.values())
-    for at, (place, values) in enumerate(scores.items()):
-        stroke = context.strokes[place]
+    for at, (index, values) in enumerate(scores.items()):
+        stroke = context.strokes[index]
         shares = np.histogram(values, edges)[0] / len(values) / tallest * 0.8  # [BINS]
         floor = at + 0.4
         axes.stairs(
@@ -203,16 +203,16 @@ def _draw_served(figure: Figure, *, context: PageContext, scores: Mapping[int, S
             color=stroke.hex,
             alpha=0.32,
             linewidth=0,
-            gid=f"series-{place}-bars",
+            gid=f"series-{index}-bars",
         )
-        axes.stairs(floor - shares, edges, baseline=floor, color=stroke.hex, linewidth=1.1, gid=f"series-{place}-edge")
+        axes.stairs(floor - shares, edges, baseline=floor, color=stroke.hex, linewidth=1.1, gid=f"series-{index}-edge")
         axes.plot(
             [statistics.fmean(values)],
             [floor],
             "o",
             color=stroke.hex,
             markersize=6.5,
-            gid=f"series-{place}-mean",
+            gid=f"series-{index}-mean",
             clip_on=False,
         )
         hollow: dict[str, Any] = {
@@ -226,11 +226,11 @@ def _draw_served(figure: Figure, *, context: PageContext, scores: Mapping[int, S
             [floor],
             "o",
             color=stroke.hex,
-            gid=f"series-{place}-worst",
+            gid=f"series-{index}-worst",
             **hollow,
         )
     tags = names(context.labels, TICK)
-    axes.set_yticks([at + 0.25 for at in range(len(scores))], [tags[place] for place in scores])
+    axes.set_yticks([at + 0.25 for at in range(len(scores))], [tags[index] for index in scores])
     for text in axes.get_yticklabels():
         text.set_color(LIGHT["ink"])
     axes.set_ylim(len(scores) - 0.4, -0.55)

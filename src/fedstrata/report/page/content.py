@@ -254,7 +254,7 @@ def _same_note(drawn: Sequence[Picture]) -> str:
 
 
 def _key(context: PageContext) -> list[int]:
-    return [place for place, runs in enumerate(context.runs) if runs]
+    return [index for index, runs in enumerate(context.runs) if runs]
 
 
 def _costs(context: PageContext) -> Section:
@@ -342,8 +342,8 @@ def _measures(context: PageContext, panels: Sequence[Panel]) -> Section | None:
         some = list(group)
         drawn = [
             picture
-            for place, panel in some
-            if (picture := panel_picture(panel, place, context, [p for _, p in some])) is not None
+            for index, panel in some
+            if (picture := panel_picture(panel, index, context, [p for _, p in some])) is not None
         ]
         blocks.append(Block(title=short(some[0][1].title.partition(" by layer:")[0], 120), text=text, pictures=drawn))
         blocks += [Block(table=panel_grid(panel)) for _, panel in some if panel.kind == "table"]

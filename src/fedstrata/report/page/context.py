@@ -120,14 +120,14 @@ class PageContext:
         """The score that methods are ranked by."""
         return self.findings.headline[0] if self.findings.headline else None
 
-    def score(self, place: int, key: str) -> Spread | None:
+    def score(self, index: int, key: str) -> Spread | None:
         """A score of a method."""
-        line = self.lines[place]
+        line = self.lines[index]
         return line.scores.get(key) if line else None
 
-    def cost(self, place: int, key: str) -> Spread | None:
+    def cost(self, index: int, key: str) -> Spread | None:
         """A cost of a method."""
-        line = self.lines[place]
+        line = self.lines[index]
         return line.costs.get(key) if line else None
 
     def has(self, key: str) -> bool:
@@ -137,7 +137,7 @@ class PageContext:
     def best(self, key: str, *, larger: bool | None = None) -> int | None:
         """Place of the best method by a score."""
         means = [
-            (spread.mean, place) for place in range(len(self.labels)) if (spread := self.score(place, key)) is not None
+            (spread.mean, index) for index in range(len(self.labels)) if (spread := self.score(index, key)) is not None
         ]
         if not means:
             return None

@@ -42,20 +42,20 @@ def fronts(context: PageContext) -> list[Picture]:
 
 def _front(context: PageContext, kind: str, key: str) -> Picture | None:
     points = {}
-    for place in range(len(context.labels)):
-        price, value, line = context.cost(place, kind), context.score(place, key), context.lines[place]
+    for index in range(len(context.labels)):
+        price, value, line = context.cost(index, kind), context.score(index, key), context.lines[index]
         if (
             price is not None
             and value is not None
             and not (line is not None and line.shared_unused and not key.startswith("personal"))
         ):
-            points[place] = (price.mean, value.mean)
+            points[index] = (price.mean, value.mean)
     if len(points) < 2:
         return None
     on = [
-        place
-        for place in points
-        if (line := context.lines[place]) is not None and kind in line.fronts.get(key, line.front)
+        index
+        for index in points
+        if (line := context.lines[index]) is not None and kind in line.fronts.get(key, line.front)
     ]
     members = [
         f"{context.names[p]} ({cost(kind, points[p][0])}, {score(points[p][1])})"
@@ -88,7 +88,7 @@ def _front(context: PageContext, kind: str, key: str) -> Picture | None:
 
 
 def _front_note(context: PageContext, key: str) -> str:
-    out = [context.names[place] for place, line in enumerate(context.lines) if line is not None and line.shared_unused]
+    out = [context.names[index] for index, line in enumerate(context.lines) if line is not None and line.shared_unused]
     note = "Filled, on the line: no other method is better and cheaper. Hollow: some other method is."
     return (
         note
@@ -117,13 +117,13 @@ def _draw_front(
             linewidth=1.2,
             linestyle=(0, (4, 3)),
         )
-    for place, (x, y) in points.items():
-        stroke, filled = context.strokes[place], place in on
+    for index, (x, y) in points.items():
+        stroke, filled = context.strokes[index], index in on
         axes.plot(
             [x], [y], stroke.marker, color=stroke.hex, markersize=9 if filled else 8, markerfacecolor=stroke.hex if filled else "none",
-            markeredgewidth=1.8, gid=f"series-{place}-dot",
+            markeredgewidth=1.8, gid=f"series-{index}-dot",
         )  # fmt: skip
-        _whisker(axes, context, place, key, x)
+        _whisker(axes, context, index, key, x)
     axes.margins(x=0.16, y=0.16)
     if len(points) <= DIRECT:
         _direct(axes, context, points)
@@ -132,11 +132,11 @@ def _draw_front(
     faint_grid(axes)
 
 
-def _whisker(axes: Axes, context: PageContext, place: int, key: str, x: float) -> None:
-    value = context.score(place, key)
+def _whisker(axes: Axes, context: PageContext, index: int, key: str, x: float) -> None:
+    value = context.score(index, key)
     if value is not None and value.std:
         low, high = value.mean - value.std, value.mean + value.std
-        axes.plot([x, x], [low, high], color=context.strokes[place].hex, linewidth=1.2, gid=f"series-{place}-spread")
+        axes.plot([x, x], [low, high], color=context.strokes[index].hex, linewidth=1.2, gid=f"series-{index}-spread")
 
 
 def _direct(axes: Axes, context: PageContext, points: Mapping[int, tuple[float, float]]) -> None:
@@ -146,16 +146,16 @@ def _direct(axes: Axes, context: PageContext, points: Mapping[int, tuple[float, 
     """
     tags = names(context.labels, 18)
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-    spots = {place: ((x - left) / (right - left), (y - bottom) / (top - bottom)) for place, (x, y) in points.items()}
+    spots = {index: ((x - left) / (right - left), (y - bottom) / (top - bottom)) for index, (x, y) in points.items()}
     heights = _apart(spots)
-    for place, (across, up) in spots.items():
+    for index, (across, up) in spots.items():
         side = across > 0.6
-        moved = abs(heights[place] - up) > 0.02
+        moved = abs(heights[index] - up) > 0.02
         leader = {"arrowstyle": "-", "color": LIGHT["edge"], "linewidth": 0.7, "shrinkA": 0, "shrinkB": 5}
-        beside = (across + (-0.06 if side else 0.06), heights[place])
+        beside = (across + (-0.06 if side else 0.06), heights[index])
         axes.annotate(
-            tags[place], (across, up), beside, "axes fraction", "axes fraction", leader if moved else None, annotation_clip=False, fontsize=10,
-            ha="right" if side else "left", va="center", gid=f"series-{place}-name",
+            tags[index], (across, up), beside, "axes fraction", "axes fraction", leader if moved else None, annotation_clip=False, fontsize=10,
+            ha="right" if side else "left", va="center", gid=f"series-{index}-name",
         )  # fmt: skip
 
 
@@ -163,8 +163,8 @@ def _apart(spots: Mapping[int, tuple[float, float]], gap: float = 0.075) -> dict
     """Heights of names, in shares of the axes: near their points, and none within ``gap`` of another that stands beside
     it.
     """
-    heights = {place: up for place, (_, up) in spots.items()}
-    order = sorted(spots, key=lambda place: (spots[place][1], place))
+    heights = {index: up for index, (_, up) in spots.items()}
+    order = sorted(spots, key=lambda index: (spots[index][1], index))
     for _ in range(200):
         for k, low in enumerate(order):
             for high in order[k + 1 :]:
@@ -184,9 +184,9 @@ def differences(context: PageContext) -> list[Picture]:
     pictures = []
     for key in context.findings.headline:
         rows = {
-            place: line.differences[key]
-            for place, line in enumerate(context.lines)
-            if line is not None and key in line.differences and place != context.baseline
+            index: line.differences[key]
+            for index, line in enumerate(context.lines)
+            if line is not None and key in line.differences and index != context.baseline
         }
         if rows and context.baseline is not None:
             pictures.append(_differences(context, key, rows))
@@ -200,7 +200,7 @@ def _differences(context: PageContext, key: str, rows: Mapping[int, Difference])
     assert context.baseline is not None
     base = context.names[context.baseline]
     title = f"Difference to {base}: {head(key)}"
-    ends = sorted((d.mean, place) for place, d in rows.items())
+    ends = sorted((d.mean, index) for index, d in rows.items())
     shown = [context.names[p] for p, d in rows.items() if d.verdict == "better"]
     conclusion = f"shown to be better: {listed(shown)}" if shown else "none is shown to be better"
     alt = (
@@ -240,8 +240,8 @@ def _differences(context: PageContext, key: str, rows: Mapping[int, Difference])
 def _draw_differences(figure: Figure, *, context: PageContext, rows: Mapping[int, Difference], base: str) -> None:
     axes = figure.subplots()
     axes.axvline(0, color=LIGHT["edge"], linewidth=1.2)
-    for at, (place, d) in enumerate(rows.items()):
-        stroke = context.strokes[place]
+    for at, (index, d) in enumerate(rows.items()):
+        stroke = context.strokes[index]
         if d.low is not None and d.high is not None:
             axes.plot(
                 [d.low, d.high],
@@ -249,14 +249,14 @@ def _draw_differences(figure: Figure, *, context: PageContext, rows: Mapping[int
                 color=stroke.hex,
                 linewidth=2.2,
                 solid_capstyle="butt",
-                gid=f"series-{place}-interval",
+                gid=f"series-{index}-interval",
             )
         style: dict[str, Any] = {
             "markersize": 8,
             "markerfacecolor": stroke.hex if d.verdict in VERDICT else LIGHT["card"],
             "markeredgewidth": 1.8,
         }
-        axes.plot([d.mean], [at], stroke.marker, color=stroke.hex, gid=f"series-{place}-mean", **style)
+        axes.plot([d.mean], [at], stroke.marker, color=stroke.hex, gid=f"series-{index}-mean", **style)
     rows_axis(axes, context, list(rows))
     amounts(axes.xaxis, "", f"difference to {base}")
     axes.margins(x=0.08)
@@ -277,13 +277,13 @@ def costs(context: PageContext) -> list[Picture]:
 def _costs(context: PageContext, kind: str) -> Picture | None:
     parts = ("bytes_up", "bytes_down") if kind == "bytes" else (kind,)
     rows = {
-        place: [context.cost(place, part) for part in parts]
-        for place in range(len(context.labels))
-        if all(context.cost(place, part) is not None for part in parts)
+        index: [context.cost(index, part) for part in parts]
+        for index in range(len(context.labels))
+        if all(context.cost(index, part) is not None for part in parts)
     }
     if not rows:
         return None
-    totals = sorted((sum(s.mean for s in spreads if s), place) for place, spreads in rows.items())
+    totals = sorted((sum(s.mean for s in spreads if s), index) for index, spreads in rows.items())
     title = COSTS[kind]
     (low, least), (high, most) = totals[0], totals[-1]
     alt = f"{title} by a run: {cost(kind, low)}."
@@ -311,7 +311,7 @@ def _costs(context: PageContext, kind: str) -> Picture | None:
     )
     if kind == "seconds":
         note = "Training rounds alone, without evaluation; times are of this machine."
-    values = {place: [s.mean for s in spreads if s] for place, spreads in rows.items()}
+    values = {index: [s.mean for s in spreads if s] for index, spreads in rows.items()}
     draw = partial(_draw_costs, context=context, kind=kind, rows=values)
     return Picture(f"cost-{kind}", title, alt, draw, table, (WIDTH, 1.0 + ROW * len(rows)), note)
 
@@ -323,13 +323,13 @@ def _with_std(kind: str, value: Spread) -> str:
 def _draw_costs(figure: Figure, *, context: PageContext, kind: str, rows: Mapping[int, Sequence[float]]) -> None:
     axes = figure.subplots()
     widest = max((sum(values) for values in rows.values()), default=1.0) or 1.0
-    for at, (place, values) in enumerate(rows.items()):
-        start, colour = 0.0, context.strokes[place].hex
+    for at, (index, values) in enumerate(rows.items()):
+        start, colour = 0.0, context.strokes[index].hex
         for part, value in enumerate(values):
             (bar,) = axes.barh(
                 at, value, height=0.56, left=start, color=colour, alpha=0.4 if part else 1.0, linewidth=0
             )
-            bar.set_gid(f"series-{place}-bar")
+            bar.set_gid(f"series-{index}-bar")
             start += value
         axes.annotate(
             cost(kind, start), (start, at), xytext=(5, 0), textcoords="offset points", va="center", fontsize=10
@@ -340,13 +340,13 @@ def _draw_costs(figure: Figure, *, context: PageContext, kind: str, rows: Mappin
     faint_grid(axes, "x")
 
 
-def rows_axis(axes: Axes, context: PageContext, places: Sequence[int]) -> None:
+def rows_axis(axes: Axes, context: PageContext, indices: Sequence[int]) -> None:
     """Names of methods beside their rows, the first on top."""
     tags = names(context.labels, TICK)
-    axes.set_yticks(range(len(places)), [tags[place] for place in places])
+    axes.set_yticks(range(len(indices)), [tags[index] for index in indices])
     for text in axes.get_yticklabels():
         text.set_color(LIGHT["ink"])
-    axes.set_ylim(len(places) - 0.4, -0.6)
+    axes.set_ylim(len(indices) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
 
@@ -355,10 +355,10 @@ def held(context: PageContext) -> Picture | None:
     """Clients kept out of training: before and after a few private steps."""
     rows = {}
     tail = "" if context.classes else "_rmse"
-    for place in range(len(context.labels)):
-        before, after = context.score(place, f"heldout{tail}"), context.score(place, f"heldout_adapted{tail}")
+    for index in range(len(context.labels)):
+        before, after = context.score(index, f"heldout{tail}"), context.score(index, f"heldout_adapted{tail}")
         if before is not None and after is not None:
-            rows[place] = (before.mean, after.mean)
+            rows[index] = (before.mean, after.mean)
     if not rows:
         return None
     keys = [key for word in ("heldout", "heldout_adapted", "heldout_own") if context.has(key := word + tail)]
@@ -380,8 +380,8 @@ def held(context: PageContext) -> Picture | None:
 
 def _draw_held(figure: Figure, *, context: PageContext, rows: Mapping[int, tuple[float, float]]) -> None:
     axes = figure.subplots()
-    for at, (place, (before, after)) in enumerate(rows.items()):
-        colour = context.strokes[place].hex
+    for at, (index, (before, after)) in enumerate(rows.items()):
+        colour = context.strokes[index].hex
         axes.annotate(
             "",
             (after, at),
@@ -396,9 +396,9 @@ def _draw_held(figure: Figure, *, context: PageContext, rows: Mapping[int, tuple
             markerfacecolor=LIGHT["card"],
             markersize=8,
             markeredgewidth=1.8,
-            gid=f"series-{place}-before",
+            gid=f"series-{index}-before",
         )
-        axes.plot([after], [at], "o", color=colour, markersize=8, gid=f"series-{place}-after")
+        axes.plot([after], [at], "o", color=colour, markersize=8, gid=f"series-{index}-after")
     rows_axis(axes, context, list(rows))
     axes.set_xlabel("accuracy" if context.classes else "root of the mean squared error")
     axes.margins(x=0.08)

@@ -56,8 +56,8 @@ def _has(row: Mapping[str, object], key: str) -> bool:
 
 def _curves(context: PageContext, key: str, axis: str) -> dict[int, Curve]:
     sign = -1.0 if key in CLIENTS and not context.classes else 1.0
-    all_curves = {place: curve(runs, key, axis, sign) for place, runs in enumerate(context.runs)}
-    kept = {place: c for place, c in all_curves.items() if c is not None}
+    all_curves = {index: curve(runs, key, axis, sign) for index, runs in enumerate(context.runs)}
+    kept = {index: c for index, c in all_curves.items() if c is not None}
     return kept if any(max(c.x) > 0 for c in kept.values()) else {}
 
 
@@ -78,9 +78,9 @@ def _picture(context: PageContext, key: str, axis: str, curves: Mapping[int, Cur
 
 def _draw(figure: Figure, *, context: PageContext, key: str, axis: str, curves: Mapping[int, Curve], what: str) -> None:
     axes = figure.subplots()
-    for place, whole in curves.items():
+    for index, whole in curves.items():
         thin = whole.thin()
-        line(axes, place, context.strokes[place], thin.x, thin.y, thin.std)
+        line(axes, index, context.strokes[index], thin.x, thin.y, thin.std)
     if context.classes and key != "loss" and context.findings.chance is not None:
         level(axes, context.findings.chance, "chance")
     for score_key, target in context.findings.targets.items() if context.has_target else ():
@@ -119,10 +119,10 @@ def _note(axis: str, curves: Mapping[int, Curve], top: float | None) -> str:
 
 
 def _alt(context: PageContext, title: str, axis: str, curves: Mapping[int, Curve]) -> str:
-    ends = sorted((c.y[-1], place) for place, c in curves.items())
+    ends = sorted((c.y[-1], index) for index, c in curves.items())
     if len(ends) == 1:
-        value, place = ends[0]
-        only = curves[place]
+        value, index = ends[0]
+        only = curves[index]
         return (
             f"{title} against {AXES[axis]}: from {score(only.y[0])} to {score(value)} after"
             f" {counted(only.rounds[-1], 'round')}."
@@ -143,11 +143,11 @@ def _table(context: PageContext, caption: str, axis: str, curves: Mapping[int, C
         for r in rounds
     ]
     heads = [Head("round")]
-    for place in curves:
+    for index in curves:
         heads += (
-            [Head(context.names[place])]
+            [Head(context.names[index])]
             if axis == "rounds"
-            else [Head(f"{context.names[place]}: {axis}"), Head(context.names[place])]
+            else [Head(f"{context.names[index]}: {axis}"), Head(context.names[index])]
         )
     return DataTable(caption, heads, rows, sort=False)
 

@@ -52,7 +52,7 @@ PLAIN: Palette = _Plain()
 
 
 def panel_picture(
-    panel: Panel, place: int, palette: Palette, like: Sequence[Panel] = (), name: str | None = None
+    panel: Panel, index: int, palette: Palette, like: Sequence[Panel] = (), name: str | None = None
 ) -> Picture | None:
     """The picture of a panel; None for a table, which has none.
 
@@ -66,21 +66,21 @@ def panel_picture(
     if panel.kind == "table" or not panel.x or not numbers(panel):
         return None
     labels = list(palette.labels)
-    places = {one: labels.index(one) if one in labels else APART + k for k, one in enumerate(panel.series)}
+    indices = {one: labels.index(one) if one in labels else APART + k for k, one in enumerate(panel.series)}
     height = {
         "lines": 3.4,
         "bars": 1.2 + 0.28 * len(panel.series) * len(panel.x) ** 0.9,
         "heat": 1.9 + 0.26 * len(panel.series),
     }[panel.kind]
-    styles = {one: stroke_of(p, palette) for one, p in places.items()}
+    styles = {one: stroke_of(p, palette) for one, p in indices.items()}
     draw = (
         partial(_heat, panel=panel, like=[p for p in like if p.kind == "heat"] or [panel])
         if panel.kind == "heat"
-        else partial(_lines if panel.kind == "lines" else _bars, panel=panel, places=places, styles=styles)
+        else partial(_lines if panel.kind == "lines" else _bars, panel=panel, indices=indices, styles=styles)
     )
-    key = tuple(p for p in places.values() if p < APART)
+    key = tuple(p for p in indices.values() if p < APART)
     return Picture(
-        name or f"measure-{place}",
+        name or f"measure-{index}",
         plain(panel.title),
         _alt(panel),
         draw,
@@ -152,15 +152,15 @@ def _alt(panel: Panel) -> str:
     return f"{plain(panel.title)}, {counted(len(panel.series), 'series', 'series')}: from {least} to {most}."
 
 
-def stroke_of(place: int, palette: Palette) -> Stroke:
+def stroke_of(index: int, palette: Palette) -> Stroke:
     """A method's own stroke; series that are no methods get strokes by their order."""
-    if place < APART:
-        return palette.strokes[place]
-    k = place - APART
+    if index < APART:
+        return palette.strokes[index]
+    k = index - APART
     return Stroke(f"c{k % HUES + 1}", DASHES[k % len(DASHES)], MARKERS[(k + 1) % len(MARKERS)])
 
 
-def _lines(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Mapping[str, Stroke]) -> None:
+def _lines(figure: Figure, *, panel: Panel, indices: Mapping[str, int], styles: Mapping[str, Stroke]) -> None:
     axes = figure.subplots()
     categorical = bool(panel.x) and isinstance(panel.x[0], str)
     across: Sequence[float] = range(len(panel.x)) if categorical else [float(x) for x in panel.x]
@@ -171,7 +171,7 @@ def _lines(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: M
         half = [_at(panel.spread.get(name, ()), k) or 0.0 for k in kept]
         line(
             axes,
-            places[name],
+            indices[name],
             styles[name],
             [across[k] for k in kept],
             [cast("float", _at(values, k)) for k in kept],
@@ -181,7 +181,7 @@ def _lines(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: M
         axes.set_xticks(across, [short(x, 14) for x in panel.x])
     else:
         amounts(axes.xaxis, "rounds" if panel.x_name.startswith("round") else "", short(panel.x_name, 60))
-    if any(place >= APART for place in places.values()):
+    if any(index >= APART for index in indices.values()):
         _own_legend(figure, styles)
     axes.set_xlabel(short(panel.x_name, 60))
     axes.set_ylabel(short(panel.y_name, 40))
@@ -203,7 +203,7 @@ def _own_legend(figure: Figure, styles: Mapping[str, Stroke], *, bars: bool = Fa
     figure.legend(handles, tags, loc="outside lower center", ncols=2, frameon=False, fontsize=9.5, handlelength=3)
 
 
-def _bars(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Mapping[str, Stroke]) -> None:
+def _bars(figure: Figure, *, panel: Panel, indices: Mapping[str, int], styles: Mapping[str, Stroke]) -> None:
     axes = figure.subplots()
     count = len(panel.series)
     for at, (name, values) in enumerate(panel.series.items()):
@@ -211,7 +211,7 @@ def _bars(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Ma
         pairs = [(k, value) for k in range(len(panel.x)) if (value := _at(values, k)) is not None]
         for k, value in pairs:
             bar = axes.barh(k + offset, value, height=0.74 / count, color=styles[name].hex)
-            bar[0].set_gid(f"series-{places[name]}-bar_{k}")
+            bar[0].set_gid(f"series-{indices[name]}-bar_{k}")
             if count * len(panel.x) <= BARS:
                 axes.bar_label(bar, [loose(value)], padding=3, fontsize=8.5)
     axes.margins(x=0.14)
@@ -222,7 +222,7 @@ def _bars(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Ma
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(short(panel.y_name, 60))
     axes.set_ylabel(short(panel.x_name, 40))
-    if any(place >= APART for place in places.values()):
+    if any(index >= APART for index in indices.values()):
         _own_legend(figure, styles, bars=True)
     faint_grid(axes, "x")
 

@@ -55,31 +55,31 @@ def _methods(context: PageContext) -> DataTable:
         Head("runs"),
     ]
     rows = []
-    for place, entry in enumerate(context.comparison.entries):
+    for index, entry in enumerate(context.comparison.entries):
         settings = ", ".join(f"{plain(key)} = {setting_text(value)}" for key, value in entry.settings.items()) or "-"
         whole = Cell(plain(entry.method)[:20_000], words=True, tone="wrap")
         rows.append(
             [
-                data_table.text_cell(context.names[place], context.labels[place], series=place),
+                data_table.text_cell(context.names[index], context.labels[index], series=index),
                 whole,
                 Cell(settings, words=True, tone="wrap"),
-                _runs(context, place),
+                _runs(context, index),
             ]
         )
     return DataTable("What was compared", heads, rows, sort=False, stack=True)
 
 
-def _runs(context: PageContext, place: int) -> Cell:
+def _runs(context: PageContext, index: int) -> Cell:
     return data_table.number_cell(
-        f"{len(context.runs[place])} of {len(context.comparison.seeds)}", len(context.runs[place])
+        f"{len(context.runs[index])} of {len(context.comparison.seeds)}", len(context.runs[index])
     )
 
 
 def _notes(context: PageContext) -> Iterator[str]:
-    for place, runs in enumerate(context.runs):
+    for index, runs in enumerate(context.runs):
         for run in runs:
             for note in run.notes:
-                yield f"{context.names[place]}, seed {run.summary.get('seed', '-')}: {short(note, 1000)}"
+                yield f"{context.names[index]}, seed {run.summary.get('seed', '-')}: {short(note, 1000)}"
 
 
 def _configuration(config: Mapping[str, Any]) -> tuple[DataTable, DataTable]:

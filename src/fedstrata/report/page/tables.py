@@ -15,9 +15,9 @@ TONES = {"better": "good", "worse": "bad"}
 NONE = data_table.number_cell("-", None)
 
 
-def name(context: PageContext, place: int) -> Cell:
+def name(context: PageContext, index: int) -> Cell:
     """A row's head: the method with its stroke."""
-    return data_table.text_cell(context.names[place], context.labels[place], series=place)
+    return data_table.text_cell(context.names[index], context.labels[index], series=index)
 
 
 def headline(context: PageContext) -> DataTable:
@@ -33,21 +33,21 @@ def headline(context: PageContext) -> DataTable:
             "method", "the baseline is named in the sentence above" if context.baseline is not None else "", words=True
         )
     ]
-    rows: list[list[Cell]] = [[name(context, place)] for place in range(len(context.labels))]
+    rows: list[list[Cell]] = [[name(context, index)] for index in range(len(context.labels))]
     for key in keys:
         heads.append(Head(head(key), score_label(key)))
-        _add(rows, [_score(context, place, key, best=True) for place in range(len(rows))])
+        _add(rows, [_score(context, index, key, best=True) for index in range(len(rows))])
         if context.baseline is not None and any(line is not None and key in line.differences for line in context.lines):
             heads += _difference_heads(context)
-            for place in range(len(rows)):
-                rows[place] += _difference(context, place, key)
+            for index in range(len(rows)):
+                rows[index] += _difference(context, index, key)
     for key in extra:
         heads.append(Head(head(key), score_label(key)))
-        _add(rows, [_score(context, place, key, best=True) for place in range(len(rows))])
+        _add(rows, [_score(context, index, key, best=True) for index in range(len(rows))])
     for kind in ("rounds", "bytes", "flops", "seconds"):
-        if any(context.cost(place, kind) is not None for place in range(len(rows))):
+        if any(context.cost(index, kind) is not None for index in range(len(rows))):
             heads.append(Head(COSTS[kind][0], COSTS[kind][1]))
-            _add(rows, [_cost(context, place, kind) for place in range(len(rows))])
+            _add(rows, [_cost(context, index, kind) for index in range(len(rows))])
     return DataTable(
         "Methods, their scores, differences to the baseline and costs" if not context.alone else "Scores and costs",
         heads,
@@ -71,11 +71,11 @@ def _add(rows: Sequence[list[Cell]], cells: Sequence[Cell]) -> None:
         row.append(cell)
 
 
-def _score(context: PageContext, place: int, key: str, *, best: bool = False) -> Cell:
-    value = context.score(place, key)
+def _score(context: PageContext, index: int, key: str, *, best: bool = False) -> Cell:
+    value = context.score(index, key)
     if value is None:
         return NONE
-    leads = best and not context.alone and context.best(key, larger=context.findings.larger) == place
+    leads = best and not context.alone and context.best(key, larger=context.findings.larger) == index
     return data_table.number_cell(spread(value), value.mean, "best" if leads else "", _seeds(value))
 
 
@@ -83,8 +83,8 @@ def _seeds(value: Spread) -> str:
     return f"by seed: {', '.join(score(v, 4) for v in value.values)}" if value.n > 1 else ""
 
 
-def _cost(context: PageContext, place: int, kind: str) -> Cell:
-    value = context.cost(place, kind)
+def _cost(context: PageContext, index: int, kind: str) -> Cell:
+    value = context.cost(index, kind)
     return NONE if value is None else data_table.number_cell(cost(kind, value.mean), value.mean)
 
 
@@ -101,9 +101,9 @@ def _difference_heads(context: PageContext) -> list[Head]:
     ]
 
 
-def _difference(context: PageContext, place: int, key: str) -> list[Cell]:
-    line = context.lines[place]
-    if place == context.baseline:
+def _difference(context: PageContext, index: int, key: str) -> list[Cell]:
+    line = context.lines[index]
+    if index == context.baseline:
         return [data_table.number_cell("-", None, "muted"), data_table.text_cell("baseline", tone="muted")]
     difference = line.differences.get(key) if line is not None else None
     if difference is None or line is None:
@@ -146,15 +146,15 @@ def margins(context: PageContext) -> DataTable | None:
     if context.alone or not keys:
         return None
     heads = [Head("method", words=True)]
-    rows = [[name(context, place)] for place in range(len(context.labels))]
+    rows = [[name(context, index)] for index in range(len(context.labels))]
     for key in keys:
         heads += [
             Head(head(key), score_label(key)),
             Head("best other", "the best of the other methods by this score", words=True),
         ]
-        for place, line in enumerate(context.lines):
+        for index, line in enumerate(context.lines):
             margin = line.margins.get(key) if line is not None else None
-            rows[place] += (
+            rows[index] += (
                 [NONE, data_table.text_cell("-")]
                 if margin is None
                 else [interval(margin[1]), data_table.text_cell(context.name_of(margin[0]), margin[0])]
@@ -178,7 +178,7 @@ def score_tables(context: PageContext) -> dict[str, DataTable]:
 def _scores(context: PageContext, title: str, keys: Sequence[str]) -> DataTable:
     heads = [Head("method", words=True), *(Head(head(key), score_label(key)) for key in keys)]
     rows = [
-        [name(context, place), *(_score(context, place, key) for key in keys)] for place in range(len(context.labels))
+        [name(context, index), *(_score(context, index, key) for key in keys)] for index in range(len(context.labels))
     ]
     return DataTable(
         f"{title}: mean ± standard deviation over seeds" if len(context.comparison.seeds) > 1 else title, heads, rows
@@ -187,7 +187,7 @@ def _scores(context: PageContext, title: str, keys: Sequence[str]) -> DataTable:
 
 def cost_table(context: PageContext) -> DataTable | None:
     """All costs, with their spread."""
-    keys = [key for key in COSTS if any(context.cost(place, key) is not None for place in range(len(context.labels)))]
+    keys = [key for key in COSTS if any(context.cost(index, key) is not None for index in range(len(context.labels)))]
     if not keys:
         return None
     heads = [Head("method", words=True), *(Head(COSTS[key][0], COSTS[key][1]) for key in keys)]
@@ -211,7 +211,7 @@ def target_table(context: PageContext) -> DataTable | None:
         Head(word, f"{word} until the target, over the seeds that reached it")
         for word in ("rounds", "bytes", "training", "time")
     ]
-    rows = [[name(context, place), *_target(line)] for place, line in enumerate(context.lines)]
+    rows = [[name(context, index), *_target(line)] for index, line in enumerate(context.lines)]
     return DataTable(f"The way to {score(context.findings.target)}", heads, rows)
 
 
@@ -253,9 +253,9 @@ def stability(context: PageContext) -> DataTable | None:
         return None
     headings = [STABILITY.get(key, (key.replace("_", " "), "")) for key in keys]
     rows = []
-    for place, line in enumerate(context.lines):
+    for index, line in enumerate(context.lines):
         values = [line.stability.get(key) if line is not None else None for key in keys]
-        rows.append([name(context, place), *(data_table.number_cell(score(v, 4), v) for v in values)])
+        rows.append([name(context, index), *(data_table.number_cell(score(v, 4), v) for v in values)])
     return DataTable(
         "How steady the curves are", [Head("method", words=True), *(Head(text, tip) for text, tip in headings)], rows
     )
