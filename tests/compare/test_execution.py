@@ -243,7 +243,7 @@ def test_a_child_tells_a_refusal_and_a_crash_and_serves_on(made, tmp_path, monke
     }
     out = io.StringIO()
     try:
-        served = process_worker.Child(out, process_worker.Stop(os.getppid()))
+        served = process_worker.JobServer(out, process_worker.StopSignal(os.getppid()))
         settings = dict(job.config) | {"out": str(tmp_path)}
         served.serve(order | {"folder": str(tmp_path / "a"), "config": settings | {"name": "a", "bn": "local"}})
         with monkeypatch.context() as broken:
