@@ -347,4 +347,4 @@ def _borrowed(bound: BoundModel, start: Params) -> Any:
             drop.draw = draw
 
 
-__all__ = ["Context", "Cut", "Traced", "cut", "doubt", "trace"]
+__all__ = ["Context", "NetworkCut", "Traced", "cut", "doubt", "trace"]

@@ -150,4 +150,4 @@ def _tidy(folder: Path) -> None:
         log.unlink()
 
 
-__all__ = ["Halted", "compare", "conduct", "report"]
+__all__ = ["ComparisonStopped", "compare", "conduct", "report"]

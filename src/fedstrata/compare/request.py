@@ -254,4 +254,4 @@ def _used(config: Config, parts: Iterable[RunComponents]) -> Iterator[tuple[Plug
 
 Observers: TypeAlias = Sequence[Callable[[Any], None]]
 
-__all__ = ["OWN", "Contest", "Own", "contest"]
+__all__ = ["OWN", "ComparisonRequest", "PythonInputs", "contest"]

@@ -7,4 +7,4 @@ from __future__ import annotations
 from fedstrata.doctor.diagnosis import Advice, CostEstimate, Diagnosis, Problem
 from fedstrata.doctor.examine import examine
 
-__all__ = ["Advice", "Cost", "Diagnosis", "Problem", "examine"]
+__all__ = ["Advice", "CostEstimate", "Diagnosis", "Problem", "examine"]

@@ -268,4 +268,4 @@ def _bytes(state: State) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-__all__: list[str] = ["Description", "LayerCost", "Trial", "cost", "describe", "trial"]
+__all__: list[str] = ["CostProbe", "Description", "LayerCost", "cost", "describe", "trial"]

@@ -291,4 +291,4 @@ def _average_statistics(
     return params.buffers | Params(total, spec)
 
 
-__all__ = ["BN", "ClientFailure", "Server", "Turn", "base_plan", "finish_round", "plan_round"]
+__all__ = ["BN", "ClientFailure", "RoundPlan", "Server", "base_plan", "finish_round", "plan_round"]

@@ -15,9 +15,9 @@ import torch
 
 from fedstrata import __version__
 from fedstrata.common import plugins
-from fedstrata.engine.assembly import RunComponents
-from fedstrata.config.config import Config
 from fedstrata.common.errors import StateError
+from fedstrata.config.config import Config
+from fedstrata.engine.assembly import RunComponents
 from fedstrata.storage import sha256_of
 from fedstrata.storage.atomic_files import make_folder
 
@@ -89,14 +89,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         StateError: no run there, or a damaged manifest.
     """
     if not (folder / MANIFEST).is_file():
-        raise StateError(f"{folder} is no run folder: it has no {MANIFEST}. `fedstrata run` prints the folder of a run.")
+        raise StateError(
+            f"{folder} is no run folder: it has no {MANIFEST}. `fedstrata run` prints the folder of a run."
+        )
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         for key, kind in KINDS.items():
             if not isinstance(manifest[key], kind):
                 raise TypeError(f"{key} is no {kind.__name__}")
     except (ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{folder / MANIFEST} is damaged ({error}); the run cannot be identified. Start it anew.") from error
+        raise StateError(
+            f"{folder / MANIFEST} is damaged ({error}); the run cannot be identified. Start it anew."
+        ) from error
     return dict(manifest)
 
 
@@ -105,8 +109,13 @@ def same_run(config: Config, manifest: Mapping[str, Any], folder: Path) -> None:
     if config.digest() == manifest["digest"]:
         return
     flat = json.loads(json.dumps(config.flat()))
-    differing = [f"{k}: {v!r} now, {manifest['config'].get(k)!r} then" for k, v in flat.items() if v != manifest["config"].get(k)]
-    raise StateError(f"{folder / 'config.toml'} is not the configuration of this run: {'; '.join(differing[:5])}. Restore it, or start another run.")
+    differing = [
+        f"{k}: {v!r} now, {manifest['config'].get(k)!r} then" for k, v in flat.items() if v != manifest["config"].get(k)
+    ]
+    raise StateError(
+        f"{folder / 'config.toml'} is not the configuration of this run: {'; '.join(differing[:5])}. Restore it, or"
+        " start another run."
+    )
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from fedstrata.engine.assembly import RunComponents, assemble
-from fedstrata.core.chain import Method
-from fedstrata.config.config import Config
-from fedstrata.data.federation import Federation
-from fedstrata.engine.rounds import Engine
 from fedstrata.common.errors import StateError
-from fedstrata.runs.folder import manifest_of, read_manifest, same_run
-from fedstrata.engine.ledger import Cost
+from fedstrata.config.config import Config
+from fedstrata.core.chain import Method
 from fedstrata.core.params import Params
-from fedstrata.engine.server import Server
-from fedstrata.storage import Checkpoint, load
 from fedstrata.core.state import flatten_state, restore_state
+from fedstrata.data.federation import Federation
+from fedstrata.engine.assembly import RunComponents, assemble
+from fedstrata.engine.ledger import Cost
+from fedstrata.engine.rounds import Engine
+from fedstrata.engine.server import Server
+from fedstrata.runs.folder import manifest_of, read_manifest, same_run
+from fedstrata.storage import Checkpoint, load
 from fedstrata.wire.frame import MessageSize
 
 SUMMARY, CHECKPOINTS = "summary.json", "checkpoints"
@@ -45,7 +45,10 @@ def recalled(
     manifest = read_manifest(folder)
     for name, given in (("federation", federation), ("module", module), ("method", method)):
         if name in manifest["custom"] and given is None:
-            raise StateError(f"{folder} was run with a {name} of your own; give it again from Python: {name}=... beside the folder {str(folder)!r}.")
+            raise StateError(
+                f"{folder} was run with a {name} of your own; give it again from Python: {name}=... beside the folder"
+                f" {str(folder)!r}."
+            )
     config = Config.read(folder / "config.toml")
     same_run(config, manifest, folder)
     parts = assemble(config if root is None else config.replace(**{"data.root": str(root)}), federation, module, method)
@@ -53,7 +56,8 @@ def recalled(
     for key, meaning in (("fingerprint", "data or partition"), ("layout", "model")):
         if now[key] != manifest[key]:
             raise StateError(
-                f"{folder}: the {meaning} is not what the run began with ({key} {now[key][:12]} now, {manifest[key][:12]} then); restore it."
+                f"{folder}: the {meaning} is not what the run began with ({key} {now[key][:12]} now,"
+                f" {manifest[key][:12]} then); restore it."
             )
     return parts, tuple(
         f"{k} was {manifest['versions'].get(k)} and is {v}: the result may differ in the last bits"
@@ -108,7 +112,10 @@ def refuse_another(checkpoint: Checkpoint, parts: RunComponents, folder: Path) -
         StateError: it is of other settings or data.
     """
     if checkpoint.meta.get("run", identity(parts)) != identity(parts):
-        raise StateError(f"{folder} holds the checkpoint of another run (other settings or data); put this run's own back, or start it anew.")
+        raise StateError(
+            f"{folder} holds the checkpoint of another run (other settings or data); put this run's own back, or start"
+            " it anew."
+        )
 
 
 def take_up(engine: Engine, checkpoint: Checkpoint) -> None:
@@ -135,7 +142,9 @@ def tensors_of(server: Server) -> dict[str, Tensor]:
 def _server(checkpoint: Checkpoint, template: Server) -> Server:
     tensors = checkpoint.tensors
     assert template.params.buffers is not None
-    params = Params(tensors["params"], template.params.spec, buffers=Params(tensors["statistics"], template.params.buffers.spec))
+    params = Params(
+        tensors["params"], template.params.spec, buffers=Params(tensors["statistics"], template.params.buffers.spec)
+    )
     slots = {}
     for piece, slot in template.slots.items():
         found: dict[str, Params | Tensor] = {}

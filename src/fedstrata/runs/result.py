@@ -59,8 +59,13 @@ class Result:
         if summary is None:
             if not rounds:
                 raise StateError(f"{str(folder)!r} is no run folder: it has neither summary.json nor rounds.jsonl.")
-            summary = {name: told for name, told in manifest(folder).items() if name in ("method", "seed")} | _so_far(rounds)
-            notes = (*notes, f"the run is not finished; it has {len(rounds)} rounds. Go on with: fedstrata resume {folder}")
+            summary = {name: told for name, told in manifest(folder).items() if name in ("method", "seed")} | _so_far(
+                rounds
+            )
+            notes = (
+                *notes,
+                f"the run is not finished; it has {len(rounds)} rounds. Go on with: fedstrata resume {folder}",
+            )
         return cls(summary, rounds, folder, _clients(folder / "clients.csv"), notes=notes)
 
     @property
@@ -78,8 +83,8 @@ class Result:
         Args:
             path: of a PNG, SVG or PDF file; none gives a matplotlib figure, which a notebook shows.
         """
-        # noqa: PLC0415  # matplotlib is only loaded by those who draw
-        from fedstrata.report.figures import curve_picture
+        # matplotlib is only loaded by those who draw
+        from fedstrata.report.figures import curve_picture  # noqa: PLC0415
 
         picture = curve_picture([self])
         return picture if path is None else picture.write(Path(path))
@@ -93,8 +98,8 @@ class Result:
             ConfigError: another word.
             FedstrataError: pandas is not installed.
         """
-        # noqa: PLC0415  # frames know results
-        from fedstrata.analysis.frames import clients_of, frame, picked, rounds_of
+        # frames know results
+        from fedstrata.analysis.frames import clients_of, frame, picked, rounds_of  # noqa: PLC0415
 
         rows = picked(what, {"rounds": rounds_of, "clients": clients_of})
         return frame(rows(self))
@@ -136,7 +141,10 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
                 return rows, (f"{path.name}: the last line is half written and was left out.",)
             raise StateError(f"{path} is damaged in line {place + 1}: {error}.") from error
         if not isinstance(row, dict):
-            raise StateError(f"{path} is damaged in line {place + 1}: it is not a JSON object. `fedstrata resume {path.parent}` says what is left.")
+            raise StateError(
+                f"{path} is damaged in line {place + 1}: it is not a JSON object. `fedstrata resume {path.parent}` says"
+                " what is left."
+            )
         rows.append(row)
     return rows, ()
 
@@ -144,7 +152,11 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
 def _so_far(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     scores = [row["accuracy"] for row in rounds if row.get("accuracy") is not None]
     total = {key: sum(row.get(key) or 0 for row in rounds) for key in ("bytes_up", "bytes_down", "flops", "seconds")}
-    return {"rounds": len(rounds), "accuracy": {"final": scores[-1] if scores else None, "best": max(scores, default=None)}, **total}
+    return {
+        "rounds": len(rounds),
+        "accuracy": {"final": scores[-1] if scores else None, "best": max(scores, default=None)},
+        **total,
+    }
 
 
 def _clients(path: Path) -> dict[int, Scores]:
@@ -155,7 +167,11 @@ def _clients(path: Path) -> dict[int, Scores]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                scores = {name.removeprefix(SCORE): _float(text) for name, text in row.items() if name and name.startswith(SCORE) and text}
+                scores = {
+                    name.removeprefix(SCORE): _float(text)
+                    for name, text in row.items()
+                    if name and name.startswith(SCORE) and text
+                }
                 if scores:
                     found[int(row["client"])] = scores
     except (ValueError, KeyError, TypeError, csv.Error) as error:

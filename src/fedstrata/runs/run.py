@@ -11,21 +11,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstrata.storage import container
-from fedstrata.engine.assembly import RunComponents, assemble
-from fedstrata.core.chain import Method
-from fedstrata.config.config import Config
-from fedstrata.data.federation import Federation
-from fedstrata.engine.rounds import Engine
 from fedstrata.common.errors import FedstrataError, StateError
 from fedstrata.common.events import ExecutorChosen, Finished, Observer, RoundDone, Started
-from fedstrata.runs.folder import MANIFEST, as_json, discard, manifest_of, new_folder, read_manifest
+from fedstrata.config.config import Config
+from fedstrata.core.chain import Method
 from fedstrata.core.params import Params
+from fedstrata.data.federation import Federation
+from fedstrata.engine.assembly import RunComponents, assemble
+from fedstrata.engine.rounds import Engine
+from fedstrata.runs.folder import MANIFEST, as_json, discard, manifest_of, new_folder, read_manifest
 from fedstrata.runs.restore import CHECKPOINTS, SUMMARY, identity, recalled, refuse_another, take_up, tensors_of
 from fedstrata.runs.result import Result
-from fedstrata.storage import Checkpoint, append_line, committed, load, lock, read_lines, save, truncate_lines
-from fedstrata.storage.atomic_files import sync_folder, write_file
 from fedstrata.runs.summary import summarise
+from fedstrata.storage import (
+    Checkpoint,
+    append_line,
+    committed,
+    container,
+    load,
+    lock,
+    read_lines,
+    save,
+    truncate_lines,
+)
+from fedstrata.storage.atomic_files import sync_folder, write_file
 from fedstrata.trackers import tracking
 
 ROUNDS, MODEL = "rounds.jsonl", "model.safetensors"
@@ -74,7 +83,9 @@ def run(
         write_file(folder / MANIFEST, [as_json(manifest)], "run")
         sync_folder(folder)
         try:
-            return _Run(parts, folder, (*observers, *trackers), stop, config.executor, config.worker_count()).go(previous=None)
+            return _Run(parts, folder, (*observers, *trackers), stop, config.executor, config.worker_count()).go(
+                previous=None
+            )
         except FedstrataError:
             discard(folder)
             raise
@@ -114,14 +125,21 @@ def resume(
     turn = _turn(parts.config, executor, workers)
     with tracking(parts.config.track) as trackers:
         told: tuple[Observer, ...] = (*observers, *trackers)
-        return _Run(parts, folder, told, stop, turn.executor, turn.worker_count(), notes, asked=executor is not None).go(previous=previous)
+        return _Run(
+            parts, folder, told, stop, turn.executor, turn.worker_count(), notes, asked=executor is not None
+        ).go(previous=previous)
 
 
 def _unscored(parts: RunComponents) -> tuple[str, ...]:
     out = parts.federation.heldout
     if not out or parts.federation.own_test is not None:
         return ()
-    return (f"{len(out)} clients are held out of training and, as only the server tests, scored nowhere; use test=both or test=client.",)
+    return (
+        (
+            f"{len(out)} clients are held out of training and, as only the server tests, scored nowhere; use test=both"
+            " or test=client."
+        ),
+    )
 
 
 class _Run:
@@ -246,7 +264,8 @@ class _Run:
         self.digest.update((self.folder / ROUNDS).read_bytes())
         if self.digest.hexdigest() != meta["lines_sha256"]:
             raise StateError(
-                f"{self.folder / ROUNDS} is damaged: its committed lines are not those of the checkpoint. Restore the file, or start anew."
+                f"{self.folder / ROUNDS} is damaged: its committed lines are not those of the checkpoint. Restore the"
+                " file, or start anew."
             )
         self.rows = read_lines(self.folder / ROUNDS, meta["lines"]).rows
         self.length, self.saved = meta["lines"], checkpoint.round
@@ -262,7 +281,15 @@ class _Run:
         write_file(self.folder / MODEL, _named(engine.server.params), "model")
         write_file(self.folder / SUMMARY, [as_json(summary)], "summary")
         sync_folder(self.folder)
-        result = Result(summary, self.rows, self.folder, engine.by_client or {}, engine.server.params, self.notes, self.parts.federation)
+        result = Result(
+            summary,
+            self.rows,
+            self.folder,
+            engine.by_client or {},
+            engine.server.params,
+            self.notes,
+            self.parts.federation,
+        )
         self.tell(Finished(summary, self.folder, self.notes))
         return result
 

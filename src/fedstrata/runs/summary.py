@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedstrata.core.params import Params
 from fedstrata.engine.assembly import RunComponents
 from fedstrata.engine.rounds import Engine, tally
-from fedstrata.core.params import Params
 from fedstrata.storage import sha256_of
 
 
@@ -22,7 +22,15 @@ def summarise(parts: RunComponents, rows: Sequence[Mapping[str, Any]], engine: E
     chosen = [(r["validation"], -r["round"], a) for a, r in main if r["validation"] is not None]
     best = max(chosen) if chosen and classes else None
     total = engine.ledger.total
-    own = ("personal", "personal_weighted", "personal_std", "personal_worst10", "heldout", "heldout_own", "heldout_adapted")
+    own = (
+        "personal",
+        "personal_weighted",
+        "personal_std",
+        "personal_worst10",
+        "heldout",
+        "heldout_own",
+        "heldout_adapted",
+    )
     accuracy = {
         "final": curve[-1] if curve else None,
         "best": max(curve) if curve else None,

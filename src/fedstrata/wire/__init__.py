@@ -12,7 +12,7 @@ __all__ = [
     "encode",
     "decode",
     "size",
-    "Size",
+    "MessageSize",
     "Limits",
     "Form",
     "Shapes",
