@@ -20,7 +20,7 @@ OWNED = {
     "reduce": "how replies become one step",
     "step": "the local optimizer",
     "compress": "how an update is compressed",
-    "personal": "the personal model that each client keeps",
+    "personal_model": "the personal model that each client keeps",
 }
 """Verbs with one owner in a chain, and what the owner decides."""
 
@@ -121,7 +121,7 @@ def check_chain(pieces: tuple[Piece, ...]) -> None:
             )
     for position, piece in enumerate(pieces):
         before = [p.name for p in pieces[:position] if p.overrides("refine")]
-        if piece.overrides("personal") and before:
+        if piece.overrides("personal_model") and before:
             raise MethodError(
                 f"{piece.name} gives each client a personal model, so what {before[-1]} forms would be thrown away. "
                 f"Write {piece.name} first, or leave one of them out."

@@ -426,7 +426,7 @@ class Piece:
         """Return a participant's client state after the merge of the same round."""
         return ctx.state
 
-    def personal(self, model: Model, ctx: ClientContext) -> Model:
+    def personal_model(self, model: Model, ctx: ClientContext) -> Model:
         """Return the model that this client keeps for itself, whatever it is given. One owner."""
         return model
 
