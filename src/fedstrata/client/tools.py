@@ -163,9 +163,7 @@ class ClientTools:
 
     # ---- stretches of steps and what they cost
 
-    def plan_cache(
-        self, purpose: str, names: Names, epochs: int | None, steps: int | None
-    ) -> ActivationCache | None:
+    def plan_cache(self, purpose: str, names: Names, epochs: int | None, steps: int | None) -> ActivationCache | None:
         """Return the cache for one stretch of steps; a reason against it is noted."""
         n, setup = len(self.index), self.worker.setup
         rereads = setup.local_steps(n, epochs=epochs, steps=steps) > setup.local_steps(n, epochs=1)

@@ -165,7 +165,7 @@ class ClientUpdate:
         """Return the model that this client uses itself."""
         model = self.context.received
         named = self.worker.method.named
-        for verb in ("personal", "refine"):
+        for verb in ("personal_model", "refine"):
             for name, piece in named.items():
                 if piece.overrides(verb):
                     model = getattr(piece, verb)(model, self.at(name))

@@ -541,4 +541,3 @@ def draw_without_replacement(rng: Generator, population: int, n: int) -> list[in
     order = np.array(sorted(chosen), dtype=np.int64)
     rng.shuffle(order)
     return [int(i) for i in order]
-

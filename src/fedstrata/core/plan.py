@@ -77,9 +77,7 @@ class Plan:
     @property
     def trained(self) -> Names:
         """Parameters that move in some phase."""
-        return frozenset[str]().union(
-            *(self.train if p.train is None else self.train & p.train for p in self.phases)
-        )
+        return frozenset[str]().union(*(self.train if p.train is None else self.train & p.train for p in self.phases))
 
     def private(self, names: Names) -> Plan:
         """Keep these tensors with each client: stored there, neither sent nor averaged."""

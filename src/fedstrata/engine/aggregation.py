@@ -64,7 +64,9 @@ class Fold:
 
     def __post_init__(self) -> None:
         self.spec = self.layout.spec.only(self.plan.aggregate & self.layout.parameters)
-        self.statistics_spec = self.layout.statistics.only(self.plan.aggregate & frozenset(self.layout.statistics.names))
+        self.statistics_spec = self.layout.statistics.only(
+            self.plan.aggregate & frozenset(self.layout.statistics.names)
+        )
         self.shares = statistics_shares(self.weights)
 
     def add(self, reply: Reply, sent: Model) -> None:
@@ -169,7 +171,7 @@ def aggregate_statistics(replies: Sequence[Reply], shares: Sequence[float], spec
 def statistics_shares(weights: Tensor) -> list[float]:
     """Return the clients' shares of the norm statistics: their weights, scaled to sum to one."""
     shares = weights.sum(-1) if weights.dim() > 1 else weights
-    return (shares / shares.sum()).tolist()  # type: ignore[no-any-return]
+    return (shares / shares.sum()).tolist()
 
 
 # ---- replies as they arrive

@@ -146,9 +146,7 @@ def assemble(
     measures = build_measures(config.measures, measures_of(method))
     factor = schedule(config.schedule, config.rounds)
     lr = config.local.lr
-    return RunComponents(
-        config, federation, method, parts.setup, parts.make_worker, lambda t: lr * factor(t), measures
-    )
+    return RunComponents(config, federation, method, parts.setup, parts.make_worker, lambda t: lr * factor(t), measures)
 
 
 def _method(config: Config, method: Method | None) -> Method:

@@ -181,9 +181,9 @@ class Evaluator:
         if not len(index):
             return 0.0, 0
         scored = self.model(worker, task) if personal else model
-        return mean_score(self.predict(worker, scored, self.federation.train, index), self.federation.train.y[index]), len(
-            index
-        )
+        return mean_score(
+            self.predict(worker, scored, self.federation.train, index), self.federation.train.y[index]
+        ), len(index)
 
     def answer(self, query: ClientQuery, eligible: Sequence[int]) -> QueryResult:
         """What clients say to a piece's question."""
@@ -202,7 +202,9 @@ class Evaluator:
             output = self.predict(worker, model, samples, index)
             y = samples.y[index]
             found.append(
-                mean_score(output, y) if query.metric == "accuracy" else float(worker.net.loss(output, y).double().mean())
+                mean_score(output, y)
+                if query.metric == "accuracy"
+                else float(worker.net.loss(output, y).double().mean())
             )
         return found
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from fedstrata.backends.selection import build as build_executor
 from fedstrata.client.task import ClientFailure, ClientTask
 from fedstrata.client.update import ClientUpdate, reason_left_out
-from fedstrata.client.worker import Worker
 from fedstrata.common.errors import MethodError
 from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Contribution, Piece, Reply
@@ -26,8 +24,8 @@ from fedstrata.engine.gate import Gate
 from fedstrata.engine.ledger import Cost, Ledger
 from fedstrata.engine.preflight import preflight_states
 from fedstrata.engine.rows import RoundFacts, Row, round_row
-from fedstrata.engine.serving import Serving
 from fedstrata.engine.server import RoundPlan, Server, empty_round, finish_round, fold_of, plan_round, planned
+from fedstrata.engine.serving import Serving
 from fedstrata.engine.stopping import StopRule
 from fedstrata.storage import MappedRows, MemoryRows, RowStore
 from fedstrata.wire.frame import MessageSize

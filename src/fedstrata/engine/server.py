@@ -15,7 +15,7 @@ from fedstrata.common import random_streams
 from fedstrata.common.errors import MethodError
 from fedstrata.core.chain import PLAIN, Method
 from fedstrata.core.layout import Layout, Names
-from fedstrata.core.params import Model, Params
+from fedstrata.core.params import Model
 from fedstrata.core.piece import Contribution, Piece, Reply, ServerContext
 from fedstrata.core.plan import CohortSlot, Phase, Plan, QueryResult, Setup
 from fedstrata.core.state import ClientState, State
@@ -303,9 +303,7 @@ def weights_of(
     return owner.weigh(contributions, ctx)
 
 
-def fold_of(
-    server: Server, rules: Rules, turn: RoundPlan, contributions: Sequence[Contribution], lr: float
-) -> Fold:
+def fold_of(server: Server, rules: Rules, turn: RoundPlan, contributions: Sequence[Contribution], lr: float) -> Fold:
     """Return an empty fold over these contributors."""
     weights = weights_of(server, rules, turn, contributions, lr)
     return Fold(server.model, turn.plan, rules.setup.layout, weights)
@@ -345,8 +343,9 @@ def finish_round(
     for name, piece in reversed(list(method.named.items())):
         if not piece.overrides("merge"):
             continue
-        known = {"contributions": contributions, "payload_sums": folded.payload_sums.get(name, State())}
-        ctx = replace(server_context(server, rules, turn, piece, lr, **known), state=states[name])
+        payload = folded.payload_sums.get(name, State())
+        ctx = server_context(server, rules, turn, piece, lr, contributions=contributions, payload_sums=payload)
+        ctx = replace(ctx, state=states[name])
         step, state = piece.merge(step, ctx)
         states[name] = State(state)
     if step.flat.dim() != 1:
@@ -386,7 +385,14 @@ def _reduced(
     owner, layout = rules.method.owner("reduce"), rules.setup.layout
     if owner is PLAIN:
         return sums(server.model, turn.plan, layout, weights, replies, sent), states
-    summed = sums(server.model, replace(turn.plan, aggregate=turn.plan.aggregate - layout.parameters), layout, weights, replies, sent)
+    summed = sums(
+        server.model,
+        replace(turn.plan, aggregate=turn.plan.aggregate - layout.parameters),
+        layout,
+        weights,
+        replies,
+        sent,
+    )
     known = {"contributions": replies, "sent": sent}
     ctx = replace(server_context(server, rules, turn, owner, turn.tasks[0].lr, **known), state=states[owner.name])
     step, state = owner.reduce(replies, weights, ctx)

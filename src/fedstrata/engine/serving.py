@@ -166,7 +166,7 @@ class Serving:
         evaluator, method = self.engine.evaluator, self.parts.method
         if not self.parts.federation.validation:
             return None
-        personal = method.has("personal", "refine") or bool(self.engine.plan.client_local)
+        personal = method.has("personal_model", "refine") or bool(self.engine.plan.client_local)
 
         def score(worker: Worker, client: int) -> tuple[float, int]:
             return evaluator.validation(worker, self.task_of(client, model), personal=personal, model=model)

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from fedstrata.client.task import ClientTask
 from fedstrata.core.chain import Method
 from fedstrata.core.codec import Form
 from fedstrata.core.layout import Layout
@@ -18,7 +19,6 @@ from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Direction, Reply
 from fedstrata.core.plan import Plan
 from fedstrata.core.state import State
-from fedstrata.client.task import ClientTask
 from fedstrata.wire.codec import Codecs, pack, packed_shapes
 from fedstrata.wire.frame import Frame, Kind, MessageSize, Value, size
 
