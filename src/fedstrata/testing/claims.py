@@ -114,8 +114,9 @@ def text_comes_back(text: str) -> None:
 # ------------------------------------------------------------------------------------------------------------------------------
 
 
-def batched_equals_looped(example: str, toy: str = "layer", tolerance: float = 1e-6) -> None:
-    """Stacked clients give the looped model to 1e-6 of its largest entry."""
+def batched_equals_looped(example: str, toy: str = "layer") -> None:
+    """Stacked clients give the looped model to rounding: 1e-6 of its largest entry."""
+    tolerance = rounding(example)
     loop, stacked = played(example, toy), play(example, toy, "batched", 2)
     server = gap(stacked.params, loop.params)
     claim(
@@ -126,13 +127,20 @@ def batched_equals_looped(example: str, toy: str = "layer", tolerance: float = 1
     claim(worst <= tolerance, f"{example}: batched and looped own models of clients differ by {worst:.3g}")
 
 
-def batched_equals_looped_or_refuses(example: str, toy: str) -> str:
-    """For other models than the laws' toy: either equal, or refused with a reason.
+def rounding(example: str) -> float:
+    """How far two orders of the same float32 sums may leave two models apart, as a part of the largest entry.
 
-    To 1e-5, because FedAdagrad multiplies the rounding of a small mean update by up to lr / tau = 50.
+    The toys are smooth, so rounding grows by bounded factors: 3e-7 was the most over 20 seeds and three instruction
+    sets. A server optimizer that divides by ``sqrt(second) + tau`` multiplies the rounding of a small mean update by
+    up to lr / tau, 50 in the examples; 1e-6 was the most.
     """
+    return 1e-5 if any(hasattr(piece, "tau") for piece in toys.parse(example).pieces) else 1e-6
+
+
+def batched_equals_looped_or_refuses(example: str, toy: str) -> str:
+    """For other models than the laws' toy: either equal, or refused with a reason."""
     try:
-        batched_equals_looped(example, toy, 1e-5)
+        batched_equals_looped(example, toy)
     except FedstrataError as error:
         return "refused" if len(str(error).split()) > 5 else f"refused without a reason: {error}"
     return "equal"
