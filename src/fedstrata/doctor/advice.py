@@ -19,7 +19,7 @@ from fedstrata.doctor.costs import Sizes
 from fedstrata.doctor.diagnosis import Advice, Verdict
 from fedstrata.doctor.rules import MOST, RULES, FederationSummary, Rule
 from fedstrata.engine.assembly import RunComponents, assemble
-from fedstrata.engine.describe import trial
+from fedstrata.engine.describe import probe_costs
 from fedstrata.methods import method as parse_method
 from fedstrata.methods import rows
 
@@ -62,7 +62,7 @@ def look(parts: RunComponents, survey: Survey, skew: Sequence[Meaning], each: Si
         high_steps=each.high,
         equal_steps=each.equal,
         median=float(np.median(trained)),
-        batch=setup.batch,
+        batch=setup.local.batch,
         model=parts.config.model_for(task),
         exits=len(setup.net.exits),
     )
@@ -130,7 +130,7 @@ def _judged(
 def _weighed(advice: Advice, parts: RunComponents, module: nn.Module | None) -> Advice:
     """With its costs, or with the reason why it cannot run here."""
     try:
-        tried = trial(
+        tried = probe_costs(
             assemble(beside(parts.config.replace(method=advice.method), parts.federation), parts.federation, module)
         )
     except FedstrataError as error:
