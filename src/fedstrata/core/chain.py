@@ -112,7 +112,9 @@ def check_chain(pieces: tuple[Piece, ...]) -> None:
     names = [p.name for p in pieces]
     for name in names:
         if names.count(name) > 1:
-            raise MethodError(f"{name} occurs {names.count(name)} times in the chain; write it once, with its settings.")
+            raise MethodError(
+                f"{name} occurs {names.count(name)} times in the chain; write it once, with its settings."
+            )
     for verb, meaning in OWNED.items():
         owners = [p.name for p in pieces if p.overrides(verb)]
         if len(owners) > 1:
@@ -156,9 +158,7 @@ def parse(text: str, find: Callable[[str], type[Piece]]) -> Method:
     for call in parse_calls(text):
         if call.name == "fedavg":
             if call.named or call.positional:
-                raise ConfigError(
-                    "fedavg has no settings; local training is set by local.* and weights by weighting."
-                )
+                raise ConfigError("fedavg has no settings; local training is set by local.* and weights by weighting.")
             continue
         pieces.append(bind(call, find(call.name), what="method"))
     return Method(tuple(pieces))

@@ -172,7 +172,7 @@ class Params(Mapping[str, Tensor]):
         return self._like(flat, self.eval_mode)
 
     def _like(self, flat: Tensor, eval_mode: EvalMode) -> Self:
-        return type(self)(flat, self.spec, eval_mode=eval_mode)
+        return type(self)(flat, self.spec, eval_mode=eval_mode, integers=self._integers)
 
     def pick(self, names: Iterable[str]) -> Params:
         """Return the part with these names; names that are absent are left out.
@@ -245,9 +245,7 @@ class Model(Params):
 
     def __init__(self, params: Params, statistics: Params) -> None:
         views = params._views if not isinstance(params, Model) else None
-        super().__init__(
-            params.flat, params.spec, eval_mode=params.eval_mode, views=views, integers=params._integers
-        )
+        super().__init__(params.flat, params.spec, eval_mode=params.eval_mode, views=views, integers=params._integers)
         self.statistics = statistics
 
     @property
@@ -256,7 +254,8 @@ class Model(Params):
         return Params(self.flat, self.spec, eval_mode=self.eval_mode, integers=self._integers)
 
     def _like(self, flat: Tensor, eval_mode: EvalMode) -> Self:
-        return type(self)(Params(flat, self.spec, eval_mode=eval_mode), self.statistics)
+        params = Params(flat, self.spec, eval_mode=eval_mode, integers=self._integers)
+        return type(self)(params, self.statistics)
 
     def clone(self) -> Self:
         """Return the same values and statistics in new vectors, without gradient."""

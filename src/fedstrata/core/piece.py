@@ -8,7 +8,7 @@ as ``ctx.state`` and leaves as a returned value, so that it is checkpointed and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -20,9 +20,9 @@ from fedstrata.common.errors import ConfigError
 from fedstrata.core.codec import Codec
 from fedstrata.core.layout import Layout, Names
 from fedstrata.core.network import Batch, Net
-from fedstrata.core.params import Model, Params
+from fedstrata.core.params import Model, Params, Spec
 from fedstrata.core.plan import ClientQuery, CohortSlot, Phase, Plan, QueryResult, Setup
-from fedstrata.core.state import State
+from fedstrata.core.state import ClientState, State
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -207,8 +207,13 @@ class Reply(Contribution):
     up_payload: Mapping[str, State] = field(default_factory=dict)
     loss: float = float("nan")
     cost_by_phase: Mapping[str, int] = field(default_factory=dict)
-    client_state: Any = None
+    client_state: ClientState = field(default_factory=ClientState)
     activation_cache_use: Mapping[str, int] = field(default_factory=dict)
+
+    def without_tensors(self) -> Reply:
+        """Return this reply without its update and payload, once they are summed."""
+        nothing = Params(self.delta.flat.new_empty(0), Spec((), ()))  # a slice would keep the vector
+        return replace(self, delta=nothing, statistics=nothing, up_payload={})
 
 
 @dataclass(frozen=True)
@@ -536,4 +541,3 @@ def draw_without_replacement(rng: Generator, population: int, n: int) -> list[in
     order = np.array(sorted(chosen), dtype=np.int64)
     rng.shuffle(order)
     return [int(i) for i in order]
-

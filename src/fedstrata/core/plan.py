@@ -77,9 +77,7 @@ class Plan:
     @property
     def trained(self) -> Names:
         """Parameters that move in some phase."""
-        return frozenset[str]().union(
-            *(self.train if p.train is None else self.train & p.train for p in self.phases)
-        )
+        return frozenset[str]().union(*(self.train if p.train is None else self.train & p.train for p in self.phases))
 
     def private(self, names: Names) -> Plan:
         """Keep these tensors with each client: stored there, neither sent nor averaged."""
@@ -192,6 +190,32 @@ class Samples(Protocol):
 
 
 @dataclass(frozen=True)
+class LocalSettings:
+    """How clients train; the settings ``local.*`` of a run.
+
+    Attributes:
+        epochs, steps: the length of local training; one of them is None.
+        batch: samples of a local step; draw: how steps read the data (cycle, fresh, replace).
+        lr: learning rate, before the schedule.
+        optimizer: sgd, adam or adamw; momentum, weight_decay: of it; clip: largest gradient norm, or None.
+        precision: float32 or bfloat16, of forward passes.
+        activation_cache_mb: memory for cached activations of frozen layers, per client; 0 caches none.
+    """
+
+    epochs: int | None = 1
+    steps: int | None = None
+    batch: int = 32
+    draw: str = "cycle"
+    lr: float = 0.1
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    precision: str = "float32"
+    activation_cache_mb: int = 0
+
+
+@dataclass(frozen=True)
 class Setup:
     """What is fixed for a run.
 
@@ -204,10 +228,10 @@ class Setup:
         seed: of the run.
         samples: sizes and label counts of clients.
         load: what a local step costs in which only these parameters are trained, measured on a batch of a client.
-        epochs, steps, batch, lr, optimizer, momentum, weight_decay: local settings (one of epochs and steps is None).
+        local: how clients train.
         weighting: how clients count in averages.
         eligible: clients that may take part (all but those held out).
-        merges: a last batch of one sample is merged into the one before it, because a norm looks at the batch.
+        merges_single: a last batch of one sample joins the one before it, because a norm looks at the batch.
     """
 
     layout: Layout
@@ -220,26 +244,21 @@ class Setup:
     seed: int
     samples: Samples
     load: Callable[[Names], Load] = field(repr=False, compare=False)
-    epochs: int | None = 1
-    steps: int | None = None
-    batch: int = 32
-    lr: float = 0.1
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    local: LocalSettings = LocalSettings()
     weighting: Literal["samples", "uniform"] = "samples"
     eligible: Sequence[int] = ()
-    merges: bool = False
+    merges_single: bool = False
 
     def local_steps(self, samples: int, *, epochs: int | None = None, steps: int | None = None) -> int:
         """Count the local steps of a client with that many samples; partial batches count.
 
         The length is the run's unless another is given.
         """
-        steps = self.steps if epochs is None and steps is None else steps
+        local = self.local
+        steps = local.steps if epochs is None and steps is None else steps
         if steps is not None:
             return steps
-        return (epochs or self.epochs or 0) * batches_of(samples, self.batch, merge=self.merges)
+        return (epochs or local.epochs or 0) * batches_of(samples, local.batch, merge=self.merges_single)
 
 
 def batches_of(samples: int, batch: int, *, merge: bool) -> int:
