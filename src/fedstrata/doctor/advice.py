@@ -22,6 +22,7 @@ from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.engine.describe import probe_costs
 from fedstrata.methods import method as parse_method
 from fedstrata.methods import rows
+from fedstrata.methods import source_of as piece_source
 
 ORDER: tuple[Verdict, ...] = ("baseline", "candidate", "control", "later", "not advised", "cannot run", "open")
 DECIDES: Mapping[Verdict, str] = {
@@ -98,7 +99,7 @@ def advise(parts: RunComponents, seen: FederationSummary, module: nn.Module | No
 def source_of(method: str) -> str:
     """The publication of a method."""
     pieces = parse_method(method).pieces
-    return "; ".join(piece.source for piece in pieces) or FEDAVG
+    return "; ".join(piece_source(piece) for piece in pieces) or FEDAVG
 
 
 def verdict_of(speaking: Sequence[Rule]) -> Verdict:
@@ -136,7 +137,7 @@ def _weighed(advice: Advice, parts: RunComponents, module: nn.Module | None) -> 
     except FedstrataError as error:
         return replace(advice, verdict="cannot run", reasons=(str(error),))
     return replace(
-        advice, bytes=tried.down.payload + tried.up.payload, flops=sum(tried.flops.values()), state=tried.row
+        advice, bytes=tried.down.payload + tried.up.payload, flops=sum(tried.flops.values()), state=tried.client_state
     )
 
 

@@ -75,6 +75,17 @@ def row_of(piece: Piece) -> Row | None:
     return known if known is not None and known.piece is type(piece) else None
 
 
+def source_of(piece: Piece) -> str:
+    """Return the publication of a piece, or "" for one that is not registered."""
+    row = row_of(piece)
+    return "" if row is None else row.source
+
+
+def measures_of(method: Method) -> list[str]:
+    """Return the measures that show what the pieces of a method do."""
+    return [name for piece in method.pieces if (row := row_of(piece)) is not None for name in row.measures]
+
+
 def method(text: str) -> Method:
     """Return a method from call syntax; see :func:`fedstrata.core.chain.parse`.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.optimizers import Optimizer
-from fedstrata.client.update import ClientFailure, ClientTask, ClientUpdate, why_not
+from fedstrata.client.update import ClientFailure, ClientTask, ClientUpdate
 from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Layout, Names
