@@ -75,6 +75,18 @@ def row_of(piece: Piece) -> Row | None:
     return known if known is not None and known.piece is type(piece) else None
 
 
+def source_of(piece: Piece) -> str:
+    """Return the publication of a piece, or "" for one that is not registered."""
+    row = row_of(piece)
+    return row.source if row is not None else ""
+
+
+def measures_of(method: Method) -> list[str]:
+    """Return the diagnostics that the rows of a chain's pieces ask for."""
+    known = (row_of(piece) for piece in method.pieces)
+    return [name for row in known if row is not None for name in row.measures]
+
+
 def method(text: str) -> Method:
     """Return a method from call syntax; see :func:`fedstrata.core.chain.parse`.
 
