@@ -1,4 +1,4 @@
-"""What all tests share: one intra-op thread, and `lab` (small federations, models and runs) as an importable module."""
+"""What all tests share: one intra-op thread, the folder of helpers, and pages in a browser."""
 
 import sys
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(
-    0, str(Path(__file__).parent)
-)  # importlib mode puts nothing on the path, and tests share lab.py and laws/
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts nothing on the path, and tests share helpers/
+
+from helpers.browser import chromium, page  # noqa: F401  # fixtures
 
 
 @pytest.fixture(autouse=True)

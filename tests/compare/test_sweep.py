@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
-from contests import SMALL
 from fedstrata.compare.entries import rivals
 from fedstrata.compare.sweep import Swept, Trial, Trials, Vary, draw, sweep, text_with
 from fedstrata.config.config import Config
 from fedstrata.runs.result import Result
+from helpers.comparisons import SMALL
 
 BASE = Config(**SMALL)
 HERE = [lambda event: None]

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from contests import asked, make
 from fedstrata.analysis.findings import findings
 from fedstrata.common.errors import StateError
 from fedstrata.compare.comparison_file import FILE, read
-from report.made import comparison, result
+from helpers.comparisons import asked, make
+from helpers.handmade import comparison, result
 
 
 def scored(values):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pandas as pd
 import pytest
 
-from contests import asked, make
 from fedstrata import Federation, Piece, compare
 from fedstrata.analysis.conclusion import written
 from fedstrata.analysis.records import Difference, Spread
@@ -16,6 +15,7 @@ from fedstrata.common.errors import ConfigError, DataError, MethodError
 from fedstrata.compare.execution import LOG
 from fedstrata.report.figures import Picture
 from fedstrata.report.terminal import difference, mean
+from helpers.comparisons import asked, make
 
 HERE = (lambda _event: None,)
 

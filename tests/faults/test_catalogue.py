@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-import lab
 from faults.test_recipes import Raises, every_example, finite, in_folder, lines
 from fedstrata.client.update import ClientUpdate
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.config.config import KEYS, Config
 from fedstrata.core.piece import Piece
 from fedstrata.data import DataSpec, Federation, loading
+from helpers import lab
 
 TESTS = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", (TESTS / "README.md").read_text())))

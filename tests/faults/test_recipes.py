@@ -17,7 +17,6 @@ import pytest
 import torch
 
 import fedstrata
-import lab
 from fedstrata.backends.selection import build
 from fedstrata.cli import main
 from fedstrata.client.update import ClientUpdate
@@ -30,6 +29,7 @@ from fedstrata.engine.server import plan_round
 from fedstrata.methods import rows
 from fedstrata.runs.run import run
 from fedstrata.wire import Frame, decode, encode
+from helpers import lab
 
 EXAMPLES = ("fedavg", *(example for row in rows() for example in row.examples))
 every_example = pytest.mark.parametrize("example", EXAMPLES)

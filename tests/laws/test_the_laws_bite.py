@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-import lab
 from fedstrata.core.chain import Method
 from fedstrata.core.params import Params, tmap
 from fedstrata.core.piece import Piece
@@ -15,7 +14,7 @@ from fedstrata.methods.personal import FedPer
 from fedstrata.methods.scaffold import Scaffold
 from fedstrata.methods.serveropt import FedAvgM
 from fedstrata.testing import claims, laws, toys
-from methods import rules
+from helpers import lab, rules
 
 
 @pytest.fixture(autouse=True)

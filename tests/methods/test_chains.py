@@ -5,9 +5,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-import lab
 from fedstrata.common.errors import FedstrataError
 from fedstrata.methods import rows
+from helpers import lab
 
 FIRST = {row.name: row.examples[0] for row in rows()}
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
-import lab
 from fedstrata.common.errors import MethodError
 from fedstrata.methods.clusteredsampling import cut, distributions, draw
 from fedstrata.methods.fedmut import FedMut
+from helpers import lab
 
 
 def distances(clients, seed):

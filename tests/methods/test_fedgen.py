@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-import lab
 from fedstrata.common.errors import MethodError
 from fedstrata.methods.fedgen import FedGen
 from fedstrata.methods.parts.generator import Lessons, features, fresh, likeness, taught
+from helpers import lab
 
 SMALL = "latent=4, hidden=8, batch=8, steps=2"
 NUMBERS = (

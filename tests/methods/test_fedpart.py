@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import lab
 from fedstrata.client.optimizers import Optimizer
 from fedstrata.client.step_cost import cost, forward
 from fedstrata.client.update import ClientUpdate
@@ -24,7 +23,8 @@ from fedstrata.methods.parts import cycle
 from fedstrata.models import build
 from fedstrata.studies.local_step_lengths import Walk, restricted, walk
 from fedstrata.wire import messages
-from methods.networks import pictures, residual
+from helpers import lab
+from helpers.networks import pictures, residual
 
 CIFAR = Task("classification", (3, 32, 32), 10, tuple("0123456789"))
 NEWS = Task("classification", (20,), 5, tuple("01234"), 30_333)

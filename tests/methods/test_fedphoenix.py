@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-import lab
 from fedstrata.cli import main
 from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError
@@ -28,6 +27,7 @@ from fedstrata.methods.fedphoenixblend import FedPhoenixBlend, parts
 from fedstrata.methods.parts import costs
 from fedstrata.methods.parts.resets import LAWS, Matrix, draw, matrices, matrix, seeded, whole
 from fedstrata.models import build
+from helpers import lab
 
 THETA = 2 / 64
 IMAGES = Task("classification", (3, 32, 32), 10)

@@ -7,7 +7,6 @@ import torch
 from torch.func import grad, vmap
 from torch.nn import functional
 
-import lab
 from fedstrata.client.batch_order import Order
 from fedstrata.client.step_cost import cost
 from fedstrata.client.update import ClientUpdate
@@ -24,8 +23,9 @@ from fedstrata.models.blocks import Norms
 from fedstrata.models.resnet import ResNet
 from fedstrata.testing.claims import poisoned
 from fedstrata.wire import messages
-from methods.networks import pictures, residual
-from use.made import toy_run
+from helpers import lab
+from helpers.finished_runs import toy_run
+from helpers.networks import pictures, residual
 
 WIDTHS = (4, 6, 8)
 FRONT = (9_536 + 2 * 36_992, 73_984 + 147_712 + 8_448, 295_424 + 590_336 + 33_280)

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-import lab
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Piece
 from fedstrata.methods import method
 from fedstrata.methods.fedcross import FedCross
-from methods import rules
-from methods.rules import against, distance
+from helpers import lab, rules
+from helpers.rules import against, distance
 
 
 def states_agree(found, world, expected, piece, name_server, name_client):

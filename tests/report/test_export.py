@@ -11,7 +11,7 @@ from fedstrata.analysis.findings import findings
 from fedstrata.analysis.frames import flat
 from fedstrata.report import export
 from fedstrata.report.export import FIRST, NOTE, parquet_note, tables, write_tables
-from report.made import comparison
+from helpers.handmade import comparison
 
 NAMES = ("table", "differences", "runs", "rounds", "clients")
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import fedstrata
-import lab
 from fedstrata.common.errors import ConfigError, LayoutError
 from fedstrata.config.config import Config
 from fedstrata.core.chain import Method
@@ -24,7 +23,8 @@ from fedstrata.studies import find, inversion
 from fedstrata.studies.attacks import Guess, Target, dlg, inverting, label_of, variation
 from fedstrata.studies.inversion import GREY, Inversion, encoded, matched, slopes
 from fedstrata.studies.pixels import Pixels, pixels_of, psnr, ssim
-from studies.trained import ended
+from helpers import lab
+from helpers.trained_runs import ended
 
 
 class Smooth(nn.Module):

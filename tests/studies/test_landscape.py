@@ -10,7 +10,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-import lab
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.params import Params
 from fedstrata.inference.finished_run import finished
@@ -19,6 +18,7 @@ from fedstrata.studies import written
 from fedstrata.studies.directions import gaussian
 from fedstrata.studies.landscape import Landscape, levels, sheet
 from fedstrata.studies.surface import surfaces
+from helpers import lab
 
 SMALL = Landscape(samples=30, points=5, span=0.5)
 

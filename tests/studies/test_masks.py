@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-import lab
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Entry, Layout
 from fedstrata.core.network import Batch
 from fedstrata.studies import find
 from fedstrata.studies.masks import Masks, Variances, Welford, batches, ends, estimate
 from fedstrata.studies.retraining import trained
-from studies.trained import toy
+from helpers import lab
+from helpers.trained_runs import toy
 
 
 def layout_of(**sizes):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-import lab
 from fedstrata.common.errors import ConfigError, LayoutError
 from fedstrata.config.config import Config
 from fedstrata.data.federation import Federation
@@ -21,7 +20,8 @@ from fedstrata.studies.ascent import Climb, Probe, Ways, blurred, cropped, in_pi
 from fedstrata.studies.fourier import crops, image_of, magnitude, odd, random_phase
 from fedstrata.studies.maximise import Maximise, default_layers, first_kernels, sunk, weight_of
 from fedstrata.studies.pixels import Pixels
-from studies.trained import ended
+from helpers import lab
+from helpers.trained_runs import ended
 
 PLAIN = Ways(tv=0.0, blur=0.0, crop="none", share=0.1, every=4, decay=0.0)
 RAW = Pixels(torch.zeros(3, 1, 1), torch.ones(3, 1, 1))

@@ -5,15 +5,15 @@ import json
 import pytest
 import torch
 
-import lab
 from fedstrata.client.peak_memory import Alive
 from fedstrata.common import random_streams
 from fedstrata.config.config import Config
 from fedstrata.engine.assembly import assemble
 from fedstrata.models import build
 from fedstrata.studies.memory import KINDS, WHOLE, Memory, batch_of, measured, peaks
-from methods.networks import pictures
-from studies.trained import toy
+from helpers import lab
+from helpers.networks import pictures
+from helpers.trained_runs import toy
 
 ADAM = {"local_optimizer": "adam", "local_lr": 0.01}
 

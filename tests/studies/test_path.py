@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import fedstrata
-import lab
 from fedstrata.common.errors import ConfigError
 from fedstrata.inference.finished_run import finished
 from fedstrata.runs.run import run as run_it
 from fedstrata.studies.path import Path, barrier_of, recounted
+from helpers import lab
 
 SMALL = Path(samples=54, points=5, batch=16)
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-import lab
 from fedstrata.backends.loop import Loop
 from fedstrata.common.errors import ConfigError
 from fedstrata.config.config import Config
@@ -18,8 +17,9 @@ from fedstrata.studies import find
 from fedstrata.studies.retraining import Counted, pooled, trained, union
 from fedstrata.studies.settling import Settling, distances, settled_by
 from fedstrata.studies.similarity import alignment, kernels, unit_gram
-from methods.networks import pictures
-from studies.trained import ended, toy
+from helpers import lab
+from helpers.networks import pictures
+from helpers.trained_runs import ended, toy
 
 PART = "fedpart(warmup=1, repeat=1)"
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import fedstrata
-import lab
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.params import Params
 from fedstrata.inference.finished_run import finished
@@ -21,6 +20,7 @@ from fedstrata.studies.directions import filterwise, gaussian
 from fedstrata.studies.sharpness import Sharpness
 from fedstrata.studies.spectrum import extremes, power
 from fedstrata.studies.surface import Surface, positions, surfaces
+from helpers import lab
 
 CLOSE = 1e-9  # float64 throughout
 pytestmark = pytest.mark.filterwarnings(

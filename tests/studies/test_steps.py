@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 
-import lab
 from fedstrata.common.errors import ConfigError
 from fedstrata.studies import find
 from fedstrata.studies.local_step_lengths import Walk, restricted, walk
 from fedstrata.studies.outputs import drawn
 from fedstrata.studies.retraining import plain_sgd
 from fedstrata.studies.steps import Steps, compared
-from studies.trained import toy
+from helpers import lab
+from helpers.trained_runs import toy
 
 ADAM = {"local_optimizer": "adam", "local_lr": 0.01}
 PART = "fedpart(warmup=1, repeat=1)"

@@ -85,9 +85,7 @@ def states_in(
     return states
 
 
-def _value(
-    name: str, tensors: Mapping[str, Tensor], kinds: Plain, take: Callable[[Tensor], Tensor]
-) -> Params | Tensor:
+def _value(name: str, tensors: Mapping[str, Tensor], kinds: Plain, take: Callable[[Tensor], Tensor]) -> Params | Tensor:
     tensor, shapes, extra = take(tensors[name]), kinds[name], name + STATISTICS
     if shapes is None:
         return tensor

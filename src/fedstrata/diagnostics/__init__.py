@@ -1,1 +1,1 @@
-"""Measures: numbers about predictions and models that never change a run."""
+"""Diagnostics: measures of a round of training and of its models, which never change a run."""

@@ -1,4 +1,4 @@
-"""Conflict of clients' updates: how many pairs pull against each other."""
+"""Measure conflict between clients' updates: how many pairs oppose each other."""
 
 from __future__ import annotations
 
@@ -10,46 +10,44 @@ import torch
 from torch import Tensor
 
 from fedstrata.diagnostics.base import PanelText, RoundSnapshot
-from fedstrata.diagnostics.several import Several
+from fedstrata.diagnostics.several import MultiMeasure
 from fedstrata.diagnostics.updates import senders
 
-_START = "of what local training did: where a client ended minus where it started"
+_START = "of what local training changed: the model a client ended with minus the one it started from"
 _MODEL = (
-    "of what the server averages: where a client ended minus the server's model. It holds what clients' own starting"
-    " points differ by"
+    "of what the server averages: the model a client ended with minus the server's model. It includes the differences"
+    " between clients' starting points"
 )
 
 
 @dataclass(frozen=True)
-class Conflict(Several):
-    """Over pairs of clients, the share whose updates have a negative cosine, and the mean cosine; in all and by layer
-    group.
+class Conflict(MultiMeasure):
+    """Measure the share of client pairs whose updates have a negative cosine, and the mean cosine.
 
-    Twice, as there are two things that an update can be relative to. *What training did* is ``Reply.delta``, the end
-    minus what the client was sent. *What the server averages* is the end minus the server's model; its series begin
-    with "model". They are equal unless clients are sent models of their own. FedPhoenix sends each client a reset copy,
-    so that the second one holds the reset too, a random part that is the client's own and pulls every cosine towards 0;
-    look at the first one to see whether training that starts from whole or from partial resets disagrees more. With
-    ``fedphoenix(side=client)`` nobody but the client knows its start: both are the end minus the server's model.
+    Both are taken twice, as an update can be relative to two models. *What training changed* is ``Reply.delta``, the
+    final model minus what the client received. *What the server averages* is the final model minus the server's model;
+    its series begin with "model". They are equal unless the server sends each client a different model. FedPhoenix
+    sends reset copies, and its second series include the reset: a random part of each client, which moves every cosine
+    towards 0. Use the first series to see whether training from whole or from partial resets conflicts more. Under
+    ``fedphoenix(side=client)`` only the client knows its start: both are the final model minus the server's model.
 
     In all: over the parameters that every client sent. By layer group: over the clients that sent it, at least two. A
-    pair of which one did not move counts neither way; without a pair there is no number.
+    pair with an update of zero is not counted; without a pair there is no number.
 
     Source: a negative cosine as conflict: Yu et al. 2020, "Gradient Surgery for Multi-Task Learning", def. 1, of
-        gradients of tasks.
+    gradients of tasks.
     """
 
     title: ClassVar[str] = "Pairs of clients in conflict"
     text: ClassVar[str] = (
-        f"Share of client pairs whose updates have a negative cosine, {_START}. 0: no two clients pull against each"
-        " other; 1: all do. Independent directions give a half. Conflict as in Yu et al. 2020."
+        f"Share of client pairs whose updates have a negative cosine, {_START}. 0: no two clients oppose each other;"
+        " 1: all do. Independent directions give a half. Conflict as in Yu et al. 2020."
     )
     unit: ClassVar[str] = "share of pairs"
-    others: ClassVar[Mapping[str, PanelText]] = {
+    quantities: ClassVar[Mapping[str, PanelText]] = {
         "cosine": PanelText(
             "Mean cosine of clients' updates",
-            f"Mean over client pairs of the cosine of their updates, {_START}. 1: all pull alike; 0: nothing in"
-            " common.",
+            f"Mean over client pairs of the cosine of their updates, {_START}. 1: all agree; 0: nothing in common.",
             "cosine",
         ),
         "model": PanelText(
@@ -64,25 +62,27 @@ class Conflict(Several):
         ),
     }
 
-    def look(self, look: RoundSnapshot) -> Mapping[str, float | None]:
-        """Share and mean cosine of both views, by layer group and in all."""
-        found: dict[str, float | None] = {}
-        own = any(sent is not look.before for sent in look.sent)
-        for key, (names, clients) in senders(look).items():
-            trained = products([torch.stack([look.replies[i].delta[n].reshape(-1) for i in clients]) for n in names])
-            averaged = products([torch.stack([_moved(look, i, n) for i in clients]) for n in names]) if own else trained
+    def measure(self, snapshot: RoundSnapshot) -> Mapping[str, float | None]:
+        """Compute the share and the mean cosine of both kinds of update, by layer group and in all."""
+        values: dict[str, float | None] = {}
+        starts_differ = any(sent is not snapshot.before for sent in snapshot.sent)
+        for key, (names, clients) in senders(snapshot).items():
+            updates = [torch.stack([snapshot.replies[i].delta[n].reshape(-1) for i in clients]) for n in names]
+            averaged = trained = products(updates)
+            if starts_differ:
+                averaged = products([torch.stack([_change(snapshot, i, n) for i in clients]) for n in names])
             for (share, cosine), gram in ((("", "cosine/"), trained), (("model/", "model cosine/"), averaged)):
-                found[share + key], found[cosine + key] = conflict(gram)
-        return found
+                values[share + key], values[cosine + key] = conflict(gram)
+        return values
 
 
-def _moved(look: RoundSnapshot, i: int, name: str) -> Tensor:
-    """[numel] where a client ended in one tensor, minus the server's model."""
-    return (look.replies[i].delta[name] + (look.sent[i][name] - look.before[name])).reshape(-1)
+def _change(snapshot: RoundSnapshot, i: int, name: str) -> Tensor:
+    """Return [numel] the final value of one tensor of a client, minus that of the server's model."""
+    return (snapshot.replies[i].delta[name] + (snapshot.sent[i][name] - snapshot.before[name])).reshape(-1)
 
 
 def products(parts: list[Tensor]) -> Tensor:
-    """[C, C] float64 inner products of vectors that are given tensor by tensor, each [C, numel]."""
+    """Compute [C, C] float64 inner products of vectors that are given tensor by tensor, each [C, numel]."""
     total = torch.zeros(len(parts[0]), len(parts[0]), dtype=torch.float64)
     for part in parts:
         wide = part.double()
@@ -91,8 +91,9 @@ def products(parts: list[Tensor]) -> Tensor:
 
 
 def conflict(gram: Tensor) -> tuple[float | None, float | None]:
-    """(share of pairs with a negative cosine, mean cosine) over pairs of vectors that are not zero; None without such a
-    pair.
+    """Compute (share of pairs with a negative cosine, mean cosine) over pairs of vectors that are not zero.
+
+    Both are None without such a pair.
 
     Args:
         gram: [C, C] inner products.

@@ -1,4 +1,4 @@
-"""What a measure shows in a report: one small record, drawn by the page, the pictures and the tables alike."""
+"""Panels: what a measure or a study shows in a report, drawn by the page, the figures and the tables alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = ("lines", "heat", "bars", "table")
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture with its table and the sentence that says how to read it.
+    """One figure with its table and the text that explains it.
 
     Attributes:
         title: a few words.
@@ -21,8 +21,8 @@ class Panel:
         kind: "lines" draws ``series`` against ``x``; "bars" draws ``series`` by the categories ``x``; "heat" draws
             ``series`` as rows over the columns ``x``; "table" shows ``series`` as rows only.
         x: positions (rounds from 1, epsilons, ...) or names of categories.
-        series: name (a method, a layer group) -> a value for each of ``x``; None where there is none.
-        spread: name -> half-width of a band round the series, for "lines"; may be empty.
+        series: name (a method, a layer group) -> a value for each of ``x``; None where it is undefined.
+        spread: name -> half-width of a band around the series, for "lines"; may be empty.
         x_name, y_name: axes, with units.
     """
 

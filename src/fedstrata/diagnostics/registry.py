@@ -1,4 +1,4 @@
-"""Measures by name, from call syntax, and their panels for a report."""
+"""Find measures by name, build them from call syntax, and build their panels for a report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NONE, AUTO = "none", "auto"
 
 
 def register(name: str, measure: type[Measure]) -> None:
-    """Add a measure of your own.
+    """Register a measure under a name.
 
     Raises:
         ConfigError: the name is taken.
@@ -37,15 +37,15 @@ def register(name: str, measure: type[Measure]) -> None:
 
 
 def table() -> Mapping[str, type[Measure]]:
-    """Measures by name."""
+    """Return the built-in and registered measures by name."""
     return dict(_MEASURES)
 
 
 def find(name: str) -> type[Measure]:
-    """A measure by name, ours or of an installed package, which is imported then.
+    """Return a measure by name, built-in or of an installed package, which is imported then.
 
     Raises:
-        ConfigError: there is none; a plug-in that cannot be used.
+        ConfigError: the name is unknown, or a plug-in is invalid.
     """
     plugged = plugins.load("measures", name, (NONE, AUTO, *_MEASURES))
     if plugged is not None:
@@ -59,49 +59,49 @@ def find(name: str) -> type[Measure]:
     return _MEASURES[name]
 
 
-def measures(text: str, brought: Sequence[str] = ()) -> dict[str, Measure]:
-    """The measures that a setting means, by name.
+def build_measures(text: str, brought: Sequence[str] = ()) -> dict[str, Measure]:
+    """Build the measures that a setting names.
 
     Args:
-        text: call syntax, "drift + step_size"; "auto" is what pieces bring, "none" nothing at all.
-        brought: names that the pieces of the method bring; they come first.
+        text: call syntax, "drift + step_size"; "auto" is those of the method, "none" no measure.
+        brought: names of the measures that the method brings; they precede the others.
     Raises:
-        ConfigError: an unknown measure or setting, or one measure twice.
+        ConfigError: an unknown measure or setting, or a measure named twice.
     """
     if text == NONE:
         return {}
-    found = {name: find(name)() for name in brought}
+    chosen = {name: find(name)() for name in brought}
     for call in [] if text == AUTO else parse_calls(text):
-        if call.name in found and call.name not in brought:
-            raise ConfigError(f"measures names {call.name!r} twice; once is enough.")
-        found[call.name] = bind(call, find(call.name), what="measures")
-    return found
+        if call.name in chosen and call.name not in brought:
+            raise ConfigError(f"measures names {call.name!r} twice; name it once.")
+        chosen[call.name] = bind(call, find(call.name), what="measures")
+    return chosen
 
 
 def panels(runs: Runs) -> list[Panel]:
-    """The panels of all measures that runs have kept, by the measures' order of appearance.
+    """Build the panels of all measures in the rows of runs, in order of appearance.
 
     Args:
         runs: label of a method -> its runs -> rows of rounds.jsonl.
     """
-    seen = dict.fromkeys(
+    names = dict.fromkeys(
         name for seeds in runs.values() for rows in seeds for row in rows for name in row.get("measures") or {}
     )
-    return [panel for name in seen for panel in _known(name).panels(name, runs)]
+    return [panel for name in names for panel in _installed(name).panels(name, runs)]
 
 
-def _known(name: str) -> Measure:
-    """The measure, or, for numbers of one that is not installed here, its curves under its name."""
-    return find(name)() if name in _MEASURES or name in plugins.installed("measures") else _Foreign(name)
+def _installed(name: str) -> Measure:
+    """Return the measure, or a stand-in that draws the numbers of one that is not installed."""
+    return find(name)() if name in _MEASURES or name in plugins.installed("measures") else _NotInstalled(name)
 
 
-class _Foreign(Measure):
-    """Numbers of a measure that is not installed here."""
+class _NotInstalled(Measure):
+    """Draws the numbers of a measure that is not installed."""
 
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "title", name)
-        object.__setattr__(self, "text", f"Numbers of the measure {name!r}, which is not installed here.")
+        object.__setattr__(self, "text", f"Numbers of the measure {name!r}, which is not installed.")
 
-    def look(self, look: RoundSnapshot) -> Mapping[str, float | None]:
-        """Nothing: its numbers were kept elsewhere."""
+    def measure(self, snapshot: RoundSnapshot) -> Mapping[str, float | None]:
+        """Compute nothing: the numbers are in the rows."""
         return {}

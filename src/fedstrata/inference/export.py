@@ -156,7 +156,7 @@ def _probe(found: Finished, client: int | None) -> tuple[Tensor, Tensor]:
         samples = federation.train if federation.official is None else federation.official
         index = torch.arange(min(SAMPLES, len(samples)))
     index = index if len(index) > 1 else index.repeat(2)
-    return samples.take(index), engine.evaluator.predict(engine.kit, found.params(client), samples, index)
+    return samples.take(index), engine.evaluator.predict(engine.worker, found.params(client), samples, index)
 
 
 def _near(outputs: Tensor, wanted: Tensor, found: Finished, what: str) -> float:

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstrata.common.errors import ConfigError, StateError, nearest
 from fedstrata.core.chain import Method, chain
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model
 from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
 from fedstrata.engine.rounds import Engine
@@ -71,17 +71,15 @@ class Finished:
         return done
 
     @cached_property
-    def served(self) -> Params:
+    def served(self) -> Model:
         """The server's model, as the run's evaluation served it."""
-        found = self.engine.served()
-        buffers = None if found.buffers is None else found.buffers.clone()
-        return Params(found.flat.detach().clone(), found.spec, buffers=buffers)
+        return self.engine.serving.model().clone()
 
     @property
     def looks_at_batches(self) -> bool:
         """Whether norms look at the batch in hand in evaluation, so that an output hangs on the other samples."""
         return self.engine.evaluator.batch_statistics or any(
-            norm.running_mean is None for norm in self.engine.kit.bound.norms
+            norm.running_mean is None for norm in self.engine.worker.bound.norms
         )
 
     def number(self, client: Who) -> int | None:
@@ -113,7 +111,7 @@ class Finished:
             )
         return found
 
-    def params(self, client: int | None = None) -> Params:
+    def params(self, client: int | None = None) -> Model:
         """The model's values: the shared ones, or a client's own exactly as the run's evaluation formed them.
 
         Raises:
@@ -121,10 +119,8 @@ class Finished:
         """
         if client is None:
             return self.served
-        work = self.engine.work_of(client, self.served)
-        found = self.engine.evaluator.model(self.engine.kit, work)
-        buffers = None if found.buffers is None else found.buffers.clone()
-        values = Params(found.flat.detach().clone(), found.spec, buffers=buffers)
+        task = self.engine.serving.task_of(client, self.served)
+        values = self.engine.evaluator.model(self.engine.worker, task).clone()
         if not bool(values.flat.isfinite().all()):
             raise StateError(
                 f"{self.folder}: the model of client {client} is not finite: its private training diverged. Use the"
@@ -135,7 +131,7 @@ class Finished:
     def told(self, client: int | None) -> tuple[str, ...]:
         """What a user must know of the model of a client."""
         if client is None:
-            whose = self.engine.norms_of
+            whose = self.engine.serving.norm_source_client
             return (
                 ()
                 if whose is None
@@ -170,7 +166,7 @@ class Finished:
     def module(self, client: int | None = None) -> nn.Module:
         """The model as a plain module; see :func:`load`."""
         return plain(
-            self.engine.kit,
+            self.engine.worker,
             self.params(client),
             self.federation.task,
             batch_statistics=self.engine.evaluator.batch_statistics,
@@ -202,7 +198,7 @@ def finished(
         folder, root=root, federation=federation, module=module, method=None if method is None else chain(method)
     )
     result = Result.read(folder)
-    if result.summary.get("model_sha256") != fingerprint(engine.server.params):
+    if result.summary.get("model_sha256") != fingerprint(engine.server.model):
         raise StateError(
             f"{folder}: summary.json speaks of another model than the checkpoint holds; write it anew: fedstrata resume"
             f" {folder}"

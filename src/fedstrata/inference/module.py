@@ -14,14 +14,14 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.network import BoundModel, Dropout, Net
-from fedstrata.core.params import EvalMode, Params, Spec
+from fedstrata.core.params import EvalMode, Model, Params, Spec
 from fedstrata.data.types import Task
 from fedstrata.models.blocks import ChannelDropout
 
 _CHANNELS = {3: nn.Dropout2d, 4: nn.Dropout3d}  # by the axes of a sample; any other are rows or sequences
 
 
-def plain(kit: Worker, params: Params, task: Task, *, batch_statistics: bool) -> nn.Module:
+def plain(kit: Worker, params: Model, task: Task, *, batch_statistics: bool) -> nn.Module:
     """The module of a kit with these values, in evaluation mode.
 
     Args:
@@ -37,7 +37,7 @@ def plain(kit: Worker, params: Params, task: Task, *, batch_statistics: bool) ->
         forget_statistics(module)
     fill(module, params)
     if isinstance(module, Changed):
-        module.settings = {name: params.setting(name) for name in kit.setup.layout.settings}
+        module.integers = {name: params.integer(name) for name in kit.setup.layout.integers}
     return module.eval()
 
 
@@ -59,8 +59,9 @@ def network(bound: BoundModel, task: Task) -> nn.Module:
     for part in body.modules():
         part.__dict__.pop("channels_last", None)  # a hint to the engine
         part._buffers = {n: None if b is None else b.detach().clone() for n, b in part._buffers.items()}
-    for parameter in body.parameters():
-        parameter.requires_grad_()
+    for name, parameter in body.named_parameters():
+        if name in bound.spec.index:  # a frozen base stays frozen
+            parameter.requires_grad_()
     return body
 
 
@@ -72,12 +73,12 @@ def forget_statistics(module: nn.Module) -> None:
             part.running_mean = part.running_var = part.num_batches_tracked = None
 
 
-def fill(module: nn.Module, params: Params) -> None:
+def fill(module: nn.Module, params: Model) -> None:
     """Write these values, and the statistics that the module has a place for, under their names."""
     with torch.no_grad():
         for name, value in params.views.items():
             attrgetter(name)(module).copy_(value)
-        for name, value in ({} if params.buffers is None else params.buffers.views).items():
+        for name, value in params.statistics.views.items():
             place = attrgetter(name)(module)
             if place is not None:  # a norm that looks at the batch has none
                 place.copy_(value)
@@ -100,9 +101,9 @@ class Changed(nn.Module):
         bound = BoundModel(module, kit.bound.head_name)
         self._net: Net = kit.method.model(bound.net(kit.net.loss))
         bound.attach(self._net)
-        self._spec, self._statistics = bound.spec, Spec((), ()) if batch_statistics else bound.buffers.spec
-        self._still: EvalMode = "batch" if batch_statistics else "eval"
-        self.settings: dict[str, int] = {}  # which network it is, as a number of the program
+        self._spec, self._statistics = bound.spec, Spec((), ()) if batch_statistics else bound.statistics.spec
+        self._eval_mode: EvalMode = "batch_stats" if batch_statistics else "eval"
+        self.integers: dict[str, int] = {}  # which network it is, as a number of the program
         self._moves = any(isinstance(part, _NormBase | _DropoutNd) for part in module.modules())
         self._take_over(module)
         kept = {id(attrgetter(name)(self)) for name in self._spec.names if _has(self, name)}
@@ -138,14 +139,9 @@ class Changed(nn.Module):
         """[B, *shape] -> [B, classes]."""
         own = {name: attrgetter(name)(self) for name in self._spec.names}
         kept = {name: attrgetter(name)(self) for name in self._statistics.names}
-        params = Params(
-            _flat(own),
-            self._spec,
-            buffers=Params(_flat(kept), self._statistics, views=kept),
-            still=self._still,
-            views=own,
-        )
-        return self._net(params.fix(self.settings), x)
+        statistics = Params(_flat(kept), self._statistics, views=kept)
+        params = Params(_flat(own), self._spec, eval_mode=self._eval_mode, views=own, integers=self.integers)
+        return self._net(Model(params, statistics), x)
 
     def train(self, mode: bool = True) -> Self:  # torch's signature  # noqa: FBT001, FBT002
         """Evaluation mode only, where that makes a difference.

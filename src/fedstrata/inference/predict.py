@@ -139,7 +139,7 @@ def predict(
         taken = read(data, found, client=who, split=split, unknown=unknown)
         engine = found.engine
         outputs = engine.evaluator.predict(
-            engine.kit, found.params(who), taken.samples, torch.arange(len(taken.samples))
+            engine.worker, found.params(who), taken.samples, torch.arange(len(taken.samples))
         )
         if not bool(outputs.isfinite().all()):
             row = int((~outputs.isfinite().all(1)).nonzero()[0])

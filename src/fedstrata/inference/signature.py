@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fedstrata import __version__
-from fedstrata.core.chain import name_of
 from fedstrata.inference.finished_run import Finished
 from fedstrata.inference.inputs import intake_of
 
@@ -38,7 +37,7 @@ def signature(found: Finished, client: int | None) -> dict[str, Any]:
         "after_the_model": None if classes else _units(found),
         "client": None if client is None else {"number": client, "name": found.federation.client_name(client)},
         "method": str(parts.method),
-        "changed_by": [name_of(piece) for piece in parts.method.pieces if piece.overrides("model")],
+        "changed_by": [piece.name for piece in parts.method.pieces if piece.overrides("model")],
         "batch_norm": batch_norm(found),
     }
 
@@ -51,7 +50,7 @@ def _units(found: Finished) -> dict[str, Any] | None:
 
 def batch_norm(found: Finished) -> str | None:
     """How norms that look at batches stand in the module, in words; None where there are none."""
-    if not found.engine.kit.bound.norms:
+    if not found.engine.worker.bound.norms:
         return None
     if found.looks_at_batches:
         return (

@@ -78,13 +78,12 @@ def row_of(piece: Piece) -> Row | None:
 def source_of(piece: Piece) -> str:
     """Return the publication of a piece, or "" for one that is not registered."""
     row = row_of(piece)
-    return row.source if row is not None else ""
+    return "" if row is None else row.source
 
 
 def measures_of(method: Method) -> list[str]:
-    """Return the diagnostics that the rows of a chain's pieces ask for."""
-    known = (row_of(piece) for piece in method.pieces)
-    return [name for row in known if row is not None for name in row.measures]
+    """Return the measures that show what the pieces of a method do."""
+    return [name for piece in method.pieces if (row := row_of(piece)) is not None for name in row.measures]
 
 
 def method(text: str) -> Method:

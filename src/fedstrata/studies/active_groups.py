@@ -26,14 +26,14 @@ def used(kit: Worker, params: Params, x: Tensor) -> Names:
         x: [N, *shape] samples, of which the first two are looked at.
     """
     views = {name: part.detach().requires_grad_() for name, part in Params(params.flat, params.spec).views.items()}
-    still = Params(params.flat, params.spec, buffers=params.buffers, still="eval", views=views)
-    kit.memo.clear()
+    still = Model(Params(params.flat, params.spec), params.statistics, still="eval", views=views)
+    kit.features.clear()
     with torch.enable_grad():
         found = torch.autograd.grad(kit.net(still, x[:PROBE]).sum(), list(views.values()), allow_unused=True)
-    kit.memo.clear()
+    kit.features.clear()
     return (
         frozenset(name for name, slope in zip(views, found, strict=True) if slope is not None)
-        - kit.setup.layout.settings
+        - kit.setup.layout.integers
     )
 
 
@@ -45,7 +45,7 @@ def groups_of(layout: Layout, names: Names) -> list[str]:
 def used_by(run: Finished) -> Names:
     """Names of the parameters that the served network of a run computes with."""
     samples = run.federation.train
-    return used(run.engine.kit, run.served, samples.take(torch.arange(min(PROBE, len(samples)))))
+    return used(run.engine.worker, run.served, samples.take(torch.arange(min(PROBE, len(samples)))))
 
 
 class Standing(nn.Module):
@@ -60,7 +60,7 @@ class Standing(nn.Module):
 
     def __init__(self, run: Finished) -> None:
         super().__init__()
-        self._kit = run.engine.kit
+        self._kit = run.engine.worker
         self._kit.bound.load(run.served)
         self._kit.bound.mode(training=False)
 
@@ -73,7 +73,7 @@ class Standing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, *shape] -> [B, classes]."""
         self._kit.memo.clear()
-        return self._kit.net(self._kit.bound.params, x)
+        return self._kit.net(self._kit.bound.model, x)
 
 
 def left_out(layout: Layout, shown: Collection[str]) -> list[str]:
@@ -84,6 +84,6 @@ def left_out(layout: Layout, shown: Collection[str]) -> list[str]:
     names = [
         name
         for name, group in layout.groups.items()
-        if name not in shown and not layout.settings.issuperset(group.names)
+        if name not in shown and not layout.integers.issuperset(group.names)
     ]
     return [f"left out, as the network does not use them: {', '.join(names)}."] if names else []

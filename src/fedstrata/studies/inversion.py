@@ -225,7 +225,7 @@ class Inversion(Study):
             chosen = slice(place, place + self.batch)
             for name, seen in self._views(run, model, x[chosen], y[chosen]).items():
                 scores, _ = found.setdefault(name, ([], sum(t.numel() for t in seen.gradient.values())))
-                labels = self._labels(seen, y[chosen], run.engine.kit.bound.head_name)
+                labels = self._labels(seen, y[chosen], run.engine.worker.bound.head_name)
                 parameters = [attrgetter(n)(model) for n in seen.gradient]
                 given = list(seen.gradient.values())
                 shape, classes = truth[chosen].shape, federation.task.classes
@@ -311,7 +311,7 @@ def model_of(run: Finished, at: str) -> nn.Module:
         return run.module()
     engine = run.engine
     return plain(
-        engine.kit, engine.parts.setup.params, run.federation.task, batch_statistics=engine.evaluator.batch_statistics
+        engine.worker, engine.parts.setup.model, run.federation.task, batch_statistics=engine.evaluator.batch_statistics
     )
 
 
@@ -340,10 +340,10 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
             " out."
         )
     engine = run.engine
-    work = replace(engine.work_of(client, run.served), row=None, extras={})
-    session = ClientUpdate(replace(engine.kit, method=chain), work)
-    delta = Params.of({n: -work.lr * gradient.get(n, torch.zeros_like(t)) for n, t in session.view.anchor.items()})
-    end = session.view.anchor.new(session.view.anchor.flat + delta.flat)
+    work = replace(engine.serving.task_of(client, run.served), row=None, extras={})
+    session = ClientUpdate(replace(engine.worker, method=chain), work)
+    delta = Params.of({n: -work.lr * gradient.get(n, torch.zeros_like(t)) for n, t in update.context.received.items()})
+    end = update.context.received.new(update.context.received.flat + delta.flat)
     plain = delta
     for name, piece in chain.named.items():
         try:

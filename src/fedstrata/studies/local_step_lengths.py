@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.optimizers import Optimizer
-from fedstrata.client.update import ClientFailure, ClientTask, ClientUpdate, why_not
+from fedstrata.client.update import ClientFailure, ClientTask, ClientUpdate
 from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Layout, Names
@@ -116,7 +116,7 @@ class _Watch:
     name, workers = "loop", 1
 
     def __init__(self, parts: RunComponents, clients: Collection[int]) -> None:
-        kit = parts.make()
+        kit = parts.make_worker()
         self.kit, self.clients = _Seen(**{f.name: getattr(kit, f.name) for f in fields(kit)}), clients
         self.rounds: list[int] = []
         self.squares: list[Tensor] = []
@@ -128,7 +128,7 @@ class _Watch:
         layout = self.kit.setup.layout
         seen: list[_Session] = []
         for work in works:
-            refused = why_not(self.kit, work)
+            refused = reason_left_out(self.kit, work)
             if refused is not None:
                 yield refused
                 continue

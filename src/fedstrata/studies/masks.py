@@ -79,10 +79,10 @@ class Masks(Study):
             found = {}
             for done, engine in enumerate(trained(parts, rounds)):
                 if done in moments:
-                    found[moments[done]] = estimate(engine.kit, engine.served(), batches(parts, self.samples))
+                    found[moments[done]] = estimate(engine.worker, engine.serving.model(), batches(parts, self.samples))
                     told = left_out(parts.setup.layout, found[moments[done]].groups)
                     notes += [f"{label}, {moments[done]}: {said}" for said in told]
-            numbers[label] = {"samples": self.samples, "batch": parts.setup.batch} | {
+            numbers[label] = {"samples": self.samples, "batch": parts.setup.local.batch} | {
                 name: _summed(one) for name, one in found.items()
             }
             panels += _panels(label, found)
@@ -192,8 +192,8 @@ def estimate(kit: Worker, params: Params, drawn: Iterator[Batch]) -> Variances:
     for place, batch in enumerate(drawn):
         shown = shown or groups_of(layout, used(kit, params, batch.x))
         bound.draw_from(random_streams.torch_stream(kit.setup.seed, "masks dropout", place))
-        kit.memo.clear()
-        slopes, whole = bound.slopes(kit.plain_loss(bound.params, batch), bound.spec.names)
+        kit.features.clear()
+        slopes, whole = bound.gradients(kit.plain_loss(bound.model, batch), bound.spec.names)
         assert whole is None, "the plain loss has no terms on the whole vector"
         seen.add(torch.cat([slope.reshape(-1) for slope in slopes]))
     at = [layout.names().index(name) for name in shown]
@@ -208,7 +208,7 @@ def batches(parts: RunComponents, count: int) -> Iterator[Batch]:
     data, setup = parts.federation, parts.setup
     index = union(data).training(0)
     rng = random_streams.stream(setup.seed, "masks batches")
-    size = min(setup.batch, len(index))
+    size = min(setup.local.batch, len(index))
     for place in range(count):
         chosen = index[torch.from_numpy(rng.choice(len(index), size, replace=False))]
         x = data.train.take(chosen)

@@ -292,7 +292,7 @@ def layers_of(run: Finished) -> tuple[nn.Module, dict[str, nn.Module]]:
     network does.
     """
     layout, there = run.engine.parts.setup.layout, used_by(run)
-    model = Standing(run) if run.engine.kit.method.has("model") else run.module()
+    model = Standing(run) if run.engine.worker.method.has("model") else run.module()
     found: dict[str, nn.Module] = {}
     for name in layout.names():
         weights = weights_of(layout, name)

@@ -62,7 +62,7 @@ class Memory(Study):
             numbers[label] = found
             panels += _panels(label, found)
             notes += [f"{label}: {said}" for said in left_out(run.engine.parts.setup.layout, found["measured"])]
-            if run.engine.parts.setup.layout.settings:
+            if run.engine.parts.setup.layout.integers:
                 notes.append(
                     f"{label}: the network grows over the run; told is the whole of it, as it stands in the last stage."
                 )
@@ -74,12 +74,12 @@ def peaks(parts: RunComponents) -> dict[str, Any]:
 
     All of the whole network.
     """
-    kit, setup = parts.make(), parts.setup
+    kit, setup = parts.make_worker(), parts.setup
     layout, batch = setup.layout, batch_of(parts)
     with whole(kit):
-        shown = groups_of(layout, used(kit, kit.bound.params, batch.x))
+        shown = groups_of(layout, used(kit, kit.bound.model, batch.x))
         groups: dict[str, Names] = {name: frozenset(layout.groups[name].names) for name in shown}
-        groups[WHOLE] = layout.parameters - layout.settings
+        groups[WHOLE] = layout.parameters - layout.integers
         return {
             "batch": len(batch.y),
             "predicted": {name: predicted(kit, batch, names) for name, names in groups.items()},
@@ -90,7 +90,7 @@ def peaks(parts: RunComponents) -> dict[str, Any]:
 
 def batch_of(parts: RunComponents) -> Batch:
     """A batch of the run's size of the first clients' samples; less where all together have less."""
-    data, found, left = parts.federation, [], parts.setup.batch
+    data, found, left = parts.federation, [], parts.setup.local.batch
     for client in parts.setup.eligible:
         index = data.training(client)[:left]
         found.append(index)
@@ -114,7 +114,7 @@ def predicted(kit: Worker, batch: Batch, names: Names) -> int:
     kept = sum(dict(size for call in calls[first:] for size in call.read).values())
     passing = max((sum(dict([*call.read, *call.made]).values()) for call in calls[:first]), default=0)
     numbers = NUMBER * sum(b - a for a, b in kit.bound.spec.runs(names))
-    optimizer = Optimizer(kit.setup.optimizer, kit.setup.momentum)
+    optimizer = Optimizer(kit.setup.local.optimizer, kit.setup.local.momentum)
     return (
         NUMBER * kit.bound.spec.total
         + numbers * (1 + optimizer.slots())
@@ -151,9 +151,9 @@ def called(kit: Worker, batch: Batch, names: Names) -> list[Call]:
     try:
         bound.mode(training=True)
         bound.draw_from(torch.Generator().manual_seed(0))
-        kit.memo.clear()
+        kit.features.clear()
         with torch.no_grad():
-            kit.plain_loss(bound.params, batch)
+            kit.plain_loss(bound.model, batch)
     finally:
         for handle in handles:
             handle.remove()
@@ -171,18 +171,18 @@ def measured(kit: Worker, batch: Batch, names: Names) -> int:
     The model is left as it was.
     """
     bound = kit.bound
-    flat, buffers = bound.flat.detach().clone(), bound.buffers.flat.clone()
+    flat, buffers = bound.flat.detach().clone(), bound.statistics.flat.clone()
     bound.mode(training=True)
     bound.draw_from(torch.Generator().manual_seed(0))
-    with Alive([bound.flat, bound.buffers.flat]) as alive:
+    with Alive([bound.flat, bound.statistics.flat]) as alive:
         own = Batch(batch.x.clone(), batch.y.clone())
-        stepper = LocalSteps(kit, kit.plain_loss, lambda g: g, names, kit.setup.lr)
+        stepper = LocalSteps(kit, kit.plain_loss, lambda g: g, names, kit.setup.local.lr)
         stepper.step(own)
         stepper.step(own)
-    kit.memo.clear()
+    kit.features.clear()
     with torch.no_grad():
         bound.flat.copy_(flat)
-        bound.buffers.flat.copy_(buffers)
+        bound.statistics.flat.copy_(buffers)
     bound.train_only(kit.setup.layout.parameters)
     return NUMBER * bound.spec.total + int(alive.peak)
 

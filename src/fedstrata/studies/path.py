@@ -122,7 +122,7 @@ class Path(Study):
         assert a.statistics is not None
         assert b.statistics is not None
         mixed = Params((1 - t) * a.statistics.flat + t * b.statistics.flat, a.statistics.spec)
-        return a.scored(flat, recounted(a.kit, Params(flat, a.layout.spec, buffers=mixed), drawn) if drawn else mixed)
+        return a.scored(flat, recounted(a.kit, Model(Params(flat, a.layout.spec), mixed), drawn) if drawn else mixed)
 
     def _panels(self, pairs: Mapping[str, Mapping[str, Any]], score: str) -> list[Panel]:
         x = next(iter(pairs.values()))["at"]
@@ -161,11 +161,11 @@ def recounted(kit: Worker, params: Params, drawn: Sequence[Tensor]) -> Params:
         for place, x in enumerate(drawn, 1):
             for norm in bound.norms:
                 norm.momentum = 1 / place  # a running mean with this weight is the plain mean
-            kit.memo.clear()
-            kit.net(bound.params, x)
-    kit.memo.clear()
+            kit.features.clear()
+            kit.net(bound.model, x)
+    kit.features.clear()
     bound.mode(training=False)
-    return Params(bound.buffers.flat.clone(), bound.buffers.spec)
+    return Params(bound.statistics.flat.clone(), bound.statistics.spec)
 
 
 def _counts(surface: Surface) -> bool:
@@ -189,7 +189,7 @@ def _alike(one: str, a: Surface, other: str, b: Surface) -> None:
             f"{one} and {other} have networks that compute differently with the same tensors; no model lies on the line"
             " between them."
         )
-    if any(not torch.equal(_setting(a, name), _setting(b, name)) for name in sorted(a.layout.settings)):
+    if any(not torch.equal(_setting(a, name), _setting(b, name)) for name in sorted(a.layout.integers)):
         raise ConfigError(
             f"{one} and {other} ended in different stages of a network that grows; take runs that ended in the same"
             " one."

@@ -73,7 +73,7 @@ def plain_sgd(parts: RunComponents, lr: float) -> RunComponents:
     parts.method.check(setup)
     factor = schedule(parts.config.schedule, parts.config.rounds)
 
-    def make(inner: Callable[[], Worker] = parts.make) -> Worker:
+    def make(inner: Callable[[], Worker] = parts.make_worker) -> Worker:
         kit = inner()
         return replace(kit, setup=setup, local=replace(kit.local, clip=None))
 
@@ -96,11 +96,11 @@ class Counted:
     def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
         """See :class:`Executor`."""
         self.read.append(0)
-        phases = {work.place: {phase.name for phase in work.plan.phases} for work in works}
+        phases = {task.cohort_index: {phase.name for phase in work.plan.phases} for work in works}
         for answer in self.inner.train(works):
             if isinstance(answer, Reply):
                 self.read[-1] += sum(
-                    n for key, n in answer.passes.items() if key.partition(":")[0] in phases[answer.place]
+                    n for key, n in answer.passes.items() if key.partition(":")[0] in phases[answer.cohort_index]
                 )
             yield answer
 
@@ -141,14 +141,14 @@ def pooled(parts: RunComponents, read: Sequence[int]) -> RunComponents:
     """
     federation = union(parts.federation)
     total = len(federation.training(0))
-    each = min(parts.setup.batch, total)
+    each = min(parts.setup.local.batch, total)
     lengths = tuple((n // total, None) if n and n % total == 0 else (None, round(n / each)) for n in read)
     method = Method((Pace(lengths=lengths),))
-    settings = parts.setup.params.pick(parts.setup.layout.settings)
-    start = parts.setup.params | settings.new(torch.zeros_like(settings.flat))  # the whole network
+    settings = parts.setup.model.pick(parts.setup.layout.integers)
+    start = parts.setup.model | settings.new(torch.zeros_like(settings.flat))  # the whole network
     setup = replace(parts.setup, params=start, clients=1, cohort=1, samples=Sizes(federation), eligible=Eligible(1, ()))
 
-    def make(inner: Callable[[], Worker] = parts.make) -> Worker:
+    def make(inner: Callable[[], Worker] = parts.make_worker) -> Worker:
         return replace(inner(), method=method, setup=setup, data=federation)
 
     config = parts.config.replace(quorum=0, rows="memory")

@@ -111,11 +111,11 @@ class Settling(Study):
 
     def _one(self, run: Finished, rounds: int) -> tuple[dict[str, Any], list[str]]:
         parts = run.engine.parts
-        counted = Counted(Loop(parts.make))
+        counted = Counted(Loop(parts.make_worker))
         track = self._track(parts, rounds, counted)
         found = self._said(track, parts.setup.layout)
         notes = left_out(parts.setup.layout, found["settled"])
-        if not torch.equal(track.flats[-1], run.engine.server.params.flat):
+        if not torch.equal(track.flats[-1], run.engine.server.model.flat):
             notes.append(
                 "trained again in one thread it ends at other last bits than the run did; distances are to the end of"
                 " this second training."
@@ -123,7 +123,7 @@ class Settling(Study):
         if self.against == "pooled":
             central = pooled(parts, counted.read)
             other = self._track(central, rounds, None)
-            if parts.setup.layout.settings:
+            if parts.setup.layout.integers:
                 notes.append(
                     "the run grew its network in stages; the pooled training is of the whole network from the start."
                 )
@@ -141,11 +141,13 @@ class Settling(Study):
         track = Track([], [], [], frozenset())
         for done, engine in enumerate(trained(parts, rounds, executor)):
             if done in marks:
-                params = engine.served()
+                params = engine.serving.model()
                 track.rounds.append(done)
                 track.flats.append(params.flat.detach().clone())
-                track.kernels.append(kernels(engine.kit, params, x, batch_statistics=engine.evaluator.batch_statistics))
-                track.used = used(engine.kit, params, x)
+                track.kernels.append(
+                    kernels(engine.worker, params, x, batch_statistics=engine.evaluator.batch_statistics)
+                )
+                track.used = used(engine.worker, params, x)
         return track
 
     def _said(self, track: Track, layout: Layout) -> dict[str, Any]:

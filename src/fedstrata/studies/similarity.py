@@ -72,9 +72,9 @@ def kernels(kit: Worker, params: Params, x: Tensor, *, batch_statistics: bool) -
     try:
         kit.bound.load(params)
         kit.bound.mode(training=False, batch_statistics=batch_statistics)
-        kit.memo.clear()
+        kit.features.clear()
         with torch.no_grad(), kit.autocast():
-            kit.net(kit.bound.params, x)
+            kit.net(kit.bound.model, x)
     finally:
         for handle in handles:
             handle.remove()

@@ -80,12 +80,12 @@ class Steps(Study):
         return walk(parts, self.clients or range(parts.federation.clients), rounds)
 
     def _control(self, label: str, parts: RunComponents) -> RunComponents:
-        if self.lr is None and parts.setup.optimizer != "sgd":
+        if self.lr is None and parts.setup.local.optimizer != "sgd":
             raise ConfigError(
-                f"{label} ran with {parts.setup.optimizer}, whose rate says nothing of SGD; give one:"
+                f"{label} ran with {parts.setup.local.optimizer}, whose rate says nothing of SGD; give one:"
                 " steps(optimizer=sgd, lr=0.05)."
             )
-        return plain_sgd(parts, parts.setup.lr if self.lr is None else self.lr)
+        return plain_sgd(parts, parts.setup.local.lr if self.lr is None else self.lr)
 
 
 def compared(walks: Mapping[str, Walk], window: int, tag: str) -> Outcome:

@@ -46,10 +46,10 @@ class Surface:
     """
 
     def __init__(self, run: Finished, x: Tensor, y: Tensor, batch: int, dtype: torch.dtype = torch.float32) -> None:
-        self.kit, self.layout, self.dtype = run.engine.kit, run.engine.parts.setup.layout, dtype
+        self.kit, self.layout, self.dtype = run.engine.worker, run.engine.parts.setup.layout, dtype
         self.still: Literal["eval", "batch"] = "batch" if run.engine.evaluator.batch_statistics else "eval"
         self.centre = run.served.flat.to(dtype)
-        self.statistics = self._cast(run.served.buffers)
+        self.statistics = self._cast(run.served.statistics)
         if not bool(self.centre.isfinite().all()):
             raise ConfigError(
                 f"{run.folder}: the model is not finite: its training diverged, and nothing can be said of the loss"
@@ -75,7 +75,7 @@ class Surface:
             statistics: of norms; default: the served ones.
         """
         total, right = 0.0, 0
-        p = Params(flat, self.layout.spec, buffers=statistics or self.statistics, still=self.still)
+        p = Model(Params(flat, self.layout.spec), statistics or self.statistics, still=self.still)
         for x, y in self.batches:
             with torch.no_grad():
                 output = self._output(p, x)
@@ -132,17 +132,17 @@ class Surface:
 
     def used(self) -> Names:
         """Names of the parameters that the loss hangs on: a network that grows has layers for other rounds."""
-        return used(self.kit, Params(self.centre, self.layout.spec, buffers=self.statistics), self.batches[0][0])
+        return used(self.kit, Model(Params(self.centre, self.layout.spec), self.statistics), self.batches[0][0])
 
     def _leaves(self, names: Sequence[str]) -> tuple[list[Tensor], Params]:
         views = dict(Params(self.centre, self.layout.spec).views)
         leaves = [views[name].detach().requires_grad_() for name in names]
         views |= dict(zip(names, leaves, strict=True))
-        return leaves, Params(self.centre, self.layout.spec, buffers=self.statistics, still=self.still, views=views)
+        return leaves, Model(Params(self.centre, self.layout.spec), self.statistics, still=self.still, views=views)
 
     def _output(self, p: Params, x: Tensor) -> Tensor:
         # it knows parameters by their vector, and here only their views change; and it would keep every batch's graph
-        self.kit.memo.clear()
+        self.kit.features.clear()
         return self.kit.net(p, x)
 
 

@@ -180,37 +180,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.diagnostics.base import Look, Measure
+from fedstrata import Measure, RoundSnapshot
 
 
 @dataclass(frozen=True)
 class $Name(Measure):
-    """Length of the server's model, in all and by layer group; replace this by what you want to see."""
+    """Measure the length of the server's model, in all and by layer group; replace this by what you want to see."""
 
     title: ClassVar[str] = "Length of the model"
     text: ClassVar[str] = "Square root of the sum of squares of the server's parameters. Large: the model has moved far from zero."
     unit: ClassVar[str] = "length"
 
-    def look(self, look: Look) -> Mapping[str, float | None]:
-        """Numbers of a round, by series: "all", or names of layer groups. ``look`` is for reading only."""
-        found = {"all": float(look.after.flat.norm())}
-        for name, group in look.layout.groups.items():
-            found[name] = sum(float(look.after[n].square().sum()) for n in group.names if n in look.after) ** 0.5
-        return found
+    def measure(self, snapshot: RoundSnapshot) -> Mapping[str, float | None]:
+        """Return numbers of a round, by series: "all", or names of layer groups. ``snapshot`` is read only."""
+        after = snapshot.after
+        lengths = {"all": float(after.flat.norm())}
+        for name, group in snapshot.layout.groups.items():
+            lengths[name] = sum(float(after[n].square().sum()) for n in group.names if n in after) ** 0.5
+        return lengths
 '''
 
 _MEASURE_TEST = '''\
-"""$Name looks at every round, and changes nothing."""
+"""$Name measures every round, and changes nothing."""
 
 import math
 
-from fedstrata.testing import looks
+from fedstrata.testing import measurements
 
 from $name import $Name
 
 
-def test_it_gives_numbers_for_every_round_and_changes_nothing():
-    numbers = looks($Name())  # it also holds the run against one without the measure
+def test_it_measures_every_round_and_changes_nothing():
+    numbers = measurements($Name())  # it also checks that a run without the measure is equal
     assert len(numbers) == 3
     assert all(math.isfinite(row["all"]) for row in numbers)
 '''
@@ -226,7 +227,7 @@ fedstrata run measures=$name
 pytest
 ```
 
-A measure looks at a trained round and gives numbers; reports draw them. It never changes what it is given.
+A measure computes numbers from a trained round; reports draw them. It never changes what it receives.
 """
 
 

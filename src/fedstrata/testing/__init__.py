@@ -23,7 +23,7 @@ from fedstrata.testing import claims
 from fedstrata.testing.play import engine, finish, play, played, same
 from fedstrata.testing.toys import know, parts
 
-__all__ = ["Law", "laws", "looks"]
+__all__ = ["Law", "laws", "measurements"]
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,15 @@ def _on(name: str, check: Callable[..., None], *names: str) -> list[tuple[str, C
     return [(f"{name} ({toy})", partial(check, toy=toy)) for toy in names]
 
 
-def looks(measure: Measure) -> list[Mapping[str, float | None]]:
-    """The numbers of a measure in three rounds of a toy.
+def measurements(measure: Measure) -> list[Mapping[str, float | None]]:
+    """Return the numbers of a measure in three rounds of a toy.
 
     Raises:
         AssertionError: the run with the measure is not, bit for bit, the run without it.
     """
-    run = finish(engine(replace(parts(eval_every=1), measures={"looked": measure})))
+    run = finish(engine(replace(parts(eval_every=1), measures={"measured": measure})))
     differing = same(play(eval_every=1), run)
-    claims.claim(not differing, f"{type(measure).__name__} changes {', '.join(differing)}; a measure only looks")
-    return [row["measures"]["looked"] for row in run.rows]
+    claims.claim(
+        not differing, f"{type(measure).__name__} changes {', '.join(differing)}; a measure must not change a run"
+    )
+    return [row["measures"]["measured"] for row in run.states]

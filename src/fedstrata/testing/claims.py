@@ -114,8 +114,9 @@ def text_comes_back(text: str) -> None:
 # ------------------------------------------------------------------------------------------------------------------------------
 
 
-def batched_equals_looped(example: str, toy: str = "layer", tolerance: float = 1e-6) -> None:
-    """Stacked clients give the looped model to 1e-6 of its largest entry."""
+def batched_equals_looped(example: str, toy: str = "layer") -> None:
+    """Stacked clients give the looped model to rounding: 1e-6 of its largest entry."""
+    tolerance = rounding(example)
     loop, stacked = played(example, toy), play(example, toy, "batched", 2)
     server = gap(stacked.params, loop.params)
     claim(
@@ -126,13 +127,20 @@ def batched_equals_looped(example: str, toy: str = "layer", tolerance: float = 1
     claim(worst <= tolerance, f"{example}: batched and looped own models of clients differ by {worst:.3g}")
 
 
-def batched_equals_looped_or_refuses(example: str, toy: str) -> str:
-    """For other models than the laws' toy: either equal, or refused with a reason.
+def rounding(example: str) -> float:
+    """How far two orders of the same float32 sums may leave two models apart, as a part of the largest entry.
 
-    To 1e-5, because FedAdagrad multiplies the rounding of a small mean update by up to lr / tau = 50.
+    The toys are smooth, so rounding grows by bounded factors: 3e-7 was the most over 20 seeds and three instruction
+    sets. A server optimizer that divides by ``sqrt(second) + tau`` multiplies the rounding of a small mean update by
+    up to lr / tau, 50 in the examples; 1e-6 was the most.
     """
+    return 1e-5 if any(hasattr(piece, "tau") for piece in toys.parse(example).pieces) else 1e-6
+
+
+def batched_equals_looped_or_refuses(example: str, toy: str) -> str:
+    """For other models than the laws' toy: either equal, or refused with a reason."""
     try:
-        batched_equals_looped(example, toy, 1e-5)
+        batched_equals_looped(example, toy)
     except FedstrataError as error:
         return "refused" if len(str(error).split()) > 5 else f"refused without a reason: {error}"
     return "equal"
@@ -172,31 +180,31 @@ def untouched_stays_untouched(example: str, toy: str = "layer") -> None:
         while run.server.round < 3:
             before = copied(run.server).params
             run.round()
-            _compare_outside(before, run.server.params, run.plan.average)
+            _compare_outside(before, run.server.model, run.plan.aggregate)
             for work, reply in zip(run.executor.works[-1], run.executor.replies[-1], strict=True):
                 plan = work.plan
                 sent, returned = (
                     set(messages.down(work).tensors),
-                    set(messages.up(reply, codecs_of(run.kit, plan)).tensors),
+                    set(messages.up(reply, codecs_of(run.worker, plan)).tensors),
                 )
                 travelled = {
                     name.split("/", 1)[1]
                     for name in sent | returned
                     if name.startswith(("model/", "delta/", "statistics/"))
                 }
-                leaked = travelled & (plan.keep - plan.down - plan.up)
+                leaked = travelled & (plan.client_local - plan.download - plan.upload)
                 claim(
                     not leaked,
                     f"{example}: {', '.join(sorted(leaked))} stays with the client by the plan, and travelled",
                 )
-                extra = {n.split("/", 1)[1] for n in returned if n.startswith("delta/")} - plan.up
+                extra = {n.split("/", 1)[1] for n in returned if n.startswith("delta/")} - plan.upload
                 claim(not extra, f"{example}: {', '.join(sorted(extra))} is not sent up by the plan, and was returned")
     finally:
         run.close()
 
 
 def _compare_outside(before: Params, after: Params, average: frozenset[str]) -> None:
-    for old, new in ((before, after), (before.buffers, after.buffers)):
+    for old, new in ((before, after), (before.statistics, after.statistics)):
         if old is None or new is None:
             continue
         for name, tensor in old.views.items():
@@ -241,9 +249,9 @@ def absent_clients_keep_their_rows(example: str, toy: str = "layer") -> None:
     everyone = range(run.parts.federation.clients)
     try:
         for _ in range(3):
-            before = [bits(run.rows.get(i)) for i in everyone]
+            before = [bits(run.states.get(i)) for i in everyone]
             cohort = run.round()["cohort"]
-            touched = [i for i in everyone if i not in cohort and bits(run.rows.get(i)) != before[i]]
+            touched = [i for i in everyone if i not in cohort and bits(run.states.get(i)) != before[i]]
             claim(not touched, f"{example}: rows of clients {touched} changed, who were not in the round")
     finally:
         run.close()
@@ -257,9 +265,9 @@ def a_lost_round_changes_nothing(example: str, toy: str = "layer") -> None:
         run.round()
         run.executor.change = poisoned
         model, slots, rows = (
-            bits(run.server.params),
-            bits(dict(run.server.slots)),
-            [bits(run.rows.get(i)) for i in everyone],
+            bits(run.server.model),
+            bits(dict(run.server.states)),
+            [bits(run.states.get(i)) for i in everyone],
         )
         row = run.round()
         claim(not row["moved"], f"{example}: all replies of a round were refused, and the model moved")
@@ -267,7 +275,7 @@ def a_lost_round_changes_nothing(example: str, toy: str = "layer") -> None:
             len(row["refused"]) == len(row["cohort"]),
             f"{example}: {len(row['refused'])} of {len(row['cohort'])} wrong replies were refused",
         )
-        now = bits(run.server.params), bits(dict(run.server.slots)), [bits(run.rows.get(i)) for i in everyone]
+        now = bits(run.server.model), bits(dict(run.server.states)), [bits(run.states.get(i)) for i in everyone]
         claim(
             now == (model, slots, rows), f"{example}: a round without good replies changed the model, the slots or rows"
         )
@@ -305,7 +313,7 @@ def billed_messages(example: str, toy: str = "layer") -> Letters:
             letters.append((encode(frame), digests(frame.tensors)))
             down += len(letters[-1][0])
         for reply in replies:
-            codecs = codecs_of(run.kit, works[reply.place].plan)
+            codecs = codecs_of(run.worker, works[reply.cohort_index].plan)
             frame = messages.up(reply, codecs)
             letters.append((encode(frame), digests(frame.tensors)))
             _unpacks_to_what_the_server_applies(frame.tensors, reply, codecs)

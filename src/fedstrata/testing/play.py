@@ -40,7 +40,7 @@ class Wrapped:
         """See :class:`Executor`."""
         replies = self.change(list(self.inner.train(self.order(list(works)))))
         self.works.append(list(works))
-        self.replies.append(sorted((r for r in replies if isinstance(r, Reply)), key=lambda r: r.place))
+        self.replies.append(sorted((r for r in replies if isinstance(r, Reply)), key=lambda r: r.cohort_index))
         yield from replies
 
     def close(self) -> None:
@@ -84,19 +84,19 @@ def outcome(run: Engine, rows: Sequence[Row] = ()) -> Outcome:
     """The server's model and slots, every client's own model and row."""
     total = run.parts.federation.clients
     return Outcome(
-        run.server.params,
+        run.server.model,
         [own_model(run, i) for i in range(total)],
-        dict(run.server.slots),
-        [run.rows.get(i) for i in range(total)],
+        dict(run.server.states),
+        [run.states.get(i) for i in range(total)],
         list(rows),
     )
 
 
 def own_model(run: Engine, client: int) -> Params:
     """The model that a client uses itself, as after the last round."""
-    found = run.evaluator.model(run.kit, run.work_of(client, run.server.params))
-    buffers = None if found.buffers is None else found.buffers.clone()
-    return Params(found.flat.detach().clone(), found.spec, buffers=buffers)
+    found = run.evaluator.model(run.worker, run.serving.task_of(client, run.server.model))
+    buffers = None if found.statistics is None else found.statistics.clone()
+    return Model(Params(found.flat.detach().clone(), found.spec), buffers)
 
 
 def finish(run: Engine) -> Outcome:
@@ -131,8 +131,8 @@ def played(
 
 def copied(server: Server) -> Server:
     """The same values in memory of their own."""
-    slots = {n: {k: v.clone() for k, v in s.items()} for n, s in server.slots.items()}
-    return Server(server.round, server.params.clone(), slots)
+    slots = {n: {k: v.clone() for k, v in s.items()} for n, s in server.states.items()}
+    return Server(server.round, server.model.clone(), slots)
 
 
 # ---- comparisons
@@ -144,7 +144,7 @@ def bits(value: Any) -> bytes:
     if value is None:
         return b"none"
     if isinstance(value, Params):
-        return bits(value.flat) + (b"" if value.buffers is None else bits(value.buffers.flat))
+        return bits(value.flat) + (b"" if value.statistics is None else bits(value.statistics.flat))
     if isinstance(value, torch.Tensor):
         return value.detach().contiguous().numpy().tobytes()
     if isinstance(value, dict):
@@ -167,7 +167,7 @@ def gap(a: Params, b: Params) -> float:
     """max|a - b| / max|b| over parameters and statistics together."""
     worst = (a.flat.double() - b.flat.double()).abs().max()
     scale = b.flat.double().abs().max()
-    if a.buffers is not None and b.buffers is not None and len(a.buffers):
-        worst = torch.maximum(worst, (a.buffers.flat.double() - b.buffers.flat.double()).abs().max())
-        scale = torch.maximum(scale, b.buffers.flat.double().abs().max())
+    if a.statistics is not None and b.statistics is not None and len(a.statistics):
+        worst = torch.maximum(worst, (a.statistics.flat.double() - b.statistics.flat.double()).abs().max())
+        scale = torch.maximum(scale, b.statistics.flat.double().abs().max())
     return float(worst / scale)

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, softplus
 
 from fedstrata.common.call_syntax import parse_calls
 from fedstrata.config.config import Config
@@ -41,7 +42,8 @@ Toy: TypeAlias = "str | tuple[Federation, nn.Module]"
 class Small(nn.Module):
     """Two hidden layers with a norm after the first, and a linear head.
 
-    Every kind of selector matches something, and it may end early.
+    Every kind of selector matches something, and it may end early. The activation is smooth: a ReLU or a max-pool
+    switches its gradient where two values are equal to rounding, and no law may depend on such a tie.
     """
 
     def __init__(self, norm: Norm = "layer", drop: float = 0.0) -> None:
@@ -60,15 +62,15 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor, exits: int | None = None) -> Tensor:
         """[B, 6] -> [B, 3]; or the features behind so many layers."""
-        out = torch.relu(self.norm(self.first(x)))
+        out = softplus(self.norm(self.first(x)))
         if exits == 1:
             return out
-        out = torch.relu(self.second(self.drop(out)))
+        out = softplus(self.second(self.drop(out)))
         return out if exits else self.head(out)
 
 
 class Images(nn.Module):
-    """One convolution with its norm, pooled, and a linear head: for 1x6x6 images."""
+    """One convolution with its norm, pooled by means, and a linear head: for 1x6x6 images; smooth, as Small is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +81,7 @@ class Images(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, 1, 6, 6] -> [B, 3]."""
-        out: Tensor = self.head(torch.nn.functional.max_pool2d(torch.relu(self.norm(self.conv(x))), 2).flatten(1))
+        out: Tensor = self.head(avg_pool2d(softplus(self.norm(self.conv(x))), 2).flatten(1))
         return out
 
 

@@ -1,0 +1,224 @@
+"""Every executor gives the loop's answers: replies field by field, failures by name, whatever happens to its workers.
+
+A new one is a new line.
+"""
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstrata.backends.selection import EXECUTORS, build
+from fedstrata.client.update import ClientFailure
+from fedstrata.common.errors import ConfigError, MethodError
+from fedstrata.core.params import Params
+from fedstrata.core.piece import Piece, Reply
+from fedstrata.core.plan import Phase
+from fedstrata.engine.server import plan_round
+from helpers import lab
+
+EXACT = [("threads", 1), ("threads", 3), ("processes", 1), ("processes", 3), ("auto", 2)]
+CLOSE = [("batched", 1), ("batched", 3)]
+exact = pytest.mark.parametrize(("executor", "workers"), EXACT)
+every = pytest.mark.parametrize(("executor", "workers"), [*EXACT, *CLOSE])
+
+
+@dataclass(frozen=True)
+class Everything(Piece):
+    """Uses each way across the border: models by place, extras, mail, rows with statistics, budgets, phases."""
+
+    def init_client(self, setup):
+        return {"model": setup.params, "count": torch.zeros((), dtype=torch.int64)}
+
+    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
+        head = setup.layout.select("role:head")
+        phases = (Phase("head", train=head, epochs=1), Phase("local", lr=0.5))
+        return replace(
+            plan.private(setup.layout.select("name:second.bias")),
+            phases=phases,
+            places={1: {"phases": (Phase(steps=3),)}},
+        )
+
+    def send(self, params, slot, seat, rng, setup):
+        drawn = torch.tensor(rng.normal(size=3), dtype=torch.float32)
+        return (params * 1.01 if seat.place == 2 else params), {"drawn": drawn, "model": params * 2}
+
+    def objective(self, loss, v):
+        return lambda p, b: (
+            loss(p, b)
+            + 0.01 * v.extras["drawn"].sum() * p["head.bias"].sum()
+            + 0.001 * ((p.flat - v.extras["model"].flat) ** 2).sum()
+        )
+
+    def upload(self, delta, own, v):
+        return delta, {"letter": delta * 2, "count": own["count"]}, {"model": v.end, "count": own["count"] + 1}
+
+
+def answers(executor, workers, method, toy="batch", rounds=2, **settings):
+    """All answers of two rounds, in cohort order, the second with rows of the first."""
+    made = lab.parts(method, toy, cohort=6, **settings)
+    run = lab.engine(made)
+    runner = build(executor, made.make, workers, 1, lambda *_: None)
+    found, rows = [], {}
+    try:
+        for t in range(rounds):
+            server = replace(run.server, round=t)
+            turn = plan_round(server, made.method, made.setup, made.config.bn, 0.1, lambda *_: None, rows.get)
+            found.append(sorted(runner.train(turn.works), key=lambda a: a.place))
+            rows |= {a.client: dict(a.row) for a in found[-1] if isinstance(a, Reply) and a.row}
+    finally:
+        runner.close()
+        run.close()
+    return [a for part in found for a in part]
+
+
+def plain(answer):
+    """A reply as comparable values; parameters as names and bytes."""
+    if isinstance(answer, ClientFailure):
+        return answer
+    return {name: _plain(getattr(answer, name)) for name in answer.__dataclass_fields__}
+
+
+def _plain(value):
+    if isinstance(value, Params):
+        return (value.spec.names, value.spec.shapes, lab.bits(value))
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, value.shape, lab.bits(value))
+    return {k: _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+@exact
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "everything"])
+@pytest.mark.parametrize("toy", ["batch", "dropout"])
+def test_replies_are_the_loop_s_in_every_field(executor, workers, method, toy):
+    method = Everything() if method == "everything" else method
+    assert [plain(a) for a in answers(executor, workers, method, toy)] == [
+        plain(a) for a in answers("loop", 1, method, toy)
+    ]
+
+
+@pytest.mark.parametrize(("executor", "workers"), CLOSE)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "everything"])
+def test_stacked_replies_are_the_loop_s_to_rounding(executor, workers, method):
+    method = Everything() if method == "everything" else method
+    for a, b in zip(answers(executor, workers, method, "layer"), answers("loop", 1, method, "layer"), strict=True):
+        assert (a.place, a.client, a.samples, a.steps, dict(a.passes), sorted(a.row), sorted(a.mail)) == (
+            b.place,
+            b.client,
+            b.samples,
+            b.steps,
+            dict(b.passes),
+            sorted(b.row),
+            sorted(b.mail),
+        )
+        assert a.loss == pytest.approx(b.loss, rel=1e-5)
+        assert torch.allclose(a.delta.flat, b.delta.flat, rtol=1e-5, atol=2e-6)
+        for name in a.row:
+            assert torch.allclose(a.row[name], b.row[name], rtol=1e-5, atol=2e-6)
+
+
+@dataclass(frozen=True)
+class Breaks(Piece):
+    """Fails on clients of 17 and of 5 samples, each in its own way."""
+
+    def upload(self, delta, own, v):
+        if v.samples == 17:
+            raise RuntimeError("too much")
+        if v.samples == 5:
+            raise KeyError("nothing there")
+        return delta, {}, own
+
+
+@every
+def test_clients_that_fail_are_named_and_the_others_answer(executor, workers):
+    found = answers(executor, workers, Breaks(), "layer", rounds=1)
+    failures = {a.client: (a.code, a.message) for a in found if isinstance(a, ClientFailure)}
+    assert failures == {0: ("raised", "RuntimeError: too much"), 2: ("raised", "KeyError: 'nothing there'")}
+    assert len(found) == 6
+
+
+@dataclass(frozen=True)
+class Refuses(Piece):
+    def upload(self, delta, own, v):
+        raise MethodError("this cannot be meant")
+
+
+@every
+def test_what_cannot_be_meant_ends_the_run_everywhere(executor, workers):
+    with pytest.raises(Exception, match="this cannot be meant") as caught:
+        lab.play(Refuses(), executor=executor, workers=workers)
+    assert isinstance(caught.value, ValueError), "a FedstrataError, which the command turns into one line"
+
+
+@every
+def test_closing_twice_and_closing_unused_do_nothing(executor, workers):
+    runner = build(executor, lab.parts().make, workers, 1, lambda *_: None)
+    runner.close()
+    runner.close()
+
+
+@every
+def test_an_empty_cohort_is_answered_by_nothing(executor, workers):
+    runner = build(executor, lab.parts().make, workers, 1, lambda *_: None)
+    assert list(runner.train(())) == []
+    runner.close()
+
+
+PARENT = os.getpid()
+
+
+@dataclass(frozen=True)
+class Dies(Piece):
+    """Kills its worker process: once (the file marks the first time), or always."""
+
+    marker: str = ""
+
+    def upload(self, delta, own, v):
+        again = bool(self.marker) and Path(self.marker).exists()
+        if v.samples == 17 and os.getpid() != PARENT and not again:
+            if self.marker:
+                Path(self.marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return delta, {}, own
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_dies_is_replaced_and_its_client_tried_again(tmp_path, workers):
+    dead = lab.play(Dies(str(tmp_path / "died")), executor="processes", workers=workers, cohort=6)
+    assert (tmp_path / "died").exists()
+    assert lab.bits(dead.params) == lab.bits(lab.play(cohort=6).params)
+    assert all(row["refused"] == [] for row in dead.rows)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_client_that_kills_its_worker_twice_is_left_out_and_named(workers):
+    found = lab.play(Dies(), executor="processes", workers=workers, cohort=6)
+    assert all([r[:2] for r in row["refused"]] == [[0, "lost"]] for row in found.rows)
+    assert all(row["moved"] for row in found.rows)
+
+
+def test_processes_refuse_more_than_one_intra_op_thread():
+    with pytest.raises(ConfigError, match=r"local\.threads=1"):
+        build("processes", lab.parts().make, 2, 2, lambda *_: None)
+
+
+def test_two_runs_at_once_do_not_meet():
+    runs = [
+        lab.engine(lab.parts(m), e, 2)
+        for m, e in (("scaffold", "processes"), ("fedprox(mu=1)", "processes"), ("ditto", "threads"))
+    ]
+    for _ in range(3):
+        for run in runs:
+            run.round()
+    for run, method in zip(runs, ("scaffold", "fedprox(mu=1)", "ditto"), strict=True):
+        assert lab.bits(run.server.params) == lab.bits(lab.play(method).params)
+        run.close()
+
+
+def test_executors_are_described():
+    assert set(EXECUTORS) == {"loop", "threads", "processes", "batched", "auto"}
+    assert all(EXECUTORS.values())

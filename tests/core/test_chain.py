@@ -1,0 +1,161 @@
+"""Chains of pieces: parse, chain, check; what cannot be meant is refused with the reason and the way out."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from fedstrata.common.errors import ConfigError, FedstrataError, LayoutError, MethodError
+from fedstrata.core.chain import PLAIN, Method, chain, parse
+from fedstrata.core.piece import Piece
+from fedstrata.methods import Row, method, register, rows, table
+from fedstrata.methods.fedprox import FedProx
+from fedstrata.methods.scaffold import Scaffold
+from fedstrata.methods.serveropt import FedAvgM
+from helpers import lab
+
+
+@dataclass(frozen=True)
+class Signs(Piece):
+    wire: ClassVar = True
+
+    def upload(self, delta, own, v):
+        return delta, {}, own
+
+
+@dataclass(frozen=True)
+class Tops(Piece):
+    wire: ClassVar = True
+
+
+@dataclass(frozen=True)
+class HeadA(Piece):
+    head: ClassVar = True
+
+
+@dataclass(frozen=True)
+class HeadB(Piece):
+    head: ClassVar = True
+
+
+def owner(verb):
+    return dataclass(frozen=True)(type(f"Owns{verb}", (Piece,), {verb: lambda self, *a: None, "__annotations__": {}}))()
+
+
+def test_the_empty_chain_is_fedavg():
+    assert method("fedavg") == Method() == chain()
+    assert str(Method()) == "fedavg"
+    assert method("fedavg + fedprox(mu=0.5)") == chain(FedProx(0.5))
+
+
+def test_chains_add_up_in_order():
+    made = chain(FedProx(0.1), chain(FedAvgM()))
+    assert [type(p) for p in made.pieces] == [FedProx, FedAvgM]
+    assert made == method("fedprox(mu=0.1) + fedavgm")
+    assert str(made) == "fedprox(mu=0.1) + fedavgm"
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        ("fedprocks", ConfigError, "Did you mean 'fedprox'"),
+        ("fedprox(mux=1)", ConfigError, "mu"),
+        ("fedprox(mu=-1)", ConfigError, "fedprox.mu is -1"),
+        ("fedprox(mu='much')", ConfigError, "mu"),
+        ("fedavg(lr=1)", ConfigError, "no settings of its own"),
+        ("fedprox + fedprox(mu=1)", MethodError, "stands 2 times"),
+        ("scaffold + feddyn", MethodError, "both decide how clients are weighted"),
+        ("fedprox +", FedstrataError, "."),
+        ("fedprox(mu=nan)", FedstrataError, "."),
+    ],
+)
+def test_bad_text_is_refused_with_the_remedy(text, error, said):
+    with pytest.raises(error, match=said):
+        method(text)
+
+
+@pytest.mark.parametrize("verb", ["sample", "weigh", "reduce", "step"])
+def test_two_owners_of_one_verb_are_refused(verb):
+    second = dataclass(frozen=True)(type("Second", (type(owner(verb)),), {}))()
+    with pytest.raises(MethodError, match=rf"both decide .*\({verb}\)"):
+        chain(owner(verb), second)
+
+
+def test_two_heads_are_refused():
+    with pytest.raises(MethodError, match="both replace the model's head"):
+        chain(HeadA(), HeadB())
+
+
+def test_a_wire_piece_comes_last():
+    with pytest.raises(MethodError, match="signs must come last"):
+        chain(Signs(), Tops())
+    with pytest.raises(MethodError, match="signs must come last: scaffold"):
+        chain(Signs(), Scaffold())
+    assert chain(Scaffold(), Signs())
+    assert chain(Signs(), FedProx()), "a piece that leaves uploads alone may follow"
+
+
+def test_owner_is_the_piece_that_overrides_a_verb():
+    made = chain(FedProx(), Scaffold())
+    assert made.owner("weigh") == Scaffold()
+    assert made.owner("reduce") is PLAIN
+    assert made.has("gradient")
+    assert not made.has("settle")
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "error", "said"),
+    [
+        ("scaffold", {"local_optimizer": "adam"}, MethodError, "Set local.optimizer=sgd"),
+        ("fednova", {"local_optimizer": "adamw"}, MethodError, "Set local.optimizer=sgd"),
+        ("fednova(mu=0.1)", {"local_momentum": 0.9}, MethodError, "no closed form"),
+        ("fedper(personal='kind:conv')", {}, LayoutError, "kind:conv"),
+        ("finetune(steps=1, groups='role:heads')", {}, LayoutError, "head"),
+    ],
+)
+def test_a_run_that_a_piece_cannot_mean_is_refused_before_training(text, settings, error, said):
+    with pytest.raises(error, match=said):
+        lab.parts(text, **settings)
+
+
+@pytest.mark.parametrize("text", ["scaffold + fedrep", "fednova + fedrep"])
+def test_methods_that_divide_by_steps_refuse_phases(text):
+    with pytest.raises(MethodError, match="trains in phases"):
+        lab.play(text)
+
+
+def test_merge_runs_right_to_left_and_client_verbs_left_to_right():
+    seen = []
+
+    def spy(name):
+        def upload(self, delta, own, v):
+            seen.append(("upload", name))
+            return delta, {}, own
+
+        def merge(self, step, slot, v):
+            seen.append(("merge", name))
+            return step, slot
+
+        return dataclass(frozen=True)(type(name, (Piece,), {"upload": upload, "merge": merge}))()
+
+    lab.play(chain(spy("A"), spy("B")), cohort=1, rounds=1)
+    assert seen[:2] == [("upload", "A"), ("upload", "B")]  # the ledger's probe uploads once more
+    assert [s for s in seen if s[0] == "merge"] == [("merge", "B"), ("merge", "A")]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
+def test_every_row_says_what_it_is_and_where_it_comes_from(row):
+    assert row.summary
+    assert row.piece.source
+    assert "Source:" in (row.piece.__doc__ or "")
+    assert row.piece.__dataclass_params__.frozen
+    assert table()[row.name] is row.piece
+
+
+def test_a_name_cannot_be_registered_twice():
+    with pytest.raises(ConfigError, match="registered already"):
+        register(Row(FedProx, "again", ("fedprox",), rows()[0].limit))
+
+
+def test_parse_takes_any_table():
+    assert parse("signs", {"signs": Signs}) == chain(Signs())

@@ -1,0 +1,273 @@
+"""One server update: who takes part, the plan, batch-norm policies by exact equality, weights, quorum."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedstrata.common.errors import ConfigError, MethodError
+from fedstrata.core.piece import Piece, draw_without_replacement
+from fedstrata.engine.server import base_plan
+from helpers import lab
+
+POLICIES = ("share", "local", "server", "trained", "batch")
+
+
+def one_round(bn="share", method="fedavg", sizes=lab.EQUAL, cohort=2, **settings):
+    """An engine after one round of two equal clients with batch norm, so that the mean of two is exact."""
+    run = lab.engine(
+        lab.parts(method, (lab.federation(sizes), lab.small("batch")), bn=bn, cohort=cohort, rounds=1, **settings)
+    )
+    row = run.round()
+    run.close()
+    return run, row
+
+
+# ---- batch-norm policies
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bn", ["share", "trained"])
+def test_shared_statistics_are_the_mean_of_the_clients(bn):
+    run, _ = one_round(bn)
+    first, second = (r.statistics.flat for r in run.executor.replies[0])
+    assert not torch.equal(first, second)
+    assert torch.equal(run.server.params.buffers.flat, first * 0.5 + second * 0.5)
+
+
+def test_shared_statistics_have_the_weights_of_the_clients():
+    run, row = one_round(sizes=(4, 12, 8), cohort=3)
+    total = sum(r.statistics.flat.double() * r.samples for r in run.executor.replies[0]) / 24
+    assert row["replies"] == 3
+    assert torch.allclose(run.server.params.buffers.flat.double(), total, rtol=1e-6)  # a float32 sum of three
+
+
+def test_local_statistics_stay_with_each_client():
+    shared, row = one_round("share")
+    run, _ = one_round("local")
+    own = {r.client: r.statistics.flat for r in shared.executor.replies[0]}
+    assert torch.equal(run.server.params.buffers.flat, run.parts.setup.params.buffers.flat), "the server's never move"
+    assert all(len(r.statistics.flat) == 0 for r in run.executor.replies[0]), "and are not sent"
+    for client in range(6):
+        expected = own.get(client, run.parts.setup.params.buffers.flat)
+        assert torch.equal(lab.own_model(run, client).buffers.flat, expected)
+    assert sorted(own) == sorted(row["cohort"])
+
+
+def test_under_local_statistics_the_server_test_uses_those_of_the_lowest_client_that_has_trained():
+    run, row = one_round("local")
+    served = run.served()
+    assert torch.equal(served.buffers.flat, lab.own_model(run, min(row["cohort"])).buffers.flat)
+    assert torch.equal(served.flat, run.server.params.flat)
+
+
+@pytest.mark.parametrize("bn", ["server", "batch"])
+def test_untouched_statistics_are_the_initial_ones_everywhere(bn):
+    run, _ = one_round(bn)
+    initial = run.parts.setup.params.buffers.flat
+    assert torch.equal(run.server.params.buffers.flat, initial)
+    assert all(torch.equal(lab.own_model(run, i).buffers.flat, initial) for i in range(6))
+    assert all(len(r.statistics.flat) == 0 and r.row == {} for r in run.executor.replies[0])
+
+
+def test_only_statistics_of_trained_layers_are_averaged():
+    @dataclass(frozen=True)
+    class HeadOnly(Piece):
+        def plan(self, plan, slot, answers, round, setup):  # noqa: A002
+            return replace(plan, train=setup.layout.select("role:head"))
+
+    run, _ = one_round("trained", HeadOnly())
+    assert torch.equal(run.server.params.buffers.flat, run.parts.setup.params.buffers.flat)
+    assert all(len(r.statistics.flat) == 0 for r in run.executor.replies[0])
+    shared, _ = one_round("share", HeadOnly())
+    assert not torch.equal(shared.server.params.buffers.flat, shared.parts.setup.params.buffers.flat)
+
+
+def test_batch_statistics_hold_at_test_time():
+    run, row = one_round("batch")
+    module = lab.small("batch").train()
+    torch.nn.utils.vector_to_parameters(run.server.params.flat, module.parameters())
+    test = run.parts.federation.test
+    with torch.no_grad():
+        accuracy = (module(test.x).argmax(1) == test.y).double().mean().item()
+    assert row["accuracy"] == pytest.approx(accuracy)
+    assert one_round("server")[1]["metrics"] != row["metrics"]
+
+
+def test_the_first_round_s_parameters_do_not_depend_on_the_policy():
+    """Training looks at the batch under every policy; statistics are only carried."""
+    flats = [one_round(bn)[0].server.params.flat for bn in POLICIES]
+    assert all(torch.equal(flats[0], other) for other in flats)
+
+
+@pytest.mark.parametrize("bn", POLICIES)
+def test_every_policy_trains_with_partial_updates(bn):
+    found = lab.play("fedrep", "batch", bn=bn)
+    assert all(row["moved"] for row in found.rows)
+    assert np.isfinite(found.params.flat.numpy()).all()
+
+
+def test_a_policy_without_batch_norm_is_refused():
+    with pytest.raises(ConfigError, match="no batch norm"):
+        lab.parts(bn="local")
+
+
+def test_counters_of_batches_are_neither_averaged_nor_sent():
+    run, _ = one_round()
+    assert all(t.is_floating_point() for t in (*run.server.params.values(), *run.server.params.buffers.values()))
+
+
+# ---- plans
+# ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def planned(**changes):
+    @dataclass(frozen=True)
+    class Plans(Piece):
+        def plan(self, plan, slot, answers, round, setup):  # noqa: A002
+            return replace(plan, **changes)
+
+    return Plans()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train": frozenset({"head.wait"})}, "train names .*head.wait.*layout.select"),
+        ({"up": frozenset()}, "averages .* without having them sent up"),
+        ({"phases": ()}, "no phase"),
+        ({"phases": ("local",)}, "no phase"),
+    ],
+)
+def test_a_plan_that_cannot_be_meant_is_refused(changes, said):
+    with pytest.raises(MethodError, match=said):
+        lab.play(planned(**changes))
+
+
+def test_a_phase_that_trains_nothing_is_refused():
+    with pytest.raises(MethodError, match="phase 'head' of local training moves no parameter"):
+        lab.play("fedrep + fedbabu")
+    logistic = lab.filled(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3)))
+    with pytest.raises(MethodError, match="a model that is all head"):
+        lab.play("fedbabu", (lab.federation(), logistic))
+
+
+def test_private_and_without_take_names_out_of_every_set():
+    layout = lab.parts(toy="batch").setup.layout
+    plan = base_plan(layout, "share")
+    head = layout.select("role:head")
+    private, absent = plan.private(head), plan.without(head)
+    assert private.keep == head
+    assert private.train == plan.train
+    for field in ("down", "up", "average"):
+        assert getattr(private, field) == getattr(absent, field) == layout.all - head
+    assert absent.train == layout.parameters - head
+    assert absent.keep == frozenset()
+
+
+def test_a_tensor_that_is_sent_down_but_not_averaged_stays_the_server_s():
+    head = lab.parts().setup.layout.select("role:head")
+    found = lab.play(planned(average=lab.parts().setup.layout.all - head))
+    assert torch.equal(found.params["head.weight"], lab.small().head.weight)
+    assert not torch.equal(found.params["first.weight"], lab.small().first.weight)
+
+
+# ---- sampling and weights
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cohort_has_no_repeats_and_is_uniform():
+    rng = np.random.default_rng(0)
+    draws = [draw_without_replacement(rng, 10, 3) for _ in range(4000)]
+    assert all(len(set(d)) == 3 for d in draws)
+    for place in range(3):  # every place by itself, because budgets and mutations go by place
+        counts = Counter(d[place] for d in draws)
+        assert max(abs(counts[i] - 400) for i in range(10)) < 5 * np.sqrt(4000 * 0.09), "five standard deviations"
+
+
+def test_drawing_costs_the_cohort_not_the_population():
+    assert len(set(draw_without_replacement(np.random.default_rng(0), 10**12, 10))) == 10
+
+
+def test_cohorts_change_from_round_to_round_and_with_the_seed():
+    a, b = lab.play(seed=1), lab.play(seed=2)
+    cohorts = [tuple(r["cohort"]) for r in (*a.rows, *b.rows)]
+    assert len(set(cohorts)) > 3
+
+
+def test_heldout_clients_never_train():
+    data = lab.federation()
+    run = lab.engine(lab.parts(toy=(replace(data, heldout=(0, 3)), lab.small()), rounds=6))
+    seen = {i for row in run.rounds() for i in row["cohort"]}
+    run.close()
+    assert seen == {1, 2, 4, 5}
+
+
+@dataclass(frozen=True)
+class Draws(Piece):
+    """A cohort of our choice; by default a random, possibly empty one."""
+
+    clients: tuple = ()
+
+    def sample(self, eligible, slot, answers, rng, cohort):
+        return self.clients or [i for i in eligible if rng.random() < 0.1]
+
+
+@pytest.mark.parametrize("client", [3, 6, -1])
+def test_a_piece_that_samples_who_may_not_take_part_is_refused(client):
+    toy = replace(lab.federation(), heldout=(3,)), lab.small()
+    with pytest.raises(MethodError, match=r"draws sampled .* who may not take part"):
+        lab.play(Draws((0, client)), toy)
+
+
+@pytest.mark.parametrize("executor", ["loop", "threads", "processes", "batched"])
+def test_a_cohort_of_random_size_may_be_empty(executor):
+    found = lab.play(Draws(), executor=executor, rounds=6)
+    assert {len(row["cohort"]) > 0 for row in found.rows} == {True, False}
+    assert all(row["moved"] is bool(row["cohort"]) for row in found.rows)
+
+
+def test_weights_for_several_models_need_a_reducer_of_their_own():
+    @dataclass(frozen=True)
+    class Soft(Piece):
+        def weigh(self, replies, slot, v):
+            return torch.full((len(replies), 2), 0.5)
+
+    with pytest.raises(MethodError, match="needs a piece that does it in `reduce`"):
+        lab.play(Soft())
+
+
+def test_everybody_takes_part_where_the_cohort_is_everybody():
+    assert sorted(lab.play(cohort=6).rows[0]["cohort"]) == list(range(6))
+
+
+def test_uniform_weighting_is_the_plain_mean():
+    run = lab.engine(lab.parts(weighting="uniform"))
+    run.round()
+    run.close()
+    mean = sum(r.delta.flat.double() for r in run.executor.replies[0]) / 3
+    moved = run.server.params.flat.double() - run.parts.setup.params.flat.double()
+    assert torch.allclose(moved, mean, atol=1e-6)  # float32 rounding of a weight of size 1
+
+
+def test_sample_weighting_is_the_mean_over_samples():
+    run = lab.engine(lab.parts())
+    run.round()
+    run.close()
+    replies = run.executor.replies[0]
+    mean = sum(r.delta.flat.double() * r.samples for r in replies) / sum(r.samples for r in replies)
+    assert torch.allclose(run.server.params.flat.double() - run.parts.setup.params.flat.double(), mean, atol=1e-6)
+
+
+@pytest.mark.parametrize(("quorum", "moved"), [(2, True), (3, False), (0.5, True), (0.9, False)])
+def test_a_round_below_its_quorum_leaves_the_model(quorum, moved):
+    run = lab.engine(
+        lab.parts(quorum=quorum), change=lambda replies: [*replies[1:], replace(replies[0], samples=10**6)]
+    )
+    row = run.round()
+    run.close()
+    assert row["moved"] is moved
+    assert (lab.bits(run.server.params) == lab.bits(run.parts.setup.params)) is not moved
+    assert run.server.round == 1, "the round is over all the same"

@@ -1,0 +1,1 @@
+"""What several test files share: toys and runs, written-out rules, pages, a browser."""
