@@ -65,7 +65,7 @@ class _Book:
 
     @property
     def regression(self) -> bool:
-        return self.comparison.facts.kind == "regression"
+        return not self.comparison.facts.has_accuracy
 
     @cached_property
     def labels(self) -> tuple[str, ...]:

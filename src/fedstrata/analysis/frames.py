@@ -44,7 +44,7 @@ def clients_of(result: Result) -> list[Row]:
 
 def runs(comparison: Comparison) -> list[Row]:
     """A row a finished run: label, method, seed, every score, every cost, and how it was trained."""
-    regression = comparison.facts.kind == "regression"
+    regression = not comparison.facts.has_accuracy
     kept = ("selected_round", "stopped_by", "executor", "workers", "rounds_without_update", "model_sha256")
     return [
         {"label": label, "method": method, "seed": seed}

@@ -201,4 +201,4 @@ def _look(config: Config, call: Call) -> tuple[bool, bool, str]:
             None if config.clients == "auto" else config.clients,
         )
     )
-    return source.natural, source.task.kind == "classification", config.model_for(source.task)
+    return source.natural, source.task.has_classes, config.model_for(source.task)

@@ -1,4 +1,6 @@
-"""Plug-ins: methods, data sets, partition laws, models, measures and trackers of other packages, found by entry points.
+"""Plug-ins of other packages, found by entry points.
+
+Methods, data sets, partition laws, models, measures, trackers and kinds of tasks can be plugged in.
 
 A package names what it offers in its ``pyproject.toml``:
 
@@ -20,7 +22,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 from fedstrata.common.call_syntax import parse_calls
 from fedstrata.common.errors import ConfigError, FedstrataError
 
-Kind: TypeAlias = Literal["methods", "datasets", "partitions", "models", "measures", "trackers"]
+Kind: TypeAlias = Literal["methods", "datasets", "partitions", "models", "measures", "trackers", "tasks"]
 
 KINDS: Mapping[Kind, str] = {
     "methods": "method",
@@ -29,6 +31,7 @@ KINDS: Mapping[Kind, str] = {
     "models": "model",
     "measures": "measures",
     "trackers": "track",
+    "tasks": "task",
 }
 """What can be plugged in, and the setting that asks for it.
 

@@ -116,7 +116,7 @@ def _refuse_accuracy(asked: ComparisonRequest, federation: Federation) -> None:
     Raises:
         ConfigError: an accuracy ends runs, and there are no classes.
     """
-    if asked.config.stop.accuracy is not None and federation.task.kind != "classification":
+    if asked.config.stop.accuracy is not None and not federation.task.has_accuracy:
         raise ConfigError(
             f"an accuracy of {asked.config.stop.accuracy} is to end runs, and {asked.config.data} is a"
             f" {federation.task.kind}, which has none; leave --target-accuracy (stop.accuracy) out, or give a budget."

@@ -54,7 +54,7 @@ def screened(works: RunExecutor) -> Screening:
     grid = works.grid
     asked = grid.asked
     assert asked.screen is not None, "screening was asked for"
-    if grid.facts.kind != "classification" or not grid.facts.validation:
+    if not grid.facts.has_accuracy or not grid.facts.validation:
         raise ConfigError("screening needs classes and clients with validation data; leave --screen out.")
     alive = [rival.entry.label for rival in asked.rivals]
     kept: dict[int, list[str]] = {}

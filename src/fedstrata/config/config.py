@@ -35,7 +35,7 @@ from fedstrata.config.sections import (
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
-    from fedstrata.models.task import Task
+    from fedstrata.data.types import Task
 
 EXCLUSIVE = (("local.epochs", "local.steps"), ("finetune.epochs", "finetune.steps"))
 TESTS = ("server", "client", "both", "own")
@@ -288,7 +288,7 @@ class Config(Section):
         clients = None if self.clients == "auto" else self.clients
         reader = bind(call, find_dataset(call.name).factory, what="data")
         source = reader.read(Place(None if self.data_root is None else Path(self.data_root), clients))
-        fallback = PARTITION if source.task.kind == "classification" else "iid"
+        fallback = PARTITION if source.task.has_classes else "iid"
         spec = DataSpec(
             data=self.data,
             root=self.data_root,

@@ -14,6 +14,7 @@ from fedstrata.data.sources.arrays import source_of
 from fedstrata.data.statistics.duplicates import Copy, Duplicates, duplicates
 from fedstrata.data.statistics.facts import Facts, facts_of
 from fedstrata.data.statistics.plot import label_table, partition_picture
+from fedstrata.data.task_kinds import TaskKind, find_task, task_kinds
 from fedstrata.data.types import Groups, Source, Task
 
 __all__ = [
@@ -32,11 +33,13 @@ __all__ = [
     "Samples",
     "Source",
     "Task",
+    "TaskKind",
     "assemble",
     "check_spec",
     "datasets",
     "duplicates",
     "facts_of",
+    "find_task",
     "label_table",
     "load",
     "parse_augment",
@@ -45,4 +48,5 @@ __all__ = [
     "register_dataset",
     "register_law",
     "source_of",
+    "task_kinds",
 ]

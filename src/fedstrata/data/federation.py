@@ -101,9 +101,9 @@ class Federation:
         return samples, torch.from_numpy(positions.copy())
 
     def counts(self, client: int) -> Tensor:
-        """[classes] int64, the client's training samples of each class; [1] for a regression."""
+        """Count the client's training samples of each class: [classes] int64; [1] where targets are no classes."""
         rows = self.training(client)
-        if self.task.kind == "regression":
+        if not self.task.has_classes:
             return torch.tensor([len(rows)])
         return torch.bincount(self.train.y[rows], minlength=self.task.classes)
 
@@ -132,6 +132,7 @@ class Federation:
         ) = None,
         labels: tuple[str, ...] = (),
         vocabulary: int = 0,
+        task: str | None = None,
         name: str = "arrays",
         partition: str | None = None,
         clients: int | None = None,
@@ -146,11 +147,12 @@ class Federation:
         Args:
             x: [N, *shape]: floats; uint8 images [N, C, H, W], read as byte / 255; or integer tokens with ``vocabulary``
                 above 0.
-            y: [N] integers (classes) or floats (regression).
+            y: [N] integers (classes), floats (regression), or what ``task`` wants.
             client: [N] who holds a sample, any names; makes ``natural`` the default partition.
             test: (x, y) or (x, y, client).
             labels: class names; default the numbers.
             vocabulary: above 0, x holds tokens below this number.
+            task: the kind of task by name; default after the type of y: "classification" or "regression".
             name: identity for the fingerprint.
             partition: a law in call syntax; default ``natural`` with ``client``, ``iid`` without.
             clients: number of clients.
@@ -165,7 +167,7 @@ class Federation:
         from fedstrata.data.loading import DataSpec, assemble  # noqa: PLC0415
         from fedstrata.data.sources.arrays import source_of  # arrays and load build on this file  # noqa: PLC0415
 
-        source = source_of(x, y, client=client, test=test, labels=labels, vocabulary=vocabulary, name=name)
+        source = source_of(x, y, client=client, test=test, labels=labels, vocabulary=vocabulary, task=task, name=name)
         how = testing or ("server" if test is not None else "own")
         spec = DataSpec(
             data=name,

@@ -132,8 +132,8 @@ def share_in(name: str, value: float) -> None:
 
 def pool_of(source: Source, samples: Samples) -> LabelView:
     """What a law may see of the samples."""
-    labels = samples.y.numpy() if source.task.kind == "classification" else None
-    return LabelView(len(samples), labels, source.task.classes, source.groups)
+    labels = samples.y.numpy() if source.task.has_classes else None
+    return LabelView(len(samples), labels, source.task.num_classes, source.groups)
 
 
 def _convention(text: str) -> tuple[str, ClientTestSplit | None]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from fedstrata.data.metrics import Scores
+from fedstrata.data.task_kinds import TaskKind, find_task
 
 if TYPE_CHECKING:
     from fedstrata.data.inputs import InputPreprocessor
@@ -18,21 +23,68 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Task:
-    """The learning task, as the model sees it.
+    """A learning task: what a sample is, how many outputs a model has, and how it is trained and scored.
 
     Attributes:
-        kind: ``classification`` (binary is two classes) or ``regression``.
+        kind: name of its :class:`~fedstrata.data.task_kinds.TaskKind`: ``classification`` (binary is two classes),
+            ``regression``, or one of a plug-in.
         shape: one sample's shape: (3, 32, 32) for images, (64,) for a table, (80,) for a sequence of tokens.
-        classes: number of logits; 1 for regression.
-        labels: class names in the order of the logits; () for regression.
+        classes: number of outputs: logits of a classification, 1 for regression.
+        labels: class names in the order of the logits; () where targets are no classes.
         vocabulary: above 0, a sample holds int64 tokens below this number.
     """
 
-    kind: Literal["classification", "regression"]
+    kind: str
     shape: tuple[int, ...]
     classes: int
     labels: tuple[str, ...] = ()
     vocabulary: int = 0
+
+    @property
+    def definition(self) -> TaskKind:
+        """The behaviour of this kind of task.
+
+        Raises:
+            ConfigError: no such kind is registered or installed.
+        """
+        return find_task(self.kind)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether targets are class numbers, by which clients can differ."""
+        return self.definition.targets == "classes"
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether the headline is an accuracy: a share of right answers, in [0, 1]."""
+        return self.definition.headline == "accuracy"
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; 1 where targets are no classes."""
+        return self.classes if self.has_classes else 1
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Type of a sample's values: int64 tokens or float32 numbers."""
+        return torch.int64 if self.vocabulary else torch.float32
+
+    @property
+    def target_dtype(self) -> torch.dtype:
+        """Type of ``y``: int64 classes or float32 numbers."""
+        return torch.int64 if self.has_classes else torch.float32
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of each sample; see :meth:`TaskKind.loss`."""
+        return self.definition.loss(output, y)
+
+    def metrics(self, output: Tensor, y: Tensor) -> Scores:
+        """Return every metric by name; see :meth:`TaskKind.metrics`."""
+        return self.definition.metrics(output, y)
+
+    def score(self, output: Tensor, y: Tensor) -> float:
+        """Return the headline, larger for a better model; see :meth:`TaskKind.score`."""
+        return self.definition.score(output, y)
 
 
 @dataclass(frozen=True)

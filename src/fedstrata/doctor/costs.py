@@ -22,7 +22,6 @@ from fedstrata.doctor.diagnosis import CostEstimate
 from fedstrata.engine.assembly import RunComponents
 from fedstrata.engine.describe import CostProbe
 from fedstrata.engine.evaluation import Evaluator
-from fedstrata.engine.metrics import scores
 
 PROBE = 1.0  # seconds of local steps that are timed
 TIMES = 4  # measurements, of which the fastest counts
@@ -155,7 +154,9 @@ def _evaluated(parts: RunComponents, tried: CostProbe) -> tuple[float, str]:
     if federation.test is not None:
         test = federation.test
         rows = torch.arange(min(SAMPLES, len(test)))
-        one = _clocked(lambda: scores(evaluator.predict(tried.worker, params, test, rows), test.y[rows])) / len(rows)
+        one = _clocked(
+            lambda: federation.task.metrics(evaluator.predict(tried.worker, params, test, rows), test.y[rows])
+        ) / len(rows)
         seconds += one * len(test)
         how.append(f"{len(test):,} test samples x {1000 * one:.2g} ms")
     if federation.own_test is not None:

@@ -160,7 +160,7 @@ def _are(places: Ints) -> str:
 
 def _labels(case: Case) -> Iterator[Problem]:
     seen, federation = case.seen, case.seen.federation
-    if federation.task.kind != "classification":
+    if not federation.task.has_classes:
         return
     single = np.flatnonzero((seen.training > 0) & ((seen.counts > 0).sum(1) == 1))
     if single.size:
@@ -183,7 +183,7 @@ def _labels(case: Case) -> Iterator[Problem]:
 
 def _tests(case: Case) -> Iterator[Problem]:
     seen, federation = case.seen, case.seen.federation
-    classes = federation.task.kind == "classification"
+    accuracy = federation.task.has_accuracy
     if federation.own_test is not None:
         without = np.flatnonzero(seen.test == 0)
         if without.size:
@@ -195,13 +195,13 @@ def _tests(case: Case) -> Iterator[Problem]:
                 "look" if without.size * 2 > len(seen.ids) else "note", "no-own-test", text, count=without.size
             )
         median = float(np.median(seen.test[seen.test > 0])) if (seen.test > 0).any() else 0.0
-        if classes and 0 < median < FEW_TESTS:
+        if accuracy and 0 < median < FEW_TESTS:
             text = (
                 f"the median client tests itself on {median:.0f} samples, so its accuracy moves in steps of"
                 f" {100 / median:.0f} points"
             )
             yield Problem("look", "small-own-tests", text, "read the mean over clients, not single ones")
-    if federation.test is not None and classes and (points := _resolution(len(federation.test))) >= 1:
+    if federation.test is not None and accuracy and (points := _resolution(len(federation.test))) >= 1:
         text = (
             f"an accuracy on {len(federation.test):,} test samples is known to {points:.1f} points either way (95 %, at"
             " an accuracy of one half)"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedstrata.client.activation_cache import CachePlanner
 from fedstrata.client.frozen_prefix import NotCached, Traced, trace
@@ -111,13 +110,6 @@ class Eligible(Sequence[int]):
         return client
 
 
-def loss_of(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the per-sample loss: cross-entropy for classes, squared error for numbers."""
-    if kind == "regression":
-        return lambda output, y: (output.squeeze(-1) - y).square()
-    return lambda output, y: cross_entropy(output, y, reduction="none")
-
-
 def assemble(
     config: Config,
     federation: Federation | None = None,
@@ -169,7 +161,7 @@ class _Parts:
         eligible: Eligible,
     ) -> None:
         self.config, self.federation, self.method, self.module, self.head = config, federation, method, module, head
-        self.loss = loss_of(federation.task.kind)
+        self.loss = federation.task.loss
         self.bound, net, features = self._bind()
         self.eligible = eligible
         self.setup = Setup(
@@ -280,10 +272,10 @@ def _check(parts: _Parts) -> None:
 
 def _check_target(config: Config, federation: Federation) -> None:
     """Refuse an accuracy to reach where there is none, so that it would never end the run."""
-    if config.stop.accuracy is not None and federation.task.kind == "regression":
+    if config.stop.accuracy is not None and not federation.task.has_accuracy:
         raise ConfigError(
-            f"stop.accuracy is {config.stop.accuracy}, but a regression has no accuracy; end the run by stop.bytes,"
-            " stop.flops or stop.seconds."
+            f"stop.accuracy is {config.stop.accuracy}, but a {federation.task.kind} has no accuracy; end the run by"
+            " stop.bytes, stop.flops or stop.seconds."
         )
 
 

@@ -16,7 +16,7 @@ from fedstrata.client.update import ClientUpdate
 from fedstrata.client.worker import Worker
 from fedstrata.core.params import Model
 from fedstrata.core.plan import ClientQuery, QueryResult, Split
-from fedstrata.engine.metrics import Scores, scores
+from fedstrata.data.metrics import Scores
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
@@ -100,7 +100,7 @@ class Evaluator:
         assert test is not None, "asked only where the server has a test set"
         parts = passes(torch.arange(len(test)))
         outputs = self.spread(lambda worker, part: self._pass(worker, model, test.take(part)), parts)
-        return scores(torch.cat(outputs), test.y)
+        return self.federation.task.metrics(torch.cat(outputs), test.y)
 
     def model(self, worker: Worker, task: ClientTask) -> Model:
         """The model that a client uses itself."""

@@ -37,7 +37,7 @@ def intake_of(found: Finished) -> InputPreprocessor:
     if found.federation.intake is not None:
         return found.federation.intake
     task = found.federation.task
-    return Numbers(task.shape, task.classes if task.kind == "classification" else 0, task.vocabulary)
+    return Numbers(task.shape, task.classes if task.has_classes else 0, task.vocabulary)
 
 
 def read(

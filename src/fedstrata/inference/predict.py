@@ -18,7 +18,6 @@ from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
 from fedstrata.data.inputs.base import Unknown
-from fedstrata.engine.metrics import scores
 from fedstrata.inference.finished_run import Who, finished, threads_kept
 from fedstrata.inference.inputs import Split, intake_of, read
 from fedstrata.storage.atomic_files import write_file
@@ -30,7 +29,7 @@ class Predictions:
 
     Attributes:
         names: one a sample: a row number, a file.
-        labels: class names; () for a regression.
+        labels: class names; () where targets are no classes.
         values: [N, classes] probabilities, or [N] numbers in the units of the data.
         truth: [N] classes or numbers, where the data carry them.
         score: metrics, where there is a truth; None where one is undefined.
@@ -148,10 +147,11 @@ def predict(
                 " trained on."
             )
         intake = intake_of(found)
-        classes = task.kind == "classification"
-        values = outputs.double().softmax(1) if classes else intake.restore(outputs[:, 0])
-        truth = None if not taken.labelled else taken.samples.y if classes else intake.restore(taken.samples.y)
-        score = None if truth is None else scores(outputs if classes else values[:, None], truth)
+        classes, numbers = task.has_classes, task.definition.targets == "numbers"
+        values, truth = task.definition.predictions(outputs), taken.samples.y if taken.labelled else None
+        if numbers:
+            values, truth = intake.restore(values), None if truth is None else intake.restore(truth)
+        score = None if truth is None else task.metrics(values[:, None] if numbers else outputs, truth)
     notes = (*found.notes, *found.told(who), *taken.notes)
     if found.looks_at_batches:
         notes += (

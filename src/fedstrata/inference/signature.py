@@ -15,7 +15,6 @@ SINGLE = "; a single sample, which the run (bn=batch) evaluated with running sta
 def signature(found: Finished, client: int | None) -> dict[str, Any]:
     """Input, output, and what happened to samples before the model."""
     task, parts = found.federation.task, found.engine.parts
-    classes = task.kind == "classification"
     return {
         "format": FORMAT,
         "fedstrata": __version__,
@@ -23,18 +22,16 @@ def signature(found: Finished, client: int | None) -> dict[str, Any]:
         "labels": list(task.labels),
         "input": {
             "shape": ["batch", *task.shape],
-            "dtype": "int64" if task.vocabulary else "float32",
+            "dtype": str(task.input_dtype).removeprefix("torch."),
             "tokens_below": task.vocabulary or None,
         },
         "before_the_model": intake_of(found).facts(),
         "output": {
             "shape": ["batch", task.classes],
             "dtype": "float32",
-            "meaning": (
-                "logits, in the order of labels; softmax gives probabilities" if classes else "one number a sample"
-            ),
+            "meaning": task.definition.output_meaning,
         },
-        "after_the_model": None if classes else _units(found),
+        "after_the_model": None if task.has_classes else _units(found),
         "client": None if client is None else {"number": client, "name": found.federation.client_name(client)},
         "method": str(parts.method),
         "changed_by": [piece.name for piece in parts.method.pieces if piece.overrides("model")],

@@ -15,8 +15,9 @@ from torch.nn import functional
 
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.core.layout import GroupSpec
+from fedstrata.data.types import Task
 from fedstrata.models.blocks import Layer, Model, drop_layer, fill, fill_affine
-from fedstrata.models.task import Task, image, outputs, tokens
+from fedstrata.models.task import image, outputs, tokens
 
 
 class Attention(nn.Module):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.core.network import Dropout
+from fedstrata.data.types import Task
 from fedstrata.models.blocks import ChannelDropout
-from fedstrata.models.task import Task
 
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _OTHERS = (nn.AlphaDropout, nn.FeatureAlphaDropout)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedstrata.common.errors import ConfigError
+from fedstrata.data.types import Task
 from fedstrata.models.blocks import Conv, ConvInit, Layer, Model, Norm, Norms, drop_layer, fill
-from fedstrata.models.task import Task, at_least, image, outputs
+from fedstrata.models.task import at_least, image, outputs
 
 
 class ConvNet(Model):

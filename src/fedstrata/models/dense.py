@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedstrata.common.errors import ConfigError
+from fedstrata.data.types import Task
 from fedstrata.models.blocks import Layer, Model, Norm, Norms, drop_layer
-from fedstrata.models.task import Task, numbers, outputs
+from fedstrata.models.task import numbers, outputs
 
 
 class Dense(nn.Module):

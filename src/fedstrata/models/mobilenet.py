@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedstrata.data.types import Task
 from fedstrata.models.blocks import Layer, Model, Norm, Norms, drop_layer
-from fedstrata.models.task import Task, image, outputs
+from fedstrata.models.task import image, outputs
 
 _BLOCKS = (
     (64, 1),

@@ -11,8 +11,9 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import GroupSpec
+from fedstrata.data.types import Task
 from fedstrata.models.blocks import Layer, Model, drop_layer, fill
-from fedstrata.models.task import Task, outputs, tokens
+from fedstrata.models.task import outputs, tokens
 
 _FUSED = (torch.ops.aten.mkldnn_rnn_layer, torch.ops.aten.mkldnn_rnn_layer_backward)
 

@@ -14,10 +14,10 @@ from torch import nn
 from fedstrata.common import plugins
 from fedstrata.common.call_syntax import Call, arguments, parse_call
 from fedstrata.common.errors import ConfigError, nearest
+from fedstrata.data.types import Task
 from fedstrata.models import attention, cnn, dense, mobilenet, recurrent, resnet
 from fedstrata.models.blocks import Conv, Model, Norm
 from fedstrata.models.check import check
-from fedstrata.models.task import Task
 
 Factory = Callable[..., nn.Module]  # (task, [norm], settings...) -> module
 

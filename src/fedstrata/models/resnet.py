@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedstrata.core.layout import GroupSpec, derive_groups
+from fedstrata.data.types import Task
 from fedstrata.models.blocks import Conv, ConvInit, Layer, Model, Norm, Norms, drop_layer, fill, max_pool
-from fedstrata.models.task import Task, at_least, image, outputs
+from fedstrata.models.task import at_least, image, outputs
 
 Down = Literal["own", "conv1", "conv2"]
 

@@ -1,34 +1,11 @@
-"""What a model must know of the data: the shape of one sample, the classes, the vocabulary.
-
-Models take their input width from here.
-"""
+"""Read the sizes that a model needs from a task: the shape of one sample, the outputs, the vocabulary."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, Protocol
 
 from fedstrata.common.errors import DataError
-
-
-class Task(Protocol):
-    """The part of a federation's task that models read."""
-
-    @property
-    def kind(self) -> Literal["classification", "regression"]:
-        """What the outputs mean."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """One sample as the model sees it: (3, 32, 32), (64,), or (80,) for a row of tokens."""
-
-    @property
-    def classes(self) -> int:
-        """Outputs of the model; 1 for regression."""
-
-    @property
-    def vocabulary(self) -> int:
-        """Above 0: samples are int64 tokens below this number."""
+from fedstrata.data.types import Task
 
 
 def outputs(task: Task, model: str) -> int:
@@ -40,7 +17,7 @@ def outputs(task: Task, model: str) -> int:
     if task.classes < 1:
         raise DataError(
             f"model {model} cannot have {task.classes} outputs: the task says classes={task.classes}. It needs 1 for"
-            " regression, else at least 2."
+            " a regression and at least 2 for a classification."
         )
     return task.classes
 

@@ -65,7 +65,7 @@ def manifest_of(parts: RunComponents, custom: Sequence[str]) -> dict[str, Any]:
             "numpy": np.__version__,
             "python": platform.python_version(),
             "machine": platform.machine(),
-            **plugins.versions(parts.config.flat()),
+            **plugins.versions(parts.config.flat() | {"task": parts.federation.task.kind}),
         },
         "config": parts.config.flat(),
         "digest": parts.config.digest(),

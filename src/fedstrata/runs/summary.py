@@ -61,9 +61,9 @@ def summarise(parts: RunComponents, rows: Sequence[Mapping[str, Any]], engine: E
     """Return the content of summary.json; null where a task has none."""
     scored = [r for r in rows if r.get("evaluated")]
     last = scored[-1] if scored else {}
-    classes = parts.federation.task.kind == "classification"
+    has_accuracy = parts.federation.task.has_accuracy
     main = "accuracy" if parts.federation.test is not None else "shared_on_clients"
-    curve = Curve.of(scored, main) if classes else Curve((), None)
+    curve = Curve.of(scored, main) if has_accuracy else Curve((), None)
     selected = curve.selected[0] if curve.selected else None
     personal_selected = None if selected is None else scored_at(scored, selected).get("personal")
     accuracy = {**curve.summary(), "personal_selected": personal_selected}
@@ -74,10 +74,10 @@ def summarise(parts: RunComponents, rows: Sequence[Mapping[str, Any]], engine: E
         "method": str(parts.method),
         "seed": parts.config.seed,
         "rounds": len(rows),
-        "accuracy": accuracy | (of_clients if classes else dict.fromkeys(OF_CLIENTS)),
+        "accuracy": accuracy | (of_clients if has_accuracy else dict.fromkeys(OF_CLIENTS)),
         "stopped_by": engine.stopped_by,
         "selected_round": selected,
-        "metrics": metrics if classes else metrics | of_clients,
+        "metrics": metrics if has_accuracy else metrics | of_clients,
         "bytes_up": total.up.payload,
         "bytes_down": total.down.payload,
         "framing_up": total.up.framing,

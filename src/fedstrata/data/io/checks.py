@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,9 @@ from torch import Tensor
 
 from fedstrata.common.errors import DataError
 from fedstrata.data.io.samples import Samples, Tensors
-from fedstrata.data.types import Ints, Task
+
+if TYPE_CHECKING:
+    from fedstrata.data.types import Ints, Task
 
 
 def class_labels(values: NDArray[Any], classes: int, where: str) -> Tensor:
@@ -84,13 +86,7 @@ def check_samples(samples: Samples, task: Task, where: str) -> None:
         raise DataError(
             f"{where}: {len(samples)} samples with {len(y)} labels; at least one sample and one label each are wanted."
         )
-    if task.kind == "classification":
-        class_labels(y.numpy(), task.classes, where)
-    elif y.dtype != torch.float32 or y.ndim != 1 or not bool(torch.isfinite(y).all()):
-        raise DataError(
-            f"{where}: regression targets are finite float32 of shape [N]; these are {y.dtype} of shape"
-            f" {tuple(y.shape)} or not finite."
-        )
+    task.definition.check_targets(y, task.classes, where)
     if isinstance(samples, Tensors):
         finite_features(samples.x, where)
     first = samples.take(torch.zeros(1, dtype=torch.int64))

@@ -20,8 +20,8 @@ class LabelView:
 
     Args:
         size: number of samples, N.
-        labels: [N] int64 in [0, classes), or None for regression.
-        classes: number of classes; 1 for regression.
+        labels: [N] int64 in [0, classes), or None where targets are no classes.
+        classes: number of classes; 1 where targets are no classes.
         groups: natural groups by name.
         natural: whether the data come with clients of their own.
     """
@@ -35,11 +35,11 @@ class LabelView:
         """The labels, for a law that needs classes.
 
         Raises:
-            DataError: a regression task.
+            DataError: targets that are no classes.
         """
         if self.labels is None:
             raise DataError(
-                f"partition {law} deals by class, and this task is a regression without classes; use iid,"
+                f"partition {law} deals by class, and the targets of this task are no classes; use iid,"
                 " quantity(alpha=...) or natural."
             )
         return self.labels

@@ -14,8 +14,9 @@ from torch import Tensor
 from fedstrata.common.errors import DataError
 from fedstrata.data.inputs import InputPreprocessor, Numbers, Pictures
 from fedstrata.data.inputs.base import tokens
-from fedstrata.data.io.checks import class_labels, float32
+from fedstrata.data.io.checks import float32
 from fedstrata.data.io.samples import Images, Samples, Tensors
+from fedstrata.data.task_kinds import TaskKind, find_task
 from fedstrata.data.types import Groups, Source, Task
 
 Given = Tensor | ArrayLike
@@ -30,6 +31,7 @@ def source_of(
     test: Sequence[Any] | None = None,
     labels: tuple[str, ...] = (),
     vocabulary: int = 0,
+    task: str | None = None,
 ) -> Source:
     """A source of arrays; arguments as in :meth:`Federation.of`, and a name that says which settings change the
     content.
@@ -45,31 +47,29 @@ def source_of(
     if test is not None and len(test) not in (2, 3):
         raise DataError(f"test has {len(test)} parts; it is (x, y) or (x, y, client).")
     targets, late = _plain(y), None if test is None else _plain(test[1])
-    kind = "classification" if targets.dtype.kind in "iub" else "regression"
-    if kind == "regression" and targets.dtype.kind != "f":
-        raise DataError(f"y holds {targets.dtype}; class numbers (integers) or targets (floats) are wanted.")
-    classes = _classes(targets, late, labels) if kind == "classification" else 1
-    names = labels or (tuple(str(c) for c in range(classes)) if kind == "classification" else ())
-    train = _samples(x, targets, classes, vocabulary, kind, "x, y")
-    tested = None if test is None or late is None else _samples(test[0], late, classes, vocabulary, kind, "test x, y")
-    task = Task(
-        "classification" if kind == "classification" else "regression", _shape(train), classes, names, vocabulary
-    )
+    kind = find_task(task or ("classification" if targets.dtype.kind in "iub" else "regression"))
+    if targets.dtype.kind not in "iubf":
+        raise DataError(f"y holds {targets.dtype}; it must hold class numbers (integers) or targets (floats).")
+    outputs = kind.outputs(np.shape(x)[1:], [part for part in (targets, late) if part is not None], labels)
+    train = _samples(x, targets, outputs, vocabulary, kind, "x, y")
+    tested = None if test is None or late is None else _samples(test[0], late, outputs, vocabulary, kind, "test x, y")
+    names = labels or (tuple(str(c) for c in range(outputs)) if kind.targets == "classes" else ())
+    made = Task(kind.name, _shape(train), outputs, names, vocabulary)
     groups = (
         {} if client is None else {"client": _groups(client, test, len(train), 0 if tested is None else len(tested))}
     )
-    dark = (0.0,) * task.shape[0] if isinstance(train, Images) or (len(task.shape) == 3 and not vocabulary) else ()
+    dark = (0.0,) * made.shape[0] if isinstance(train, Images) or (len(made.shape) == 3 and not vocabulary) else ()
     content = [_content(x)] + ([] if test is None else [_content(test[0])])
     identity = f"{name} {' '.join(content)}"
     return Source(
         name,
-        task,
+        made,
         train,
         tested,
         groups,
         natural=client is not None,
         dark=dark,
-        intake=_intake(train, task),
+        intake=_intake(train, made),
         identity=identity,
     )
 
@@ -82,7 +82,7 @@ def _content(values: Given) -> str:
 
 def _intake(train: Samples, task: Task) -> InputPreprocessor:
     """Further samples are given like these."""
-    classes = task.classes if task.kind == "classification" else 0
+    classes = task.classes if task.has_classes else 0
     if isinstance(train, Images):
         return Pictures(task.shape[1], task.shape[2], train.mean, train.std, classes)
     return Numbers(task.shape, classes, task.vocabulary)
@@ -93,21 +93,11 @@ def _plain(values: Given) -> NDArray[Any]:
     return plain if plain.flags.writeable else plain.copy()  # torch takes no read-only memory
 
 
-def _classes(y: NDArray[Any], late: NDArray[Any] | None, labels: tuple[str, ...]) -> int:
-    if labels:
-        return len(labels)
-    highest = max(int(part.max(initial=0)) for part in (y, late) if part is not None)
-    return max(2, highest + 1)
-
-
-def _samples(x: Given, y: NDArray[Any], classes: int, vocabulary: int, kind: str, where: str) -> Samples:
+def _samples(x: Given, y: NDArray[Any], outputs: int, vocabulary: int, kind: TaskKind, where: str) -> Samples:
     features = _plain(x)
     if features.dtype == object:
         raise DataError(f"{where}: x is an array of Python objects; give numbers of one shape.")
-    if kind == "classification":
-        targets = class_labels(y.astype(np.int64) if y.dtype.kind == "b" else y, classes, where)
-    else:
-        targets = torch.from_numpy(float32(y))
+    targets = kind.parse_targets(y, outputs, where)
     if features.ndim < 2 or len(features) != len(y):
         raise DataError(f"{where}: x has shape {features.shape} and y {y.shape}; x is [N, ...] and y is [N].")
     if vocabulary:

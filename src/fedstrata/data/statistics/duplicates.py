@@ -99,7 +99,7 @@ def _within(
     labels = federation.train.y.tolist()
     for row, digest in enumerate(train):
         first = met.setdefault(digest, row)
-        if labels[first] != labels[row] and federation.task.kind == "classification":
+        if labels[first] != labels[row] and federation.task.has_classes:
             mixed.setdefault(digest, Copy("labels", (holders.get(first), first), (holders.get(row), row)))
     return met, len(train) - len(met), mixed
 

@@ -18,6 +18,7 @@ from fedstrata.common.random_streams import stream
 from fedstrata.data.statistics.divergence import label_skew, quantity_skew
 from fedstrata.data.statistics.feature_shift import feature_skew
 from fedstrata.data.statistics.survey import SHOWN, Survey, spaced, survey
+from fedstrata.data.task_kinds import find_task
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
@@ -30,14 +31,14 @@ class Facts:
     """A federation in numbers.
 
     Attributes:
-        name, kind: of the data; "classification" or "regression".
-        labels: class names; () for a regression.
+        name: of the data; kind: of its task, such as "classification" or "regression".
+        labels: class names; () where targets are no classes.
         clients, heldout: counts; law: of the partition.
         train, validation: samples over all clients (held-out ones included).
         test: samples of the server's test set, 0 where only clients test.
         own_test: samples over all clients' own tests, which may overlap; 0 where they have none.
         chance: accuracy of always naming the commonest class of the test data (of the clients' own tests where there is
-            no server test); None for a regression.
+            no server test); None where targets are no classes.
         shown: clients that ``names``, ``sizes`` and ``counts`` speak of: all up to 200, otherwise evenly spaced ones.
         names: of these clients, as users know them (values of a client column, folder names, or numbers).
         sizes: their training samples.
@@ -64,6 +65,16 @@ class Facts:
     skew: Mapping[str, float | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     own_test: int = 0
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether targets are class numbers."""
+        return find_task(self.kind).targets == "classes"
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether models are scored by an accuracy, in [0, 1]."""
+        return find_task(self.kind).headline == "accuracy"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data that JSON holds exactly; :meth:`read` gives an equal record."""
@@ -166,7 +177,7 @@ def facts_from(seen: Survey, *, features: bool | None = None) -> Facts:
         np.searchsorted(seen.ids, shown) if seen.whole or federation.partition.lazy else spaced(len(seen.ids), SHOWN)
     )
     shown = seen.ids[places]
-    classes = federation.task.kind == "classification"
+    classes = federation.task.has_classes
     return Facts(
         name=federation.name,
         kind=federation.task.kind,
@@ -201,7 +212,7 @@ def _chance(seen: Survey) -> float | None:
 def _skew(seen: Survey, shown: list[int], features: bool) -> dict[str, float | None]:  # noqa: FBT001
     federation = seen.federation
     found: dict[str, float | None] = {}
-    if federation.task.kind == "classification":
+    if federation.task.has_classes:
         found |= label_skew(seen.counts, stream(federation.seed, "facts", "labels"))
     found |= quantity_skew(seen.training)
     if features:

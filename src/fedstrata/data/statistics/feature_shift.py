@@ -39,17 +39,19 @@ def feature_skew(federation: Federation, clients: Sequence[int]) -> dict[str, fl
         skew passes once in twenty times. For a regression also ``target_shift`` and ``target_shift_chance``: the same
         of the targets themselves. None where there is nothing to compare.
     """
-    names = ("feature", "target") if federation.task.kind == "regression" else ("feature",)
+    targets = federation.task.definition.targets
+    names = ("feature", "target") if targets == "numbers" else ("feature",)
     rows, owners = _sampled(federation, clients)
     if len(clients) < 2 or not len(rows):
         return {f"{name}_shift{end}": None for name in names for end in ("", "_chance")}
     y = federation.train.y[torch.from_numpy(rows)].numpy()
     seen = _read(federation, rows)
-    if federation.task.kind == "classification":
-        return _against_chance("feature", seen, y, owners, federation.seed)
+    if targets != "numbers":
+        labels = y if targets == "classes" else np.zeros(len(y), dtype=np.int64)  # without labels: all samples alike
+        return _against_chance("feature", seen, labels, owners, federation.seed)
     groups = np.argsort(np.argsort(y, kind="stable"), kind="stable") * TARGETS // len(y)
-    targets = _against_chance("target", y[:, None].astype(np.float64), np.zeros_like(groups), owners, federation.seed)
-    return _against_chance("feature", seen, groups, owners, federation.seed) | targets
+    shift = _against_chance("target", y[:, None].astype(np.float64), np.zeros_like(groups), owners, federation.seed)
+    return _against_chance("feature", seen, groups, owners, federation.seed) | shift
 
 
 def _sampled(federation: Federation, clients: Sequence[int]) -> tuple[Ints, Ints]:

@@ -58,7 +58,7 @@ def partition_picture(federation: Federation, path: Path | str, clients: Sequenc
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     image = upper.imshow(table.T.numpy(), aspect="auto", cmap="cividis", interpolation="nearest", origin="lower")
     figure.colorbar(image, ax=upper, label="training samples")
-    upper.set_ylabel("class" if federation.task.kind == "classification" else "all")
+    upper.set_ylabel("class" if federation.task.has_classes else "all")
     names = federation.task.labels
     if 0 < len(names) <= 20:
         upper.set_yticks(

@@ -27,8 +27,8 @@ class Survey:
         ids: [W] clients looked at: all; or evenly spaced ones where clients are derived when asked for, or are more
             than WALKED with splits of their own.
         training, validation, test: [W] samples by client; ``test`` is -1 where clients have no tests of their own.
-        counts: [W, K] training samples of each class; one column for a regression.
-        tested: [K] samples of each class in the clients' own tests, all together; one column for a regression.
+        counts: [W, K] training samples of each class; one column where targets are no classes.
+        tested: [K] samples of each class in the clients' own tests, all together; one column where targets are no classes.
     """
 
     federation: Federation = field(repr=False)
@@ -66,11 +66,9 @@ def survey(federation: Federation) -> Survey:
     """Look at the clients: at all where they are listed, up to WALKED where each has to be split, and SHOWN where they
     are derived when asked for.
     """
-    classes = federation.task.classes if federation.task.kind == "classification" else 1
+    classes = federation.task.num_classes
     labels = (
-        federation.train.y.numpy()
-        if federation.task.kind == "classification"
-        else np.zeros(len(federation.train), dtype=np.int64)
+        federation.train.y.numpy() if federation.task.has_classes else np.zeros(len(federation.train), dtype=np.int64)
     )
     plain = (
         isinstance(federation.partition, ExplicitPartition)
@@ -108,9 +106,5 @@ def _tests(federation: Federation, ids: Ints, classes: int) -> tuple[Ints, Ints]
         assert found is not None, "a federation with own tests has one for every client"
         samples, rows = found
         sizes[place] = len(rows)
-        tested += (
-            np.bincount(samples.y[rows].numpy(), minlength=classes)
-            if federation.task.kind == "classification"
-            else len(rows)
-        )
+        tested += np.bincount(samples.y[rows].numpy(), minlength=classes) if federation.task.has_classes else len(rows)
     return sizes, tested

@@ -113,7 +113,7 @@ class Scene:
     @cached_property
     def classes(self) -> bool:
         """Whether scores are accuracies."""
-        return self.comparison.facts.kind == "classification"
+        return self.comparison.facts.has_accuracy
 
     @cached_property
     def main(self) -> str | None:

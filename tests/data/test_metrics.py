@@ -12,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstrata.common.errors import DataError
-from fedstrata.engine.metrics import CLASSIFICATION, REGRESSION, scores
+from fedstrata.data.metrics import CLASSIFICATION, REGRESSION, classification_metrics, regression_metrics
 
 cases = st.tuples(st.integers(1, 40), st.integers(2, 6), st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 3.0]))
+
+
+def scores(output, y):
+    return regression_metrics(output, y) if y.is_floating_point() else classification_metrics(output, y)
 
 
 def drawn(case, *, all_classes=False):
@@ -153,7 +157,7 @@ def test_huge_errors_are_undefined_not_infinite():
         (torch.ones(2, 3), torch.tensor([0]), r"\[N, C\]"),
         (torch.ones(2), torch.tensor([0, 1]), r"\[N, C\]"),
         (torch.ones(2, 0), torch.tensor([0, 1]), r"\[N, C\]"),
-        (torch.ones(2, 3), torch.tensor([0.5, 1.5]), "one number"),
+        (torch.ones(2, 3), torch.tensor([0.5, 1.5]), "one output"),
     ],
 )
 def test_what_does_not_fit_is_refused(logits, y, word):
