@@ -103,9 +103,7 @@ def _executors(job: str, parts: RunComponents, workers: int) -> dict[str, Execut
 
 def _works(parts: RunComponents, number: int) -> tuple[ClientTask, ...]:
     server = Server(number, parts.setup.model, {})
-    return plan_round(
-        server, parts.method, parts.setup, "share", parts.setup.local.lr, lambda *_: None, lambda _: None
-    ).works
+    return plan_round(server, parts.rules, parts.setup.local.lr, lambda *_: None, lambda _: None).tasks
 
 
 def _bare(loop: Bare, works: Sequence[ClientTask], parts: RunComponents) -> float:

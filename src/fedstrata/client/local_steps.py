@@ -22,6 +22,16 @@ class Stepper(Protocol):
         """Take one step on one batch."""
 
 
+class StepObserver(Protocol):
+    """Something that watches the steps of a client's main training."""
+
+    def before_step(self, steps: LocalSteps, gradients: Sequence[Tensor] | None) -> None:
+        """See the gradients of what moves, in layout order and before clipping; None where a piece takes the step."""
+
+    def after_step(self, steps: LocalSteps) -> None:
+        """See the parameters after the step, in the worker's bound vector."""
+
+
 def run_steps(stepper: Stepper, batches: Iterable[Batch]) -> None:
     """Take a step on every batch: the only local loop."""
     for batch in batches:
@@ -39,6 +49,7 @@ class LocalSteps:
         lr: learning rate.
         custom: a piece's optimizer step, or None.
         opt_state: what that step starts with.
+        observer: watches the steps.
     """
 
     def __init__(
@@ -50,7 +61,9 @@ class LocalSteps:
         lr: float,
         custom: Callable[..., Any] | None = None,
         opt_state: Any = None,
+        observer: StepObserver | None = None,
     ) -> None:
+        self.observer = observer
         self.worker, self.loss, self.lr, self.custom, self.opt_state = worker, loss, lr, custom, opt_state
         self.optimizer = worker.optimizer()
         self.total_loss = 0.0
@@ -102,21 +115,36 @@ class LocalSteps:
         self.samples += len(batch.y)
         bound = self.worker.bound
         if self.custom is not None:
+            self._notify(None)
             moved, self.opt_state = self.custom(bound.model, batch, self.gradient, self.opt_state)
             with torch.no_grad():
                 for value, (a, b) in zip(self.values, self.runs, strict=True):
                     value.copy_(moved.flat[a:b])
+            self._done()
             return
         if self.direct:
             grads, whole = self._gradients(batch)
             if whole is None:
-                self.optimizer.step(self.tensors, [g.reshape(-1) for g in grads], self.lr)
+                self._move(self.tensors, [g.reshape(-1) for g in grads])
                 return
             self.direct = False  # the loss has terms on the whole vector, in this phase's every step
             flat = self._joined(grads, whole).flat
         else:
             flat = self.gradient(bound.model, batch).flat
-        self.optimizer.step(self.values, [flat[a:b] for a, b in self.runs], self.lr)
+        self._move(self.values, [flat[a:b] for a, b in self.runs])
+
+    def _move(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        self._notify(gradients)
+        self.optimizer.step(values, gradients, self.lr)
+        self._done()
+
+    def _notify(self, gradients: Sequence[Tensor] | None) -> None:
+        if self.observer is not None:
+            self.observer.before_step(self, gradients)
+
+    def _done(self) -> None:
+        if self.observer is not None:
+            self.observer.after_step(self)
 
 
 class Fold:

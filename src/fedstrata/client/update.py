@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedstrata.client.local_steps import LocalSteps
+from fedstrata.client.local_steps import LocalSteps, StepObserver
 from fedstrata.client.task import ClientFailure, ClientTask
 from fedstrata.client.tools import ClientTools, phase_key
 from fedstrata.client.worker import Worker
@@ -24,6 +24,11 @@ from fedstrata.core.state import ClientState, State
 class ClientUpdate:
     """One client's turn in a round.
 
+    Args:
+        worker: who trains.
+        task: of the client.
+        probe: run one batch of every stretch of steps, under a FLOP counter.
+        observer: watches the steps of the main training.
     Attributes:
         tools: what pieces are given to work with.
         context: what every piece sees; see :meth:`at`.
@@ -32,8 +37,10 @@ class ClientUpdate:
         dropout: the stream of the main training's dropout masks.
     """
 
-    def __init__(self, worker: Worker, task: ClientTask, *, probe: bool = False) -> None:
-        self.worker, self.task = worker, task
+    def __init__(
+        self, worker: Worker, task: ClientTask, *, probe: bool = False, observer: StepObserver | None = None
+    ) -> None:
+        self.worker, self.task, self.observer = worker, task, observer
         self.tools = ClientTools(worker, task, probe=probe)
         setup, plan = worker.setup, task.plan
         samples = len(self.tools.index)
@@ -92,7 +99,8 @@ class ClientUpdate:
             names = self.trained(phase)
             loss, wrap, custom = worker.middleware({n: self.at(n, phase=phase) for n in worker.method.named})
             cache = self.tools.plan_cache(phase.name, names, phase.epochs, phase.steps)
-            stepper = LocalSteps(worker, loss, wrap, names, self.task.lr * phase.lr, custom, opt_state)
+            lr = self.task.lr * phase.lr
+            stepper = LocalSteps(worker, loss, wrap, names, lr, custom, opt_state, self.observer)
             batches = self.tools.batches(phase.name, epochs=phase.epochs, steps=phase.steps, cache=cache)
             self.tools.take_steps(stepper, phase_key(phase.name, names), batches, cache)
             opt_state = stepper.opt_state

@@ -113,11 +113,13 @@ class Evaluator:
             return None, None, 0
         samples, index = held
         personal, shared = self.model(worker, task), model
-        score = mean_score(self.predict(worker, personal, samples, index), samples.y[index])
+        score = self.federation.task.score(self.predict(worker, personal, samples, index), samples.y[index])
         same = personal.flat is shared.flat
         return (
             score,
-            score if same else mean_score(self.predict(worker, shared, samples, index), samples.y[index]),
+            score
+            if same
+            else self.federation.task.score(self.predict(worker, shared, samples, index), samples.y[index]),
             len(index),
         )
 
@@ -136,13 +138,13 @@ class Evaluator:
         samples, index = held
         update = ClientUpdate(worker, task)
         start = update.context.received
-        before = mean_score(self.predict(worker, start, samples, index), samples.y[index])
+        before = self.federation.task.score(self.predict(worker, start, samples, index), samples.y[index])
         if adapt is None:
             return before, None
         moved = update.tools.fit(
             start, "unseen", steps=adapt.steps, lr=adapt.lr, train=worker.setup.layout.select(adapt.groups)
         )
-        return before, mean_score(self.predict(worker, moved, samples, index), samples.y[index])
+        return before, self.federation.task.score(self.predict(worker, moved, samples, index), samples.y[index])
 
     def features(self, model: Model, most: int) -> tuple[Tensor, Tensor]:
         """([N, d] features in front of the head, [N] targets) of up to ``most`` evenly spaced samples of the server's
@@ -181,7 +183,7 @@ class Evaluator:
         if not len(index):
             return 0.0, 0
         scored = self.model(worker, task) if personal else model
-        return mean_score(
+        return self.federation.task.score(
             self.predict(worker, scored, self.federation.train, index), self.federation.train.y[index]
         ), len(index)
 
@@ -202,7 +204,7 @@ class Evaluator:
             output = self.predict(worker, model, samples, index)
             y = samples.y[index]
             found.append(
-                mean_score(output, y)
+                self.federation.task.score(output, y)
                 if query.metric == "accuracy"
                 else float(worker.net.loss(output, y).double().mean())
             )
@@ -224,16 +226,6 @@ def passes(index: Tensor) -> list[Tensor]:
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts
-
-
-def mean_score(output: Tensor, y: Tensor) -> float:
-    """Accuracy, or, for a regression, minus the root of the mean squared error: larger is better.
-
-    A row of outputs that is not finite is wrong; the error of a regression that has one is not finite.
-    """
-    if y.is_floating_point():
-        return -float((output.squeeze(-1) - y).double().square().mean().sqrt())
-    return float(((output.argmax(-1) == y) & output.isfinite().all(-1)).double().mean())
 
 
 def spread_of(values: Sequence[float], sizes: Sequence[int]) -> dict[str, Any]:

@@ -9,26 +9,26 @@ from torch import Tensor, nn
 
 from fedstrata.client.worker import Worker
 from fedstrata.core.layout import Layout, Names
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.inference.finished_run import Finished
 
 PROBE = 2  # samples of the forward pass; norms without running statistics need two
 
 
-def used_parameters(worker: Worker, params: Params, x: Tensor) -> Names:
+def used_parameters(worker: Worker, model: Model, x: Tensor) -> Names:
     """Return the names of the parameters that the output depends on, in evaluation mode, without integers.
 
     Args:
         worker: whose network is used.
-        params: the model, with statistics; its integers decide which layers the network uses.
+        model: its integers decide which layers the network uses.
         x: [N, *shape] samples, of which the first two are read.
     """
-    views = {name: part.detach().requires_grad_() for name, part in Params(params.flat, params.spec).views.items()}
-    still = Model(Params(params.flat, params.spec), params.statistics, still="eval", views=views)
-    worker.memo.clear()
+    views = {name: part.detach().requires_grad_() for name, part in Params(model.flat, model.spec).views.items()}
+    point = Model(Params(model.flat, model.spec, eval_mode="eval", views=views), model.statistics)
+    worker.features.clear()
     with torch.enable_grad():
-        grads = torch.autograd.grad(worker.net(still, x[:PROBE]).sum(), list(views.values()), allow_unused=True)
-    worker.memo.clear()
+        grads = torch.autograd.grad(worker.net(point, x[:PROBE]).sum(), list(views.values()), allow_unused=True)
+    worker.features.clear()
     return (
         frozenset(name for name, grad in zip(views, grads, strict=True) if grad is not None)
         - worker.setup.layout.integers
@@ -69,7 +69,7 @@ class ServedNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, *shape] to [B, classes]."""
-        self._kit.memo.clear()
+        self._kit.features.clear()
         return self._kit.net(self._kit.bound.model, x)
 
 

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from fedstrata.client.update import ClientUpdate
 from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError
+from fedstrata.core import piece as vocabulary
 from fedstrata.core.layout import Layout
 from fedstrata.core.params import Params
 from fedstrata.core.piece import require
+from fedstrata.core.state import State
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.inference.finished_run import Finished
 from fedstrata.inference.module import plain
@@ -310,22 +312,23 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
         ConfigError: no method of the chain changes uploads.
     """
     chain = method(text)
-    if not any(piece.overrides("upload") for piece in chain.pieces):
+    if not any(piece.overrides("upload", "compress") for piece in chain.pieces):
         raise ConfigError(
             f"inversion.codec is {text!r}, and none of its methods changes what is sent; name one that does, or leave"
             " codec out."
         )
     engine = run.engine
-    work = replace(engine.serving.task_of(client, run.served), row=None, extras={})
-    session = ClientUpdate(replace(engine.worker, method=chain), work)
-    delta = Params.of({n: -work.lr * gradient.get(n, torch.zeros_like(t)) for n, t in update.context.received.items()})
-    end = update.context.received.new(update.context.received.flat + delta.flat)
+    task = replace(engine.serving.task_of(client, run.served), client_state=None, down_payload={})
+    update = ClientUpdate(replace(engine.worker, method=chain), task)
+    received = update.context.received
+    delta = Params.of({n: -task.lr * gradient.get(n, torch.zeros_like(t)) for n, t in received.items()})
+    outcome = vocabulary.Outcome(received.new(received.flat + delta.flat), None, 0.0)
     plain = delta
     for name, piece in chain.named.items():
         try:
-            delta, _, session.rows[name] = piece.upload(
-                delta, session.rows[name], session.at(name, end=end, train_loss=0.0)
-            )
+            delta, _, state = piece.upload(delta, update.at(name, outcome=outcome))
+            update.states[name] = State(state)
+            delta = piece.compress(delta, update.at(name, outcome=outcome))
         except KeyError as error:
             raise ConfigError(
                 f"inversion.codec is {text!r}, and the upload of {name} needs {error} of a whole run; leave it out of"

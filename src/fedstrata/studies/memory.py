@@ -151,7 +151,7 @@ def layer_calls(worker: Worker, batch: Batch, names: Names) -> list[LayerCall]:
     try:
         bound.mode(training=True)
         bound.draw_from(torch.Generator().manual_seed(0))
-        worker.memo.clear()
+        worker.features.clear()
         with torch.no_grad():
             worker.plain_loss(bound.model, batch)
     finally:
@@ -179,7 +179,7 @@ def measured(worker: Worker, batch: Batch, names: Names) -> int:
         stepper = LocalSteps(worker, worker.plain_loss, lambda g: g, names, worker.setup.local.lr)
         stepper.step(copy)
         stepper.step(copy)
-    worker.memo.clear()
+    worker.features.clear()
     with torch.no_grad():
         bound.flat.copy_(flat)
         bound.statistics.flat.copy_(buffers)

@@ -109,4 +109,4 @@ def measurements(measure: Measure) -> list[Mapping[str, float | None]]:
     claims.claim(
         not differing, f"{type(measure).__name__} changes {', '.join(differing)}; a measure must not change a run"
     )
-    return [row["measures"]["measured"] for row in run.states]
+    return [row["measures"]["measured"] for row in run.rows]

@@ -12,13 +12,14 @@ from dataclasses import FrozenInstanceError, fields, replace
 from torch import Tensor
 
 from fedstrata.common.errors import FedstrataError
-from fedstrata.core.params import Params
-from fedstrata.core.piece import Piece, Reply
-from fedstrata.engine.ledger import codecs_of
+from fedstrata.core.params import Model
+from fedstrata.core.piece import Direction, Piece, Reply
+from fedstrata.core.plan import Plan
 from fedstrata.methods import Limit, NoLimit
 from fedstrata.testing import toys
-from fedstrata.testing.play import Outcomes, bits, copied, engine, finish, gap, play, played, same
+from fedstrata.testing.play import Outcomes, Recorded, bits, copied, engine, finish, gap, play, played, same
 from fedstrata.wire import decode, messages, unpack
+from fedstrata.wire.codec import Codecs
 from fedstrata.wire.frame import encode
 
 Letters = list[tuple[bytes, dict[str, str]]]
@@ -39,8 +40,8 @@ def limit_is_exact(limit: Limit) -> None:
     toy = "equal" if limit.uniform else "layer"
     left, right = play(limit.method, toy), play(limit.of, toy)
     claim(
-        bits(left.params) == bits(right.params),
-        f"{limit}: server models differ by {gap(left.params, right.params):.3g}, not a bit is allowed",
+        bits(left.model) == bits(right.model),
+        f"{limit}: server models differ by {gap(left.model, right.model):.3g}, not a bit is allowed",
     )
     if not limit.shared_only:
         differing = [i for i, (a, b) in enumerate(zip(left.models, right.models, strict=True)) if bits(a) != bits(b)]
@@ -118,7 +119,7 @@ def batched_equals_looped(example: str, toy: str = "layer") -> None:
     """Stacked clients give the looped model to rounding: 1e-6 of its largest entry."""
     tolerance = rounding(example)
     loop, stacked = played(example, toy), play(example, toy, "batched", 2)
-    server = gap(stacked.params, loop.params)
+    server = gap(stacked.model, loop.model)
     claim(
         server <= tolerance,
         f"{example}: batched and looped server models differ by {server:.3g}; client verbs must be pure tensor code",
@@ -178,14 +179,18 @@ def untouched_stays_untouched(example: str, toy: str = "layer") -> None:
     run = engine(toys.parts(example, toy))
     try:
         while run.server.round < 3:
-            before = copied(run.server).params
+            before = copied(run.server).model
             run.round()
             _compare_outside(before, run.server.model, run.plan.aggregate)
             for work, reply in zip(run.executor.works[-1], run.executor.replies[-1], strict=True):
                 plan = work.plan
                 sent, returned = (
                     set(messages.down(work).tensors),
-                    set(messages.up(reply, codecs_of(run.worker, plan)).tensors),
+                    set(
+                        messages.up(
+                            reply, messages.codecs_of(run.parts.method, run.parts.setup.layout, plan, "up")
+                        ).tensors
+                    ),
                 )
                 travelled = {
                     name.split("/", 1)[1]
@@ -203,10 +208,8 @@ def untouched_stays_untouched(example: str, toy: str = "layer") -> None:
         run.close()
 
 
-def _compare_outside(before: Params, after: Params, average: frozenset[str]) -> None:
+def _compare_outside(before: Model, after: Model, average: frozenset[str]) -> None:
     for old, new in ((before, after), (before.statistics, after.statistics)):
-        if old is None or new is None:
-            continue
         for name, tensor in old.views.items():
             claim(
                 name in average or bits(tensor) == bits(new[name]),
@@ -225,8 +228,8 @@ def carried_over_state_is_all_state(example: str, toy: str = "layer") -> None:
         first.round()
     second = engine(toys.parts(example, toy))
     second.server = copied(first.server)
-    rows = {i: first.rows.get(i) for i in range(first.parts.federation.clients)}
-    second.rows.put(1, {i: row for i, row in rows.items() if row is not None})
+    rows = {i: first.states.get(i) for i in range(first.parts.federation.clients)}
+    second.states.put(1, {i: row for i, row in rows.items() if row is not None})
     first.close()
     differing = same(played(example, toy), finish(second))
     claim(
@@ -309,11 +312,11 @@ def billed_messages(example: str, toy: str = "layer") -> Letters:
         run.close()
     for works, replies in zip(run.executor.works, run.executor.replies, strict=True):
         for work in works:
-            frame = messages.down(work)
+            frame = messages.down(work, _codecs(run, work.plan, "down"))
             letters.append((encode(frame), digests(frame.tensors)))
             down += len(letters[-1][0])
         for reply in replies:
-            codecs = codecs_of(run.worker, works[reply.cohort_index].plan)
+            codecs = _codecs(run, works[reply.cohort_index].plan, "up")
             frame = messages.up(reply, codecs)
             letters.append((encode(frame), digests(frame.tensors)))
             _unpacks_to_what_the_server_applies(frame.tensors, reply, codecs)
@@ -324,7 +327,11 @@ def billed_messages(example: str, toy: str = "layer") -> Letters:
     return letters
 
 
-def _unpacks_to_what_the_server_applies(packed: Mapping[str, Tensor], reply: Reply, codecs: Mapping[str, str]) -> None:
+def _codecs(run: Recorded, plan: Plan, direction: Direction) -> Codecs:
+    return messages.codecs_of(run.parts.method, run.parts.setup.layout, plan, direction)
+
+
+def _unpacks_to_what_the_server_applies(packed: Mapping[str, Tensor], reply: Reply, codecs: Codecs) -> None:
     applied = messages.contents(reply)
     opened = unpack(packed, {n: (tuple(t.shape), t.dtype) for n, t in applied.items()}, codecs)
     claim(
