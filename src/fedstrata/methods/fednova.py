@@ -36,21 +36,23 @@ class FedNova(CountsGradients):
         super().check(setup)
         if self.mu and setup.local.momentum:
             raise MethodError(
-                f"fednova has no closed form for momentum ({setup.local.momentum}) and a proximal term ({self.mu})"
-                " together; drop one of them."
+                f"fednova has no closed form for mu={self.mu} with local.momentum={setup.local.momentum}; set one to 0."
             )
 
     def weigh(self, contributions: Sequence[Contribution], ctx: ServerContext) -> Tensor:
-        uniform = ctx.setup.weighting == "uniform"
-        sizes = [Fraction(1 if uniform else c.samples) for c in contributions]
-        amounts = [Fraction(self.amount(c.steps, ctx.lr, ctx.setup.local.momentum)) for c in contributions]
-        total, pairs = sum(sizes), list(zip(sizes, amounts, strict=True))
-        mean = sum((n * a for n, a in pairs), Fraction(0)) / total
-        return torch.tensor([float(n / total * mean / a) for n, a in pairs], dtype=torch.float64)
+        sizes = [1 if ctx.setup.weighting == "uniform" else c.samples for c in contributions]
+        return normalised(sizes, [self.amount(c.steps, ctx.lr, ctx.setup.local.momentum) for c in contributions])
 
     def amount(self, steps: int, lr: float, momentum: float) -> float:
         """Return |a_i|_1 of a client that took ``steps`` steps."""
         return (1 - (1 - lr * self.mu) ** steps) / (lr * self.mu) if self.mu else effective_steps(steps, momentum)
+
+
+def normalised(sizes: Sequence[int], amounts: Sequence[float]) -> Tensor:
+    """Return p_i (sum_j p_j |a_j|) / |a_i|, with p the shares of the sizes, computed in exact fractions."""
+    total, pairs = sum(sizes), [(Fraction(n), Fraction(a)) for n, a in zip(sizes, amounts, strict=True)]
+    mean = sum((n * a for n, a in pairs), Fraction(0)) / total
+    return torch.tensor([float(n / total * mean / a) for n, a in pairs], dtype=torch.float64)
 
 
 ROW = Row(

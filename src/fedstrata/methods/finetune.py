@@ -29,17 +29,15 @@ class FineTune(Piece):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = f"epochs={self.epochs}, steps={self.steps}"
-        require((self.epochs is None) != (self.steps is None), "finetune", given, "given either epochs or steps")
+        require((self.epochs is None) != (self.steps is None), "finetune", str(self), "given epochs or steps, not both")
 
     def check(self, setup: Setup) -> None:
         setup.layout.select(self.groups)
 
     def refine(self, model: Model, ctx: ClientContext) -> Model:
-        if not (self.epochs or self.steps):
-            return model
-        lr, moves = self.lr or ctx.setup.local.lr, ctx.layout.select(self.groups)
-        return ctx.fit(model, "finetune", epochs=self.epochs, steps=self.steps, lr=lr, train=moves)
+        moves, lr = ctx.layout.select(self.groups), self.lr or ctx.setup.local.lr
+        length = {"epochs": self.epochs, "steps": self.steps}
+        return ctx.fit(model, "finetune", train=moves, lr=lr, **length) if any(length.values()) else model
 
 
 ROW = Row(

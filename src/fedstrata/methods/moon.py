@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from fedstrata.core.network import Batch
-from fedstrata.core.params import Params
+from fedstrata.core.network import Batch, Net
+from fedstrata.core.params import EvalMode, Params
 from fedstrata.core.piece import ClientContext, Loss, Piece, setting
 from fedstrata.core.plan import Setup
 from fedstrata.core.state import State
@@ -39,21 +40,24 @@ class Moon(Piece):
         return State(previous=setup.model, seen=torch.zeros(()))
 
     def objective(self, loss: Loss, ctx: ClientContext) -> Loss:
-        features, seen = ctx.net.features, ctx.state.tensor("seen")
-        mode: Literal["batch_stats", "eval"] = "batch_stats" if self.references == "batch" else "eval"
-        received, previous = ctx.received.frozen(mode), ctx.state.model("previous").frozen(mode)
-
-        def contrast(p: Params, b: Batch) -> Tensor:
-            z = features(p, b.x)
-            with torch.no_grad():
-                near, far = features(received, b.x), features(previous, b.x)
-            gap = cosine_similarity(z, far, dim=-1) - cosine_similarity(z, near, dim=-1)
-            return b.mean(softplus(gap / self.tau))
-
-        return lambda p, b: loss(p, b) + self.mu * seen * contrast(p, b)
+        seen, mode = ctx.state.tensor("seen"), MODES[self.references]
+        near, far = ctx.received.frozen(mode), ctx.state.model("previous").frozen(mode)
+        return lambda p, b: loss(p, b) + self.mu * seen * contrast(ctx.net, p, near, far, b, self.tau)
 
     def upload(self, delta: Params, ctx: ClientContext) -> tuple[Params, State, State]:
         return delta, State(), State(previous=ctx.trained.model, seen=torch.ones(()))
+
+
+MODES: Mapping[str, EvalMode] = {"batch": "batch_stats", "eval": "eval"}
+
+
+def contrast(net: Net, p: Params, near: Params, far: Params, b: Batch, tau: float) -> Tensor:
+    """Return the contrastive term of a batch at p with two reference models: the softplus of a gap of cosines."""
+    z = net.features(p, b.x)
+    with torch.no_grad():
+        near_z, far_z = net.features(near, b.x), net.features(far, b.x)
+    gap = cosine_similarity(z, far_z, dim=-1) - cosine_similarity(z, near_z, dim=-1)
+    return b.mean(softplus(gap / tau))
 
 
 ROW = Row(
