@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata.common.errors import MethodError
 from fedstrata.core.network import Batch, BoundModel, Dropout, gradient_at
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from helpers import lab
 
 

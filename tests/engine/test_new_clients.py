@@ -83,7 +83,7 @@ def test_only_the_selected_layers_move():
     assert torch.equal(whole.server.model.flat, head.server.model.flat)
     kit, client = head.kit, head.parts.federation.heldout[0]
     session = ClientUpdate(kit, head.work_of(client, head.server.model))
-    moved = session.fit(update.context.received, "unseen", steps=4, lr=5.0, train=kit.setup.layout.select("role:head"))
+    moved = session.fit(session.context.received, "unseen", steps=4, lr=5.0, train=kit.setup.layout.select("role:head"))
     changed = {n for n in moved if not torch.equal(moved[n], head.server.model[n])}
     assert changed == {"head.weight", "head.bias"}
     assert found[-1]["heldout_adapted"] is not None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedstrata.core.layout import Entry, Layout
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Reply
 from fedstrata.diagnostics.base import Measure, RoundSnapshot
 from fedstrata.diagnostics.registry import build_measures

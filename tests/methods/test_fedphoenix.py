@@ -16,7 +16,7 @@ from fedstrata.cli import main
 from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Layout, entries_of
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Piece
 from fedstrata.core.plan import CohortSlot
 from fedstrata.data.types import Task

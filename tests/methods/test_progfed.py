@@ -387,7 +387,7 @@ def test_weight_decay_does_not_wear_the_setting_out():
     assert float(run.server.model[LEFT]) == 2
     assert not any(reply.delta[LEFT].any() for reply in run.executor.replies[-1])
     session = ClientUpdate(run.worker, run.executor.works[-1][0])
-    assert float(session.fit(update.context.received, "own", steps=3)[LEFT]) == 2
+    assert float(session.fit(session.context.received, "own", steps=3)[LEFT]) == 2
     run.close()
 
 

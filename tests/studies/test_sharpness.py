@@ -13,7 +13,7 @@ from torch import nn
 
 import fedstrata
 from fedstrata.common.errors import ConfigError
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.inference.finished_run import finished
 from fedstrata.runs.run import run as run_it
 from fedstrata.studies.directions import filterwise, gaussian

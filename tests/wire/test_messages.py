@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Piece
 from fedstrata.core.state import flatten_state, restore_state
 from fedstrata.engine.ledger import codecs_of
