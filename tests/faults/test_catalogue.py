@@ -20,7 +20,7 @@ from fedstrata.client.update import ClientUpdate
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.config.config import KEYS, Config
 from fedstrata.core.piece import Piece
-from fedstrata.data import DataSpec, Federation, loading
+from fedstrata.data import DataSpec, Federation, load
 from helpers import lab
 
 TESTS = Path(__file__).parents[1]
@@ -263,7 +263,7 @@ def test_row_72_what_a_client_says_cannot_break_a_line_of_results(tmp_path, monk
 
 @pytest.mark.parametrize("alpha", [0.01, 0.1])
 def test_row_59_a_skewed_split_with_empty_clients_trains_and_names_them(alpha):
-    data = loading(DataSpec(data="digits", partition=f"dirichlet(alpha={alpha}, min=0)", clients=40))
+    data = load(DataSpec(data="digits", partition=f"dirichlet(alpha={alpha}, min=0)", clients=40))
     empty = {i for i in range(40) if data.partition.size(i) == 0}
     assert empty
     module = lab.filled(
