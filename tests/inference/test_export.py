@@ -18,7 +18,7 @@ from torch import nn
 
 from fedstrata.common.errors import ConfigError, StateError
 from fedstrata.data.federation import Federation
-from fedstrata.inference import export, finished_run, load
+from fedstrata.inference import export, load, open_run
 from fedstrata.inference import export as package_export
 from helpers import lab
 from helpers.finished_runs import command, digest, quick, toy_run
@@ -42,7 +42,7 @@ def test_all_files_say_what_the_runs_evaluation_says(folder, tmp_path):
     made = export(folder, tmp_path / "out", 3, "all")
     assert set(made.files) == {"model.safetensors", "model.pt2", "model.onnx", "signature.json", "MODEL_CARD.md"}
     assert {p.name for p in made.folder.iterdir()} == set(made.files)
-    found = finished_run(folder)
+    found = open_run(folder)
     test = found.federation.test
     index = torch.arange(len(test))
     x, wanted = test.take(index), found.engine.evaluator.predict(found.engine.kit, found.params(3), test, index)
@@ -89,7 +89,7 @@ def test_every_block_of_the_card_runs(folder, tmp_path):
 
 def test_the_card_tells_scores_data_training_costs_and_hashes(folder, tmp_path):
     made = export(folder, tmp_path / "out", 3)
-    text, found = (made.folder / "MODEL_CARD.md").read_text(), finished_run(folder)
+    text, found = (made.folder / "MODEL_CARD.md").read_text(), open_run(folder)
     summary = found.result.summary
     for title in (
         "Use",

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedstrata.common.errors import DataError, StateError
 from fedstrata.data.federation import Federation
-from fedstrata.inference import finished_run, load, predict
+from fedstrata.inference import load, open_run, predict
 from fedstrata.inference.inputs import SEEN
 from helpers import lab
 from helpers.finished_runs import command, digest, quick, toy_run
@@ -64,7 +64,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["ill", "gaps"])
 def test_a_table_is_encoded_and_standardised_as_in_training(place, name, tmp_path):
-    found = finished_run(place / name)
+    found = open_run(place / name)
     frame = pd.read_csv(place / ("gaps.csv" if name == "gaps" else "full.csv"))
     shuffled = (
         frame[["ill", "income", "site", "flat", "city", "age"]].assign(note="hello").sample(frac=1, random_state=1)
@@ -218,7 +218,7 @@ def painted(tmp_path_factory):
 
 def test_pictures_are_cut_and_normalised_as_in_training(painted):
     run, folder = painted
-    found, told = finished_run(run), predict(run, folder)
+    found, told = open_run(run), predict(run, folder)
     federation = found.federation
     seen = {
         str(p.relative_to(folder.resolve())): (s, i)
@@ -264,7 +264,7 @@ def test_damaged_pictures_links_and_empty_folders_are_refused(painted, tmp_path)
 
 
 def test_arrays_of_bytes_are_normalised_and_floats_are_read_as_they_are(digits, tmp_path):
-    test = finished_run(digits).federation.official
+    test = open_run(digits).federation.official
     x = test.take(torch.arange(len(test))).numpy()
     np.savez(tmp_path / "a.npz", x=x, y=test.y.numpy())
     np.save(tmp_path / "b.npy", x)
@@ -306,7 +306,7 @@ def test_labels_of_another_number_or_range_are_refused(digits, tmp_path):
 
 
 def test_the_runs_own_test_set_gives_the_runs_own_scores(digits):
-    found = finished_run(digits)
+    found = open_run(digits)
     told = predict(digits, "digits", split="test")
     for name, value in found.result.summary["metrics"].items():
         if name in told.score:
@@ -462,7 +462,7 @@ def test_nothing_of_the_run_folder_is_changed(place):
 
 def test_a_data_set_that_does_not_say_how_it_prepares_samples_takes_arrays(tmp_path):
     data, module = lab.TOYS["layer"]()
-    silent = dataclasses.replace(data, intake=None)
+    silent = dataclasses.replace(data, preprocessor=None)
     folder, _, given = toy_run(tmp_path, "fedavg", (silent, module))
     assert len(predict(folder, data.test.x, **given)) == 30
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")

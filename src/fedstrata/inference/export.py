@@ -20,7 +20,15 @@ from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
 from fedstrata.inference.finished_run import ClientRef, Finished, keep_threads, open_run
 from fedstrata.inference.model_card import card
-from fedstrata.inference.programs import SAMPLES, TOLERANCE, difference, exported_bytes, onnx_bytes, program_of, require_onnx
+from fedstrata.inference.programs import (
+    SAMPLES,
+    TOLERANCE,
+    difference,
+    exported_bytes,
+    onnx_bytes,
+    program_of,
+    require_onnx,
+)
 from fedstrata.inference.signature import signature
 from fedstrata.runs.folder import as_json
 from fedstrata.storage import container
@@ -119,7 +127,9 @@ def _check_free(folder: Path, run: Path) -> None:
         ConfigError: with the remedy.
     """
     if folder.resolve().is_relative_to(run.resolve()):
-        raise ConfigError(f"--out {folder} lies in the run folder, which export does not change; choose another folder.")
+        raise ConfigError(
+            f"--out {folder} lies in the run folder, which export does not change; choose another folder."
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists; remove it, or choose another --out.")
 

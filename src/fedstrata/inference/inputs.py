@@ -66,12 +66,14 @@ def read(
             data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data), None, "the array"
         )
     if not str(data):
-        raise DataError(
-            "the name of the data is empty; give a file, a folder of images, or a data set such as digits."
-        )
+        raise DataError("the name of the data is empty; give a file, a folder of images, or a data set such as digits.")
     path = Path(data)
     if split is None and path.exists():
-        prepared = _folder(path, preprocessor, finished.federation.task) if path.is_dir() else _file(path, preprocessor, unknown)
+        prepared = (
+            _folder(path, preprocessor, finished.federation.task)
+            if path.is_dir()
+            else _file(path, preprocessor, unknown)
+        )
         return _with_seen_note(prepared) if path.resolve() == _training_path(finished) else prepared
     if split is None and str(data) != finished.federation.name and not _is_data_set(str(data)):
         raise DataError(
@@ -220,7 +222,9 @@ def data_set(text: str, finished: Finished, client: int | None, split: Split) ->
     if source.name == federation.name:
         return _run_data(finished, client, split)
     _same_task(source, finished)
-    samples = source.train if split == "train" else _required(source.test, f"{text} has no test set; use --split train.")
+    samples = (
+        source.train if split == "train" else _required(source.test, f"{text} has no test set; use --split train.")
+    )
     return _all(samples)
 
 
@@ -230,7 +234,9 @@ def _run_data(finished: Finished, client: int | None, split: Split) -> PreparedI
     if client is not None and split == "train":
         return _with_seen_note(
             _select(
-                federation.train, federation.training(client), f"client {finished.client_label(client)} has no training sample."
+                federation.train,
+                federation.training(client),
+                f"client {finished.client_label(client)} has no training sample.",
             )
         )
     if client is not None and (held := federation.testing(client)) is not None:
@@ -239,7 +245,9 @@ def _run_data(finished: Finished, client: int | None, split: Split) -> PreparedI
         f"{federation.name}: the run pooled its test set; give --client to read a client's test samples, or"
         " --split train."
     )
-    return _with_seen_note(_all(federation.train)) if split == "train" else _all(_required(federation.official, missing))
+    return (
+        _with_seen_note(_all(federation.train)) if split == "train" else _all(_required(federation.official, missing))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,6 +307,8 @@ def _same_task(source: Source, finished: Finished) -> None:
         ("the task is", ours.kind, theirs.kind),
     ):
         if expected != actual:
-            raise DataError(f"{source.name} is not what the model was trained for: {name} {actual} there and {expected} here.")
+            raise DataError(
+                f"{source.name} is not what the model was trained for: {name} {actual} there and {expected} here."
+            )
     if source.preprocessor != finished.federation.preprocessor:
         raise DataError(other)

@@ -18,7 +18,11 @@ CLASSES = 30  # classes that the card lists
 
 
 def card(
-    finished: Finished, client: int | None, described: Mapping[str, Any], hashes: Mapping[str, str], notes: Sequence[str]
+    finished: Finished,
+    client: int | None,
+    described: Mapping[str, Any],
+    hashes: Mapping[str, str],
+    notes: Sequence[str],
 ) -> str:
     """Write the card as Markdown.
 
@@ -169,8 +173,7 @@ def _scores(finished: Finished, client: int | None, facts: Facts) -> Iterator[st
     if facts.chance is not None:
         yield f"Always predicting the most frequent class of the test data would reach {facts.chance:.4f}."
     yield (
-        "All numbers are of one run with one seed; they do not show the spread over seeds (`fedstrata compare`"
-        " does)."
+        "All numbers are of one run with one seed; they do not show the spread over seeds (`fedstrata compare` does)."
     )
 
 

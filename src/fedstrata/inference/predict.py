@@ -60,9 +60,7 @@ class Predictions:
         for i, (name, predicted) in enumerate(zip(self.names, self.predicted, strict=True)):
             row: dict[str, Any] = {"name": name, "predicted": predicted}
             if self.labels:
-                row |= {
-                    f"p_{label}": float(p) for label, p in zip(self.labels, self.values[i].tolist(), strict=True)
-                }
+                row |= {f"p_{label}": float(p) for label, p in zip(self.labels, self.values[i].tolist(), strict=True)}
             if self.truth is not None and self.labels:
                 label = self.labels[int(self.truth[i])]
                 row |= {"label": label, "correct": int(label == predicted)}

@@ -174,7 +174,7 @@ class Maximise(Study):
     def _climbed(self, label: str, run: Finished) -> dict[str, tuple[Sequence[int], Climb]]:
         """(channels, ascent) by layer."""
         pixels = pixels_of(run, "activation maximisation")
-        if run.looks_at_batches:
+        if run.uses_batch_statistics:
             raise ConfigError(
                 f"norms of {label} look at the batch in hand, so that images would excite each other; study a run"
                 " without bn=batch."

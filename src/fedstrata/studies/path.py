@@ -83,7 +83,7 @@ class Path(Study):
             else []
         )
         pairs = {f"{first} to {other}": self._segment(laid[first], laid[other], drawn) for other in others}
-        told = [f"{label}: {note}" for label, run in runs.items() for note in (*run.told(None), *run.notes)]
+        told = [f"{label}: {note}" for label, run in runs.items() for note in (*run.notes_for(None), *run.notes)]
         if counted:
             told.append(
                 "running statistics of norms were counted anew at every point, so the ends differ from the served"

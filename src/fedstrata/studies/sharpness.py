@@ -99,7 +99,7 @@ class Sharpness(Study):
         laid = surfaces(runs, self.split, self.samples, self.batch, self.seed, getattr(torch, self.precision))
         found = {label: self._one(surface) for label, surface in laid.items()}
         panels = [self._table(found), self._whole(found), *self._groups(found), *self._nearby(found)]
-        told = [f"{label}: {note}" for label, run in runs.items() for note in (*run.told(None), *run.notes)]
+        told = [f"{label}: {note}" for label, run in runs.items() for note in (*run.notes_for(None), *run.notes)]
         if self.groups == "each":
             told += [
                 f"{label}: {said}"
