@@ -106,7 +106,7 @@ def test_the_card_tells_scores_data_training_costs_and_hashes(folder, tmp_path):
         assert f"\n## {title}\n" in text
     assert f"| {summary['accuracy']['final']:.4f} | 359 samples of the server's test set |" in text
     n = len(found.federation.testing(3)[1])
-    assert f"| this model, on the client's own test | {found.result.clients[3]['personal']:.4f} | {n} samples |" in text
+    assert f"| this model, on the client's test split | {found.result.clients[3]['personal']:.4f} | {n} samples |" in text
     assert "the own tests of 2 held-out clients" in text
     assert "Arivazhagan et al., 2019" in text
     assert "`test=both`" in text
@@ -166,7 +166,7 @@ def test_norms_that_look_at_the_batch_are_said_to_do_so(tmp_path, settings, sing
     told = json.loads((export(run, tmp_path / "out", None, "safetensors").folder / "signature.json").read_text())[
         "batch_norm"
     ]
-    assert ("outputs hang on the other samples" in told) == (single is not None)
+    assert ("outputs depend on the other samples" in told) == (single is not None)
     assert ("a single sample" in told) == bool(single)
 
 

@@ -108,7 +108,7 @@ def test_a_summary_of_another_model_is_refused(tmp_path):
     folder, _, given = toy_run(tmp_path, "fedavg", "layer")
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(summary | {"model_sha256": "0" * 64}))
-    with pytest.raises(StateError, match=r"summary.json speaks of another model"):
+    with pytest.raises(StateError, match=r"summary.json describes another model"):
         load(folder, **given)
 
 

@@ -105,7 +105,7 @@ def test_a_changed_module_can_be_copied_cast_and_refilled(tmp_path):
 
 def test_a_changed_module_with_dropout_stays_in_evaluation_mode(tmp_path):
     folder, _, given = toy_run(tmp_path, Unit(), "dropout")
-    with pytest.raises(ConfigError, match="stands in evaluation mode"):
+    with pytest.raises(ConfigError, match="works in evaluation mode only"):
         load(folder, **given).train()
 
 

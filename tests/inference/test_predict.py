@@ -171,7 +171,7 @@ def test_a_table_that_the_model_cannot_read_is_refused_by_column_and_row(place, 
         ("empty.csv", b"", r"is empty"),
         ("head.csv", b"age,city,income,flat\n", r"there is no data row"),
         ("a.txt", b"hello\n", r"is a text; this model takes a table"),
-        ("a.xlsx", b"PK", r"files are read by their ending, and '.xlsx' is none of"),
+        ("a.xlsx", b"PK", r"the file type follows from its suffix, and '.xlsx' is none of"),
         ("a.npy", b"\x93NUMPY", r"damaged or no .npy|a.npy"),
     ],
 )
@@ -244,7 +244,7 @@ def test_a_single_picture_of_any_size_and_a_folder_without_classes(painted, tmp_
     assert told.names == ("12.jpg", "200.jpg", "40.jpg")
     assert told.predicted == ["red"] * 3
     assert told.score is None
-    assert "1 files are no pictures" in told.notes[0]
+    assert "1 files are not images" in told.notes[0]
     (tmp_path / "red").mkdir()
     (tmp_path / "40.jpg").rename(tmp_path / "red" / "40.jpg")
     assert "2 of 3 pictures lie in no folder named after a class" in " ".join(predict(run, tmp_path).notes)
@@ -252,7 +252,7 @@ def test_a_single_picture_of_any_size_and_a_folder_without_classes(painted, tmp_
 
 def test_damaged_pictures_links_and_empty_folders_are_refused(painted, tmp_path):
     run, _ = painted
-    with pytest.raises(DataError, match="holds no picture"):
+    with pytest.raises(DataError, match="holds no image"):
         predict(run, tmp_path)
     (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nnonsense")
     with pytest.raises(DataError, match=r"bad.png: a picture cannot be read"):
@@ -344,7 +344,7 @@ def test_a_score_on_what_the_run_was_trained_on_is_said_to_be_one(place, digits,
         (
             "digit",
             (
-                r"digit does not exist; give a file, a folder of pictures, or a data set such as digits. Did you mean"
+                r"digit does not exist; give a file, a folder of images, or a data set such as digits. Did you mean"
                 r" 'digits'"
             ),
         ),

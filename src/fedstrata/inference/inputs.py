@@ -52,7 +52,7 @@ def read(
 
     Args:
         data: a file, a folder of images, a data set in call syntax, or an array.
-        found: the run.
+        finished: the run.
         client: whose test samples to read, where the data set is the run's and clients have some.
         split: test or train; with it, ``data`` is a data set in call syntax.
         unknown: how to treat a word that no training row has.

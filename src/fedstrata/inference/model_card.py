@@ -27,7 +27,7 @@ def card(
     """Write the card as Markdown.
 
     Args:
-        found: the run.
+        finished: the run.
         client: whose model it is; None for the shared one.
         described: the content of signature.json.
         hashes: SHA-256 of the files beside the card.
