@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import subprocess
@@ -24,6 +25,7 @@ from fedstrata.data import (
     load,
     partition_picture,
 )
+from helpers import lab
 
 
 def arrays(n=200, classes=4, features=3, seed=0):
@@ -368,3 +370,12 @@ def test_the_fingerprint_of_arrays_sees_their_features():
     assert Federation.of(x, y).fingerprint == same.fingerprint != edited.fingerprint
     tests = [Federation.of(x, y, test=(x + shift, y)).fingerprint for shift in (0, 1)]
     assert tests[0] != tests[1]
+
+
+def test_row_56_a_label_that_the_model_has_no_output_for_never_reaches_the_loss():
+    data = lab.federation()
+    with pytest.raises(DataError, match="label 7"):
+        Federation.of(
+            data.train.x.numpy(), np.where(np.arange(54) == 9, 7, data.train.y.numpy()), labels=("a", "b", "c")
+        )
+    assert dataclasses.replace(data).task.classes == lab.CLASSES
