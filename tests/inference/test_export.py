@@ -106,7 +106,9 @@ def test_the_card_tells_scores_data_training_costs_and_hashes(folder, tmp_path):
         assert f"\n## {title}\n" in text
     assert f"| {summary['accuracy']['final']:.4f} | 359 samples of the server's test set |" in text
     n = len(found.federation.testing(3)[1])
-    assert f"| this model, on the client's test split | {found.result.clients[3]['personal']:.4f} | {n} samples |" in text
+    assert (
+        f"| this model, on the client's test split | {found.result.clients[3]['personal']:.4f} | {n} samples |" in text
+    )
     assert "the test splits of 2 held-out clients" in text
     assert "Arivazhagan et al., 2019" in text
     assert "`test=both`" in text

@@ -48,13 +48,8 @@ def study(
                 f"out is {str(out)!r}, inside the run {str(folder)!r}, and a study never changes a run; name another"
                 " folder."
             )
-<<<<<<< HEAD
     opened = {label: open_run(folder, root=root) for label, folder in zip(labels, folders, strict=True)}
-    if where is None:
-=======
-    opened = {label: finished(folder, root=root) for label, folder in zip(labels, folders, strict=True)}
     if target is None:
->>>>>>> house
         return finite(chosen.study(opened))
     with writable_folder(target):
         outcome = finite(chosen.study(opened))

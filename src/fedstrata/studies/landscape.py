@@ -82,17 +82,10 @@ class Landscape(Study):
         profiles = {label: one["grid"][self.points // 2] for label, one in maps.items()}
         text = "Loss along the first random direction, through the served model at 0; flat where it hardly rises."
         panels = [Panel("Loss profile", text, "lines", at, profiles, x_name="lengths of the filters", y_name="loss")]
-<<<<<<< HEAD
-        panels += [self._table(label, one["grid"]) for label, one in found.items()]
-        told = [f"{label}: {note}" for label, run in runs.items() for note in (*run.notes_for(None), *run.notes)]
-        numbers = {"samples": next(iter(laid.values())).samples, "at": at, "runs": found}
-        return Outcome(numbers, panels, sheet(found, at), notes=told)
-=======
         panels += [self._table(label, one["grid"]) for label, one in maps.items()]
         notes = [f"{label}: {note}" for label, run in runs.items() for note in (*run.notes_for(None), *run.notes)]
         numbers = {"samples": next(iter(laid.values())).samples, "at": at, "runs": maps}
         return Outcome(numbers, panels, draw_maps(maps, at), notes=notes)
->>>>>>> house
 
     def _offsets(self) -> list[float]:
         half = self.points // 2

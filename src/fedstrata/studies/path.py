@@ -76,19 +76,11 @@ class Path(Study):
             training = surfaces({first: runs[first]}, "train", self.samples, self.batch, self.seed)[first]
             drawn = [x for x, _ in training.batches]
         pairs = {f"{first} to {other}": self._segment(laid[first], laid[other], drawn) for other in others}
-<<<<<<< HEAD
-        told = [f"{label}: {note}" for label, run in runs.items() for note in (*run.notes_for(None), *run.notes)]
-        if counted:
-            told.append(
-                "running statistics of norms were counted anew at every point, so the ends differ from the served"
-                " models (see served in outcome.json)"
-=======
         notes = [f"{label}: {note}" for label, run in runs.items() for note in (*run.notes_for(None), *run.notes)]
         if recompute:
             notes.append(
                 "running statistics of norms were recomputed at every point, so the ends differ from the served models"
                 " (see served in outcome.json)"
->>>>>>> house
             )
         served = {
             label: dict(zip(("loss", "score"), map(finite_or_none, surface.score(surface.centre)), strict=True))
