@@ -5,8 +5,12 @@ import os
 import signal
 
 import pytest
+import torch
 
 import fedstrata
+from fedstrata.backends.selection import build
+from fedstrata.engine.server import plan_round
+from helpers import lab
 
 SMALL = {"clients": 4, "cohort": 4, "rounds": 3, "local_epochs": 1, "partition": "iid", "model": "mlp(hidden=8)"}
 
@@ -27,3 +31,19 @@ def test_a_worker_killed_between_rounds_is_replaced(tmp_path, which):
     assert killed
     assert hurt["model_sha256"] == whole["model_sha256"]
     assert not hurt["refused"]
+
+
+def test_t30_a_layer_above_four_megabytes_trains_in_processes():
+    wide = lab.filled(torch.nn.Sequential(torch.nn.Linear(6, 180_000), torch.nn.ReLU(), torch.nn.Linear(180_000, 3)))
+    made = lab.parts("scaffold", (lab.federation((4, 5)), wide), cohort=2, local_steps=1, local_lr=1e-5)
+    assert 4 * made.setup.layout.entries["0.weight"].shape.numel() > 4 << 20
+    holder = lab.engine(made)
+    works = plan_round(holder.server, made.method, made.setup, "share", 1e-5, lambda *_: None, lambda _: None).works
+    runner = build("processes", made.make, 1, 1, lambda *_: None)
+    try:
+        there = sorted(runner.train(works), key=lambda r: r.place)
+    finally:
+        runner.close()
+    here = sorted(holder.executor.train(works), key=lambda r: r.place)
+    assert [lab.bits(r.delta) for r in there] == [lab.bits(r.delta) for r in here]
+    assert [lab.bits(r.row) for r in there] == [lab.bits(r.row) for r in here]

@@ -16,6 +16,7 @@ from fedstrata.core.plan import Phase
 from fedstrata.engine.server import plan_round
 from fedstrata.methods import rows
 from helpers import lab
+from helpers.examples import every_example, finite
 
 
 def order(n, batch=4, draw="cycle", merge=False, key=("local", 0, 0, 0)):
@@ -379,3 +380,69 @@ def test_a_gradient_middleware_may_call_twice_and_a_view_s_gradient_is_the_plain
             return both
 
     assert lab.gap(lab.play(chain(Halves())).params, lab.play().params) < 1e-6
+
+
+@every_example
+@pytest.mark.parametrize("toy", ["layer", "batch"])
+def test_row_71_uploads_hold_exactly_what_the_plan_sends_up(example, toy):
+    made = lab.engine(lab.parts(example, toy))
+    lab.finish(made)
+    layout = made.parts.setup.layout
+    for works, replies in zip(made.executor.works, made.executor.replies, strict=True):
+        for reply in replies:
+            up = works[reply.place].plan.up
+            assert set(reply.delta) == up & layout.parameters
+            assert set(reply.statistics) == up - layout.parameters
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [{"local_weight_decay": 0.1}, {"local_optimizer": "adamw", "local_weight_decay": 0.1, "local_lr": 0.01}],
+)
+def test_row_71_weight_decay_does_not_move_a_frozen_head(optimizer):
+    @dataclass(frozen=True)
+    class Looks(Piece):
+        def upload(self, delta, own, v):
+            head = v.layout.select("role:head")
+            assert lab.bits(v.end.pick(head)) == lab.bits(v.anchor.pick(head)), "not in local training either"
+            return delta, {}, own
+
+    made = lab.engine(lab.parts(lab.parse("fedbabu(epochs=0)") + Looks(), **optimizer))
+    head, start = made.parts.setup.layout.select("role:head"), made.parts.setup.params
+    for _ in range(3):
+        assert made.round()["refused"] == []
+        assert lab.bits(made.server.params.pick(head)) == lab.bits(start.pick(head))
+        for client in range(6):
+            assert lab.bits(lab.own_model(made, client).pick(head)) == lab.bits(start.pick(head))
+    made.close()
+    assert lab.bits(made.server.params) != lab.bits(start)
+
+
+class Tied(torch.nn.Module):
+    """Two layers that share a weight, a norm, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6), torch.nn.Linear(6, 3)
+        self.second.weight = self.first.weight
+        self.norm = torch.nn.LayerNorm(6)
+        self.exits = {"first": 6, "norm": 6}
+
+    def forward(self, x, exits=None):
+        x = torch.relu(self.first(x))
+        if exits == 1:
+            return x
+        x = torch.relu(self.norm(self.second(x)))
+        return self.head(x) if exits is None else x
+
+
+@every_example
+def test_row_71_tied_weights_are_trained_sent_and_kept_once_by_every_method(example):
+    toy = lab.federation(), lab.filled(Tied())
+    made = lab.engine(lab.parts(example, toy))
+    found = lab.finish(made)
+    assert [n for n in found.params if n.startswith("second")] == ["second.bias"]
+    assert all("second.weight" not in reply.delta for replies in made.executor.replies for reply in replies)
+    assert finite(found.params)
+    made.kit.bound.load(found.params)
+    assert made.kit.bound.body.second.weight is made.kit.bound.body.first.weight

@@ -8,12 +8,13 @@ import sys
 
 import pytest
 
+from fedstrata import Piece
 from fedstrata.common.errors import StateError
 from fedstrata.compare import run_cache
 from fedstrata.config.config import Config
-from fedstrata.core.piece import Piece
 from fedstrata.engine.assembly import assemble
 from fedstrata.methods import method
+from helpers.comparisons import asked, make
 
 FILES = run_cache.SEALED
 
@@ -158,3 +159,22 @@ def test_a_package_counts_as_a_whole(tmp_path, monkeypatch):
 def test_a_measure_of_ours_is_ours():
     parts = assemble(Config(model="logistic", measures="drift"))
     assert run_cache.guests(parts.config, parts.method, parts.measures.values()) == ""
+
+
+HERE = (lambda _event: None,)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "sealed.json", "rounds.jsonl"])
+@pytest.mark.parametrize("how", ["folder", "link"])
+def test_a_finished_run_whose_file_is_no_file_is_set_aside_and_made_again(tmp_path, name, how):
+    contest = asked(tmp_path, seeds=(0,), executor="loop", rounds=1)
+    whole, _ = make(contest, observers=HERE)
+    place = next(iter(whole.jobs.values())).folder / name
+    place.rename(tmp_path / "elsewhere")
+    place.mkdir() if how == "folder" else place.symlink_to(tmp_path / "elsewhere")
+    again, _ = make(contest, observers=HERE)
+    assert len(again.done) == 2
+    assert not again.failures
+    assert place.is_file()
+    assert not place.is_symlink()
+    assert len(list((tmp_path / "cache").glob("*.damaged-1"))) == 1

@@ -341,3 +341,12 @@ def test_auto_partition_is_dirichlet_for_data_without_clients():
 def test_near_prefers_the_same_name_on_another_level():
     assert near("lr", KEYS)[:2] == ["finetune.lr", "local.lr"]
     assert near("data-root", KEYS, 1) == ["data.root"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_row_63_a_value_of_the_wrong_type_names_its_key(key):
+    for value in ([], {"a": 1}, object()):
+        with pytest.raises(ConfigError) as caught:
+            Config(**{key: value})
+        assert key in str(caught.value)
+        assert "\n" not in str(caught.value)

@@ -10,6 +10,7 @@ from fedstrata.core.piece import Piece
 from fedstrata.engine.evaluation import passes
 from fedstrata.wire.gate import finite
 from helpers import lab
+from helpers.examples import Raises, in_folder, lines
 
 TINY = {
     "clients": 5,
@@ -96,3 +97,46 @@ def test_a_single_sample_is_no_pass_of_its_own(samples, cuts):
     parts = passes(torch.arange(samples))
     assert [len(part) for part in parts] == cuts
     assert torch.equal(torch.cat(parts), torch.arange(samples))
+
+
+@pytest.mark.parametrize("executor", ["loop", "processes"])
+def test_row_72_what_a_client_says_cannot_break_a_line_of_results(tmp_path, monkeypatch, executor):
+    text = 'x"}\n{"round": 9}\x1b[2J{0}%s\u2028\ud800' + "a" * 10_000
+    monkeypatch.setattr(
+        "fedstrata.engine.assembly.parse_method", lambda _: lab.parse("fedavg") + Raises(RuntimeError(text))
+    )
+    found = in_folder(tmp_path, lab.TOYS["layer"](), cohort=6, executor=executor)
+    written = lines(found.folder)
+    assert [row["round"] for row in written] == [0, 1, 2]
+    for row in written:
+        ((client, code, message),) = row["refused"]
+        assert (client, code) == (0, "raised")
+        assert message.startswith('RuntimeError: x"}')
+        assert len(message) <= 500
+    assert found.summary["refused"] == {"raised": 3}
+
+
+ERRORS = [
+    RuntimeError("CUDA out of memory"),
+    MemoryError("no memory"),
+    OSError(5, "Input/output error"),
+    ZeroDivisionError("x"),
+    IndexError("y"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("executor", ["loop", "processes"])
+def test_t32_a_client_that_raises_is_counted_and_the_others_make_the_model(error, executor):
+    found = lab.play(Raises(error), executor=executor, cohort=6)
+    twin = lab.play(cohort=6, wrap={"change": lambda replies: [r for r in replies if r.client != 0]})
+    assert lab.bits(found.params) == lab.bits(twin.params)
+    assert all(row["refused"] == [[0, "raised", f"{type(error).__name__}: {error}"]] for row in found.rows)
+
+
+@pytest.mark.parametrize(("quorum", "moved"), [(5, True), (6, False), (1.0, False)])
+def test_t32_fewer_replies_than_the_quorum_leave_the_model(quorum, moved):
+    made = lab.parts(Raises(), cohort=6, quorum=quorum)
+    found = lab.play(Raises(), cohort=6, quorum=quorum)
+    assert [row["moved"] for row in found.rows] == [moved] * 3
+    assert (lab.bits(found.params) == lab.bits(made.setup.params)) is not moved

@@ -1,6 +1,7 @@
 """A bad reply is left out, counted and named, and the run goes on as if that client had not been there, bit for bit."""
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ import torch
 
 from core.test_vocabulary import Median
 from fedstrata.core.params import Params
-from fedstrata.core.piece import Reply
+from fedstrata.core.piece import Piece, Reply
+from fedstrata.core.plan import Phase
 from fedstrata.methods import rows
 from helpers import lab
+from helpers.examples import every_example, finite, in_folder, lines
 
 METHODS = ("fedavg", *(example for row in rows() for example in row.examples))
 SENDING = tuple(m for m in METHODS if m != "local")  # whose clients send nothing that could be wrong
@@ -144,3 +147,49 @@ def test_refused_clients_cost_what_travelled():
     good, bad = lab.play(rounds=1), run_with("fedavg", spoil(one_entry(float("nan"))), rounds=1)
     for key in ("bytes_up", "bytes_down", "flops"):
         assert good.rows[0][key] == bad.rows[0][key]
+
+
+@dataclass(frozen=True)
+class Wild(Piece):
+    """Client 1 trains with a rate a million times (or more) that of the others."""
+
+    factor: float = 1e7
+
+    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
+        return replace(
+            plan,
+            places={
+                place: {"phases": (Phase(lr=self.factor),)} for place, client in enumerate(plan.cohort) if client == 1
+            },
+        )
+
+
+def test_t17_one_client_with_a_learning_rate_of_a_million_is_left_out_and_counted(tmp_path, monkeypatch):
+    module = lab.filled(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)))
+    monkeypatch.setattr("fedstrata.engine.assembly.parse_method", lambda text: lab.parse("fedavg") + Wild())
+    found = in_folder(tmp_path, (lab.federation(lab.EQUAL), module), cohort=6, gate_norm=100.0)
+    written = lines(found.folder)
+    assert finite(found.params)
+    assert all([r[:2] for r in row["refused"]] in ([[1, "nonfinite"]], [[1, "norm"]]) for row in written)
+    assert sum(found.summary["refused"].values()) == 3
+    assert found.summary["rounds_without_update"] == 0
+    twin = lab.play(
+        toy=(lab.federation(lab.EQUAL), module),
+        cohort=6,
+        wrap={"change": lambda replies: [r for r in replies if r.client != 1]},
+    )
+    assert lab.bits(found.params) == lab.bits(twin.params)
+
+
+@every_example
+def test_t17_nan_in_one_client_s_data_never_reaches_the_model(example):
+    """The data check refuses such a federation; here it is made behind its back."""
+    data, module = lab.federation(), lab.filled(lab.Small("layer"))
+    x = data.train.x.clone()
+    x[18, 2] = math.nan
+    bad = replace(data, train=type(data.train)(x, data.train.y))
+    found = lab.play(example, (bad, module), cohort=6, rounds=2)
+    assert finite(found.params)
+    if example != "local":  # which sends nothing that could be refused
+        assert all([r[:2] for r in row["refused"]] == [[1, "nonfinite"]] for row in found.rows)
+    assert all(finite(m) for i, m in enumerate(found.models) if i != 1)

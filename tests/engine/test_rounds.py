@@ -281,3 +281,12 @@ def test_the_final_model_lies_in_the_folder_by_names(tmp_path):
     tensors = safetensors.torch.load_file(tmp_path / "a" / "model.safetensors")
     assert set(tensors) == set(found.params) | set(found.params.buffers)
     assert all(torch.equal(tensors[n], t) for n, t in found.params.views.items())
+
+
+def test_row_20_equal_clients_make_one_model_whoever_answers_first():
+    x, y, _ = lab.arrays((8,))
+    data = lab.listed(x.repeat(4, 1), y.repeat(4), (8,) * 4, test=(x.numpy(), y.numpy()))
+    rotated = {"order": lambda works: works[::-1], "change": lambda replies: replies[2:] + replies[:2]}
+    toy = data, lab.small()
+    for method in ("fedavg", "scaffold", "fedadam(lr=0.05)"):
+        assert lab.same(lab.play(method, toy, cohort=4), lab.play(method, toy, cohort=4, wrap=rotated)) == []

@@ -11,6 +11,7 @@ from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.core.piece import Piece, draw_without_replacement
 from fedstrata.engine.server import base_plan
 from helpers import lab
+from helpers.examples import finite, in_folder
 
 POLICIES = ("share", "local", "server", "trained", "batch")
 
@@ -271,3 +272,24 @@ def test_a_round_below_its_quorum_leaves_the_model(quorum, moved):
     assert row["moved"] is moved
     assert (lab.bits(run.server.params) == lab.bits(run.parts.setup.params)) is not moved
     assert run.server.round == 1, "the round is over all the same"
+
+
+@pytest.mark.parametrize("bn", ["share", "local", "server", "trained", "batch"])
+def test_t15_partial_training_runs_under_every_policy_and_the_summary_names_it(tmp_path, bn):
+    found = in_folder(tmp_path, lab.TOYS["batch"](), method="fedrep", bn=bn)
+    assert found.summary["bn"] == bn
+    assert found.summary["rounds_without_update"] == 0
+    assert finite(found.params)
+
+
+def test_t12_shared_statistics_are_exactly_the_weighted_mean():
+    """4, 4 and 8 samples: shares that are powers of two, so that the sum is exact in any order of its products."""
+    made = lab.engine(lab.parts(toy=(lab.federation((4, 4, 8)), lab.small("batch")), cohort=3, rounds=1))
+    made.round()
+    made.close()
+    replies = made.executor.replies[0]
+    mean = torch.zeros_like(replies[0].statistics.flat)
+    for reply in replies:
+        mean += reply.statistics.flat * (reply.samples / 16)
+    assert len({lab.bits(r.statistics) for r in replies}) == 3
+    assert torch.equal(made.server.params.buffers.flat, mean)

@@ -21,7 +21,7 @@ from fedstrata.engine.assembly import assemble
 from fedstrata.methods import method
 from fedstrata.methods.parts import cycle
 from fedstrata.models import build
-from fedstrata.studies.local_step_lengths import Walk, restricted, walk
+from fedstrata.studies.local_step_lengths import StepLengths, measure_steps, restricted
 from fedstrata.wire import messages
 from helpers import lab
 from helpers.networks import pictures, residual
@@ -446,7 +446,7 @@ def test_9_gradients_of_the_active_group_are_those_of_the_full_backward_pass(nor
 
 
 def walked(text, **settings):
-    return walk(lab.parts(text, cohort=6, **({"rounds": 5} | settings)), 0)
+    return measure_steps(lab.parts(text, cohort=6, **({"rounds": 5} | settings)), 0)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -455,13 +455,13 @@ def test_10_the_restricted_norm_of_full_training_is_at_most_the_full_one_and_equ
     full, part = walked("fedavg", **settings), walked("fedpart(warmup=1, repeat=1)", **settings)
     assert part.trained == (frozenset(part.groups), *(frozenset({g}) for g in part.groups), frozenset(part.groups))
     for place, (partial, fair) in enumerate(restricted(full, part)):
-        whole = full.sizes(place)
+        whole = full.lengths(place)
         assert len(partial) == len(fair) == len(whole) == 10, "17 samples in batches of 4, twice"
         assert (fair <= whole).all()
         assert torch.equal(fair, whole) == (len(part.trained[place]) == 3)
-        assert torch.equal(partial, part.sizes(place)), "frozen groups do not move"
+        assert torch.equal(partial, part.lengths(place)), "frozen groups do not move"
         assert (partial > 0).all()
-    assert torch.equal(full.sizes(0), part.sizes(0)), "the warm-up is FedAvg"
+    assert torch.equal(full.lengths(0), part.lengths(0)), "the warm-up is FedAvg"
 
 
 def test_10_step_sizes_are_those_of_the_weights():
@@ -471,19 +471,19 @@ def test_10_step_sizes_are_those_of_the_weights():
     run.round()
     run.close()
     delta = next(r for r in run.executor.replies[0] if r.client == 2).delta
-    assert float(walk(parts, 2).sizes(0)[0]) == pytest.approx(float(delta.flat.double().norm()), rel=1e-6)
+    assert float(measure_steps(parts, 2).lengths(0)[0]) == pytest.approx(float(delta.flat.double().norm()), rel=1e-6)
 
 
 def test_10_spikes_compare_the_same_coordinates_on_both_sides_of_an_average():
     squares = (torch.tensor([[[1.0, 4.0], [1.0, 4.0]]]), torch.tensor([[[9.0, 0.0], [9.0, 0.0]]]))
-    found = Walk(("a", "b"), (0, 1), squares, squares, (frozenset("ab"), frozenset("a")))
+    found = StepLengths(("a", "b"), (0, 1), squares, squares, (frozenset("ab"), frozenset("a")))
     assert found.spikes(window=1) == pytest.approx([3 / 5**0.5])
     assert found.spikes(window=2, groups=found.trained) == pytest.approx([3.0])
 
 
 def test_10_a_client_that_never_trains_cannot_be_watched():
     with pytest.raises(ConfigError, match="client 5 took part in no round"):
-        walk(lab.parts("fedavg", cohort=1, rounds=1), 5)
+        measure_steps(lab.parts("fedavg", cohort=1, rounds=1), 5)
 
 
 # ---- 11. combinations

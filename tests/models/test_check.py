@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,10 @@ from torch.nn import functional
 from fedstrata import models
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.core.network import Dropout
+from fedstrata.data import Federation
 from fedstrata.models import registry
 from fedstrata.models.blocks import ChannelDropout
+from helpers.examples import in_folder
 
 
 @dataclass(frozen=True)
@@ -248,3 +251,35 @@ def no_task(width: int = 3) -> nn.Module:
 def test_what_cannot_be_registered(name, factory, words):
     with pytest.raises(ConfigError, match=words):
         models.register(name, factory)
+
+
+def images(channels=1, classes=10):
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % classes
+    return Federation.of(
+        rng.normal(size=(40, channels, 8, 8)).astype(np.float32),
+        y,
+        clients=2,
+        labels=tuple(str(i) for i in range(classes)),
+    )
+
+
+def conv(channels=1, outputs=10):
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(channels, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(4 * 36, outputs)
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "module", "said"),
+    [
+        (images(), conv(channels=3), r"1 channel.*takes 3"),
+        (images(classes=20), conv(), r"20 classes"),
+        (images(), conv(outputs=100), r"100.*10"),
+    ],
+    ids=["1 channel, 3 wanted", "20 classes, 10 outputs", "10 classes, 100 outputs"],
+)
+def test_t35_data_and_model_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, data, module, said):
+    with pytest.raises((ConfigError, DataError), match=said):
+        in_folder(tmp_path, (data, module), cohort=2)
+    assert list(tmp_path.iterdir()) == []

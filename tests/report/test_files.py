@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+import fedstrata
+from fedstrata.cli import main
 from fedstrata.common.errors import StateError
 from fedstrata.common.units import duration, number, size, work
 from fedstrata.data.federation import Federation
@@ -159,7 +162,6 @@ def test_partition_picture_of_many_clients_shows_some_of_them(tmp_path):
 
 
 def test_drawing_leaves_no_state_of_the_process(tmp_path):
-    import sys  # noqa: PLC0415
 
     result().plot(tmp_path / "c.png")
     assert "matplotlib.pyplot" not in sys.modules
@@ -317,3 +319,34 @@ def test_clients_with_names_are_named_in_the_table_and_others_have_no_such_colum
     assert (tmp_path / "partition.png").stat().st_size > 5_000  # dollar signs are no formula
     write(result(2), federation(), tmp_path)
     assert "name" not in read_csv(tmp_path / "clients.csv")[0]
+
+
+SMALL = {
+    "clients": 4,
+    "cohort": 2,
+    "rounds": 2,
+    "local_epochs": 1,
+    "executor": "loop",
+    "model": "mlp(hidden=8)",
+    "test": "both",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rounds.jsonl", b"null\n"),
+        ("rounds.jsonl", b"[]\n"),
+        ("clients.csv", b"\xff\x00\xfe"),
+        ("clients.csv", b"score_x\n1\n"),
+    ],
+)
+def test_a_report_of_a_damaged_folder_names_the_file(tmp_path, capsys, name, content):
+    folder = fedstrata.run(out=str(tmp_path), **SMALL).folder
+    (folder / name).write_bytes(content)
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(folder)])
+    assert end.value.code == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1
+    assert name in said[0]

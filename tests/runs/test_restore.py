@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from fedstrata.client.update import ClientUpdate
 from fedstrata.common.errors import StateError
 from fedstrata.config.config import KEYS, NON_RESULT_SETTINGS, Config
 from fedstrata.runs.run import Stopped, resume, run
@@ -158,3 +159,30 @@ def test_row_45_a_damaged_manifest_is_refused(tmp_path, begun):
         (folder / "manifest.json").write_text(bad)
         with pytest.raises(StateError, match=r"manifest\.json is damaged"):
             go_on(folder)
+
+
+def test_row_51_a_resumed_run_reads_the_batches_of_the_uninterrupted_one(monkeypatch):
+    seen, read = [], ClientUpdate.read
+
+    def spy(self, purpose, epoch, positions):
+        if not self.probe:
+            seen.append((self.work.round, self.work.client, purpose, epoch, self.index[positions].tolist()))
+        return read(self, purpose, epoch, positions)
+
+    monkeypatch.setattr(ClientUpdate, "read", spy)
+    lab.play(rounds=4)
+    whole = [entry for entry in seen if entry[0] >= 2]
+    first = lab.engine(lab.parts(rounds=4))
+    first.round()
+    first.round()
+    second = lab.engine(lab.parts(rounds=4))
+    second.server = lab.copied(first.server)
+    first.close()
+    seen.clear()
+    lab.finish(second)
+    assert seen == whole
+    for client in {c for _, c, *_ in whole if lab.SIZES[c] >= 8}:
+        orders = {}
+        for t, _, _, epoch, batch in (entry for entry in whole if entry[1] == client):
+            orders.setdefault((t, epoch), []).extend(batch)
+        assert len({tuple(order) for order in orders.values()}) == len(orders) >= 2, "no order stands twice"

@@ -17,12 +17,12 @@ from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
 from fedstrata.inference.finished_run import finished
 from fedstrata.studies import find, inversion
-from fedstrata.studies.active_groups import used_by
+from fedstrata.studies.active_groups import parameters_used_by
 from fedstrata.studies.directions import filterwise
 from fedstrata.studies.masks import batches, estimate
 from fedstrata.studies.memory import WHOLE, batch_of, measured
 from fedstrata.studies.path import Path
-from fedstrata.studies.retraining import pooled, trained
+from fedstrata.studies.retraining import pooled, retrain
 from fedstrata.studies.surface import surfaces
 from helpers import lab
 from helpers.networks import pictures
@@ -112,7 +112,7 @@ def test_a_layer_that_is_not_used_has_no_part_in_the_loss(grown):
             elsewhere = surface.centre.clone()
             elsewhere[a:b] += 5.0
             assert surface.loss(elsewhere) == surface.loss(surface.centre)
-            assert not bool(surface.slope()[a:b].any())
+            assert not bool(surface.gradient()[a:b].any())
 
 
 def test_runs_that_ended_in_different_stages_have_no_path_between_them():
@@ -133,7 +133,7 @@ def test_settling_follows_the_run_and_pools_the_whole_network(grown):
     assert list(told["pooled"]["settled"]) == ["first", *LATE]
     assert f"run: {said(unused)}" in found.notes
     assert (
-        "run: the run grew its network in stages; the pooled training is of the whole network from the start."
+        "run: the run grew its network in stages; the pooled training uses the whole network from the start."
         in found.notes
     )
     assert set(found.panels[-1].series) == {"first", *LATE, *used}
@@ -143,13 +143,13 @@ def test_settling_follows_the_run_and_pools_the_whole_network(grown):
 def test_the_pooled_training_moves_every_layer_of_the_whole_network_in_every_round():
     parts = lab.parts("progfed(each=1)", cohort=6, rounds=4)
     layout, flats = parts.setup.layout, []
-    for engine in trained(pooled(parts, [54] * 4), 4):
+    for engine in retrain(pooled(parts, [54] * 4), 4):
         assert engine.served().setting(LEFT) == 0
         flats.append(engine.server.params.flat.clone())
     for group in ("first", *LATE):
         for a, b in layout.spec.runs(layout.groups[group].names):
             assert all(not torch.equal(x[a:b], z[a:b]) for x, z in pairwise(flats)), group
-    plain = list(trained(pooled(lab.parts("fedavg", cohort=6, rounds=4), [54] * 4), 4))[-1].server.params
+    plain = list(retrain(pooled(lab.parts("fedavg", cohort=6, rounds=4), [54] * 4), 4))[-1].server.params
     grown = engine.server.params
     assert all(torch.equal(grown[name], value) for name, value in plain.items()), (
         "it is FedAvg's network, trained plainly"
@@ -255,7 +255,7 @@ def test_activations_of_a_network_that_grows_are_those_of_its_own_output(seen):
 def test_a_layer_that_is_not_used_cannot_be_excited(seen):
     run, unused, _ = seen
     with pytest.raises(
-        ConfigError, match=f"maximise.layers has {unused[0]}, which the network that run ended in does not use"
+        ConfigError, match=f"maximise.layers has {unused[0]}, which the final network of run does not use"
     ):
         find(f'maximise(steps=1, layers=["{unused[0]}"])')[1].study({"run": run})
 
@@ -272,15 +272,17 @@ def test_layers_inside_a_network_that_a_method_changes_can_be_excited(seen):
 @pytest.mark.parametrize("text", ["fedavg", "fedphoenix", "fedpart(warmup=1, repeat=1)"])
 def test_a_network_that_does_not_grow_uses_all_it_has(text):
     run = toy(text, rounds=1)
-    assert used_by(run) == run.engine.parts.setup.layout.parameters
+    assert parameters_used_by(run) == run.engine.parts.setup.layout.parameters
 
 
 def test_a_residual_network_uses_the_blocks_up_to_its_stage():
     run = ended(_residual())
     layout = run.engine.parts.setup.layout
-    found = {layout.entries[name].group for name in used_by(run)}
+    found = {layout.entries[name].group for name in parameters_used_by(run)}
     assert "progfed.0" in found
-    assert "head" not in {layout.entries[name].role for name in used_by(run) if not name.startswith("progfed.")}
+    assert "head" not in {
+        layout.entries[name].role for name in parameters_used_by(run) if not name.startswith("progfed.")
+    }
     assert len(found) < len(layout.groups) / 2
     assert np.isfinite(look("sharpness(samples=4, iterations=2, directions=1)", run).numbers["runs"]["run"]["loss"])
 

@@ -16,7 +16,7 @@ from fedstrata.diagnostics.panel import Panel
 from fedstrata.inference.finished_run import finished
 from fedstrata.report.page.data_table import Grid, Head, figure, word
 from fedstrata.report.page.drawing import Picture
-from fedstrata.studies import Outcome, Study, names, replay, table
+from fedstrata.studies import Outcome, Study, replay, run_labels, table
 from fedstrata.studies.outputs import csv_of, panel_table, stem
 
 LIGHT = {"model": "logistic", "rounds": 2, "cohort": 3, "executor": "loop", "local": {"epochs": 1}}
@@ -84,7 +84,7 @@ class Weight(Study):
 
 def test_a_folder_in_a_run_is_no_place_for_files(runs):
     for out in (runs / "one", runs / "one" / "study"):
-        with pytest.raises(ConfigError, match=r"which lies in the run .*, and runs are only read"):
+        with pytest.raises(ConfigError, match=r"inside the run .*, and a study never changes a run"):
             fedstrata.study(Weight(), runs / "one", out=out)
     assert not (runs / "one" / "outcome.json").exists()
 
@@ -106,11 +106,11 @@ def test_a_setting_of_another_type_or_out_of_range_is_refused(runs, call):
 
 
 def test_too_few_runs_are_refused(runs, call):
-    assert "looks at 2 or more runs, and 1 were given" in refused(call("study", "path", runs / "one"))
+    assert "takes 2 or more runs, and 1 were given" in refused(call("study", "path", runs / "one"))
 
 
 def test_too_many_runs_are_refused(runs):
-    with pytest.raises(ConfigError, match="looks at 1 to 2 runs, and 3 were given"):
+    with pytest.raises(ConfigError, match="takes 1 to 2 runs, and 3 were given"):
         fedstrata.study(Weight(), [runs / "one", runs / "two", runs / "open"])
 
 
@@ -257,9 +257,9 @@ def test_every_study_has_words_and_settings_with_defaults(name):
 
 
 def test_runs_are_called_by_as_much_of_their_folders_as_tells_them_apart():
-    assert names(["runs/a", "runs/b"]) == ["a", "b"]
-    assert names(["x/a/run", "x/b/run"]) == ["a/run", "b/run"]
-    assert names(["x/run"]) == ["run"]
+    assert run_labels(["runs/a", "runs/b"]) == ["a", "b"]
+    assert run_labels(["x/a/run", "x/b/run"]) == ["a/run", "b/run"]
+    assert run_labels(["x/run"]) == ["run"]
 
 
 def test_titles_become_names_of_files():

@@ -21,7 +21,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.runs.run import run as train
 from fedstrata.studies import find, inversion
 from fedstrata.studies.attacks import Guess, Target, dlg, inverting, label_of, variation
-from fedstrata.studies.inversion import GREY, Inversion, encoded, matched, slopes
+from fedstrata.studies.inversion import GREY, Inversion, encoded, gradients, matched
 from fedstrata.studies.pixels import Pixels, pixels_of, psnr, ssim
 from helpers import lab
 from helpers.trained_runs import ended
@@ -188,17 +188,19 @@ def target(direction=False, labels=True):
 @pytest.mark.parametrize("direction", [True, False])
 def test_the_distance_is_zero_at_the_image_itself_and_one_sided_elsewhere(direction):
     known, truth = target(direction)
-    at = known.distance(known.slopes(known.pixels.normal(truth), known.labels)).detach()
-    away = known.distance(known.slopes(known.pixels.normal(1 - truth), known.labels)).detach()
+    at = known.distance(known.gradients(known.pixels.normal(truth), known.labels)).detach()
+    away = known.distance(known.gradients(known.pixels.normal(1 - truth), known.labels)).detach()
     assert float(at) == pytest.approx(0, abs=1e-6)
     assert float(away) > 0.01
 
 
 def test_a_direction_counts_without_its_length():
     known, truth = target(direction=True)
-    found = [g.detach() for g in known.slopes(known.pixels.normal(1 - truth), known.labels)]
+    found = [g.detach() for g in known.gradients(known.pixels.normal(1 - truth), known.labels)]
     assert float(known.distance([3 * g for g in found])) == pytest.approx(float(known.distance(found)), rel=1e-5)
-    assert float(known.cosine([3 * g for g in found])) == pytest.approx(float(known.cosine(found)), rel=1e-5)
+    assert float(known.cosine_distance([3 * g for g in found])) == pytest.approx(
+        float(known.cosine_distance(found)), rel=1e-5
+    )
 
 
 def test_all_that_is_told_of_iterates_lies_inside_pixels():
@@ -217,7 +219,7 @@ def test_of_several_attempts_the_one_with_the_least_distance_is_kept(monkeypatch
 
     def attack(target, generator, steps, guess):
         loss = next(losses)
-        guess.at(target.pixels.normal(torch.full(target.shape, loss)), target.labels, loss, target.pixels)
+        guess.update(target.pixels.normal(torch.full(target.shape, loss)), target.labels, loss, target.pixels)
 
     monkeypatch.setattr(inversion, "dlg", attack)
     found = Inversion(restarts=3)._invert(known, truth, known.labels, 0)
@@ -240,7 +242,7 @@ def views(run, text="inversion(images=1)"):
     study = find(text)[1]
     model, held = inversion.model_of(run, "end"), run.federation.training(0)[:1]
     x, y = run.federation.train.take(held), run.federation.train.y[held]
-    return study._views(run, model, x, y), slopes(model, run.engine.parts.setup.layout, x, y)
+    return study._views(run, model, x, y), gradients(model, run.engine.parts.setup.layout, x, y)
 
 
 def test_the_full_gradient_is_the_run_s_own(run):
@@ -293,11 +295,11 @@ def test_a_codec_is_seen_as_its_upload_reversed(run, monkeypatch):
 
 
 def test_a_chain_that_changes_no_upload_is_no_codec(run):
-    with pytest.raises(ConfigError, match="no method in it changes what is sent"):
+    with pytest.raises(ConfigError, match="none of its methods changes what is sent"):
         outcome(run, "inversion(images=1, steps=1, codec=fedprox)")
     with pytest.raises(ConfigError, match="scaffold needs 'control' of a whole run"):
         outcome(run, "inversion(images=1, steps=1, codec=scaffold)")
-    with pytest.raises(ConfigError, match="which sends this update as it is"):
+    with pytest.raises(ConfigError, match="which sends this update unchanged"):
         outcome(run, "inversion(images=1, steps=1, codec=fedgen)")
 
 
@@ -315,10 +317,10 @@ def test_a_batch_of_two_is_attacked_at_once(run):
 # -----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_attack_on_the_full_update_says_that_nothing_follows(run):
+def test_a_failed_attack_on_the_full_update_says_that_other_scores_imply_nothing(run):
     note = outcome(run, "inversion(attack=ig, images=1, steps=1)").notes[0]
     assert "did not succeed" in note
-    assert "nothing follows" in note
+    assert "imply nothing" in note
 
 
 def test_a_study_without_the_full_update_says_that_it_knows_nothing_of_the_attack(run):
@@ -364,7 +366,7 @@ def test_every_view_of_an_image_is_attacked_from_the_same_start(run, monkeypatch
 
     def attack(target, generator, steps, guess):
         starts.append(torch.rand(4, generator=generator))
-        guess.at(torch.zeros(target.shape), target.labels, 1.0, target.pixels)
+        guess.update(torch.zeros(target.shape), target.labels, 1.0, target.pixels)
 
     monkeypatch.setattr(inversion, "dlg", attack)
     outcome(run, "inversion(images=2)")
@@ -412,12 +414,12 @@ def test_a_layer_group_that_is_not_there_is_refused_with_those_that_are(run):
 
 
 def test_rows_of_numbers_are_no_images():
-    with pytest.raises(ConfigError, match="looks at images"):
+    with pytest.raises(ConfigError, match="needs images"):
         outcome(ended(lab.parts("fedavg", "layer", rounds=1)), "inversion(images=1)")
 
 
 def test_floats_of_unknown_pixels_are_refused():
-    with pytest.raises(ConfigError, match="which pixels they mean"):
+    with pytest.raises(ConfigError, match="how they map to pixels"):
         outcome(ended(lab.parts("fedavg", "images", rounds=1)), "inversion(images=1)")
 
 

@@ -1,4 +1,4 @@
-"""Loss landscapes: the values on the map, directions that runs share, and the sheet."""
+"""Loss landscapes: the values on the map, directions that runs share, and their figure."""
 
 import itertools
 import json
@@ -14,9 +14,9 @@ from fedstrata.common.errors import ConfigError
 from fedstrata.core.params import Params
 from fedstrata.inference.finished_run import finished
 from fedstrata.runs.run import run as run_it
-from fedstrata.studies import written
+from fedstrata.studies import write_outcome
 from fedstrata.studies.directions import gaussian
-from fedstrata.studies.landscape import Landscape, levels, sheet
+from fedstrata.studies.landscape import Landscape, draw_maps, levels
 from fedstrata.studies.surface import surfaces
 from helpers import lab
 
@@ -144,19 +144,21 @@ def test_the_sheet_has_one_map_a_run_with_one_scale_for_all(outcome):
 def test_a_flat_map_and_one_with_holes_are_drawn(grid, tmp_path):
     whole = [value for row in grid for value in row if value is not None]
     found = {"a": {"loss": grid[1][1], "least": min(whole), "most": max(whole), "grid": grid}}
-    [picture] = sheet(found, [-1.0, 0.0, 1.0])
+    [picture] = draw_maps(found, [-1.0, 0.0, 1.0])
     figure = Figure()
     picture.draw(figure)
     figure.savefig(tmp_path / "x.png")
 
 
 def test_without_any_finite_loss_there_is_no_sheet():
-    assert sheet({"a": {"loss": None, "least": None, "most": None, "grid": [[None] * 3] * 3}}, [-1.0, 0.0, 1.0]) == []
+    assert (
+        draw_maps({"a": {"loss": None, "least": None, "most": None, "grid": [[None] * 3] * 3}}, [-1.0, 0.0, 1.0]) == []
+    )
 
 
 def test_the_same_runs_and_settings_give_the_same_bytes(runs, outcome, tmp_path):
     for name, one in (("one", outcome), ("two", SMALL.study(runs))):
-        written(one, "landscape", SMALL, {}, tmp_path / name)
+        write_outcome(one, "landscape", SMALL, {}, tmp_path / name)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert {"landscape.png", "landscape.svg", "loss-landscape-of-a.csv", "loss-profile.csv", "outcome.json"} <= set(
         files

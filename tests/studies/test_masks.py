@@ -13,7 +13,7 @@ from fedstrata.core.layout import Entry, Layout
 from fedstrata.core.network import Batch
 from fedstrata.studies import find
 from fedstrata.studies.masks import Masks, Variances, Welford, batches, ends, estimate
-from fedstrata.studies.retraining import trained
+from fedstrata.studies.retraining import retrain
 from helpers import lab
 from helpers.trained_runs import toy
 
@@ -146,7 +146,7 @@ def test_moments_are_the_start_the_warm_up_a_cycle_and_the_end(text, rounds, stu
 def test_each_moment_is_the_model_of_that_round():
     run = toy("fedpart(warmup=1, repeat=1)", "batch", bn="local", rounds=4)
     told = Masks(samples=30).study({"run": run})
-    models = [engine.served().clone() for engine in trained(run.engine.parts, 4)]
+    models = [engine.served().clone() for engine in retrain(run.engine.parts, 4)]
     parts = run.engine.parts
     for name, done in (("start", 0), ("after warm-up", 1), ("after one cycle", 4)):
         found = estimate(parts.make(), models[done], batches(parts, 30))

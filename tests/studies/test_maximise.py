@@ -16,14 +16,14 @@ from fedstrata.config.config import Config
 from fedstrata.data.federation import Federation
 from fedstrata.runs.run import run as train
 from fedstrata.studies import ascent, find
-from fedstrata.studies.ascent import Climb, Probe, Ways, blurred, cropped, in_pixels, total_variation
+from fedstrata.studies.ascent import Ascent, Probe, Regularisation, ascend_pixels, blurred, cropped, total_variation
 from fedstrata.studies.fourier import crops, image_of, magnitude, odd, random_phase
-from fedstrata.studies.maximise import Maximise, default_layers, first_kernels, sunk, weight_of
+from fedstrata.studies.maximise import Maximise, decreased, default_layers, first_kernels, weight_of
 from fedstrata.studies.pixels import Pixels
 from helpers import lab
 from helpers.trained_runs import ended
 
-PLAIN = Ways(tv=0.0, blur=0.0, crop="none", share=0.1, every=4, decay=0.0)
+PLAIN = Regularisation(tv=0.0, blur=0.0, crop="none", share=0.1, every=4, decay=0.0)
 RAW = Pixels(torch.zeros(3, 1, 1), torch.ones(3, 1, 1))
 
 
@@ -111,7 +111,9 @@ def linear():
 def test_adam_in_pixels_is_the_written_out_rule():
     model, layer = linear()
     start = torch.randn(2, 3, 4, 4, generator=seeded())
-    found = in_pixels(Probe(model, layer, [0, 1]), start, RAW, 5, 0.1, Ways(0.5, 0.0, "none", 0.1, 4, 0.01))
+    found = ascend_pixels(
+        Probe(model, layer, [0, 1]), start, RAW, 5, 0.1, Regularisation(0.5, 0.0, "none", 0.1, 4, 0.01)
+    )
     for k in range(2):
         x, m, v = start[k].double().numpy(), np.zeros((3, 4, 4)), np.zeros((3, 4, 4))
         weight = layer.weight[k].detach().double().numpy()
@@ -136,11 +138,11 @@ def test_a_blur_that_no_kernel_of_pixels_can_hold_is_refused(sigma):
 def test_crop_and_blur_write_into_the_image_that_adam_moves():
     model, layer = linear()
     start = torch.randn(1, 3, 4, 4, generator=seeded())
-    ways = Ways(0.0, 0.0, "value", 0.5, 2, 0.0)
-    found = in_pixels(Probe(model, layer, [0]), start, RAW, 4, 0.1, ways).raw
+    ways = Regularisation(0.0, 0.0, "value", 0.5, 2, 0.0)
+    found = ascend_pixels(Probe(model, layer, [0]), start, RAW, 4, 0.1, ways).raw
     assert int((found == 0).sum()) == 24, "the crop of the last step is in what comes out"
-    first = in_pixels(Probe(model, layer, [0]), start, RAW, 2, 0.1, ways).raw
-    moved = in_pixels(Probe(model, layer, [0]), start, RAW, 3, 0.1, ways).raw
+    first = ascend_pixels(Probe(model, layer, [0]), start, RAW, 2, 0.1, ways).raw
+    moved = ascend_pixels(Probe(model, layer, [0]), start, RAW, 3, 0.1, ways).raw
     assert torch.allclose((moved - first).abs(), torch.full_like(first, 0.1), atol=1e-3), (
         "the third step starts from the cropped image"
     )
@@ -169,7 +171,7 @@ def test_images_do_not_touch_each_other(run):
 def test_pictures_are_cut_to_pixels_and_their_own_activation_is_told(run, monkeypatch):
     kept = []
     monkeypatch.setattr(
-        "fedstrata.studies.maximise.in_pixels", lambda *a: kept.append(ascent.in_pixels(*a)) or kept[-1]
+        "fedstrata.studies.maximise.ascend_pixels", lambda *a: kept.append(ascent.ascend_pixels(*a)) or kept[-1]
     )
     found = outcome("maximise(steps=40, channels=[0, 1], layers=second, tv=0)", one=run).numbers["one"]["second"]
     assert float(kept[0].raw.max()) > 1
@@ -199,7 +201,9 @@ def test_the_magnitude_is_the_mean_over_images_by_channel():
 
 def test_maco_s_images_have_the_training_images_magnitude_before_they_are_cut(run, monkeypatch):
     kept = []
-    monkeypatch.setattr("fedstrata.studies.maximise.in_phase", lambda *a: kept.append(ascent.in_phase(*a)) or kept[-1])
+    monkeypatch.setattr(
+        "fedstrata.studies.maximise.ascend_phase", lambda *a: kept.append(ascent.ascend_phase(*a)) or kept[-1]
+    )
     outcome("maximise(form=maco, steps=4, crops=2, channels=[0, 1], layers=second)", one=run)
     train = run.federation.train
     wanted = np.abs(np.fft.fft2(train.x.double().numpy() / 255)).mean(0)
@@ -275,10 +279,12 @@ def test_default_layers_are_the_first_and_last_convolution_and_the_head(run):
 
 
 def test_channels_that_the_image_excites_less_than_the_start_are_named():
-    climb = Climb(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.5, 2.0, 3.5]), torch.zeros(3), torch.zeros(3, 1, 2, 2))
-    assert sunk({"run": {"head": ((0, 4, 7), climb)}}) == []
-    (note,) = sunk({"run": {"head": ((0, 4, 7), replace(climb, last=torch.tensor([0.5, 2.5, 2.9])))}})
-    assert note.startswith("run, head: the image found excites channel 0, 7 less than the start did")
+    climb = Ascent(
+        torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.5, 2.0, 3.5]), torch.zeros(3), torch.zeros(3, 1, 2, 2)
+    )
+    assert decreased({"run": {"head": ((0, 4, 7), climb)}}) == []
+    (note,) = decreased({"run": {"head": ((0, 4, 7), replace(climb, last=torch.tensor([0.5, 2.5, 2.9])))}})
+    assert note.startswith("run, head: the optimised image excites channel 0, 7 less than the start")
 
 
 def test_a_prior_that_outweighs_the_activation_is_told(run):
@@ -323,7 +329,7 @@ def test_norms_that_look_at_the_batch_are_refused():
 
 
 def test_rows_of_numbers_are_no_images():
-    with pytest.raises(ConfigError, match="looks at images"):
+    with pytest.raises(ConfigError, match="needs images"):
         Maximise().study({"one": ended(lab.parts("fedavg", "layer", rounds=1))})
 
 

@@ -10,7 +10,7 @@ from fedstrata.common import random_streams
 from fedstrata.config.config import Config
 from fedstrata.engine.assembly import assemble
 from fedstrata.models import build
-from fedstrata.studies.memory import KINDS, WHOLE, Memory, batch_of, measured, peaks
+from fedstrata.studies.memory import KINDS, WHOLE, Memory, batch_of, measured, peak_memory
 from helpers import lab
 from helpers.networks import pictures
 from helpers.trained_runs import toy
@@ -63,7 +63,7 @@ def test_gradients_count_while_they_are_held():
 @pytest.mark.parametrize(("optimizer", "slots"), [({}, 0), ({"local_momentum": 0.9}, 1), (ADAM, 2)])
 def test_the_prediction_is_the_sum_of_sizes(optimizer, slots):
     """6 -> 8 with a norm -> 5 -> 3 in batches of 4: inputs of the layers are 96, 128, 128 and 80 bytes."""
-    found = peaks(lab.parts("fedavg", "layer", cohort=6, **optimizer))["predicted"]
+    found = peak_memory(lab.parts("fedavg", "layer", cohort=6, **optimizer))["predicted"]
     sizes = {"first": 48 + 8 + 16, "second": 40 + 5, "head": 15 + 3, WHOLE: 135}
     kept = {"first": 96 + 128 + 128 + 80, "second": 128 + 80, "head": 80, WHOLE: 96 + 128 + 128 + 80}
     front = {"first": 0, "second": 128 + 128, "head": 128 + 128, WHOLE: 0}
@@ -79,7 +79,7 @@ def test_what_is_counted_is_what_budgets_go_by():
     groups = {n: frozenset(g.names) for n, g in parts.setup.layout.groups.items()} | {
         WHOLE: parts.setup.layout.parameters
     }
-    assert peaks(parts)["counted"] == {n: parts.setup.load(names).memory for n, names in groups.items()}
+    assert peak_memory(parts)["counted"] == {n: parts.setup.load(names).memory for n, names in groups.items()}
 
 
 # ---- what is measured
@@ -100,7 +100,7 @@ def resnet():
 
 @pytest.fixture(scope="module")
 def found(resnet):
-    return peaks(resnet)
+    return peak_memory(resnet)
 
 
 def test_a_step_holds_at_least_parameters_gradients_state_and_what_autograd_keeps(resnet, found):
@@ -147,7 +147,7 @@ def test_what_budgets_go_by_is_near_what_is_measured(batch, optimizer):
     """
     federation = pictures(16, (batch // 2, batch // 2))
     config = Config(cohort=2, executor="loop", model="resnet8", **{"local.batch": batch, "local.optimizer": optimizer})
-    told = peaks(
+    told = peak_memory(
         assemble(config, federation, build("resnet8", federation.task, None, random_streams.torch_stream(0, "model")))
     )
     assert told["batch"] == batch

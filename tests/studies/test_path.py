@@ -10,7 +10,7 @@ import fedstrata
 from fedstrata.common.errors import ConfigError
 from fedstrata.inference.finished_run import finished
 from fedstrata.runs.run import run as run_it
-from fedstrata.studies.path import Path, barrier_of, recounted
+from fedstrata.studies.path import Path, barrier_of, recompute_statistics
 from helpers import lab
 
 SMALL = Path(samples=54, points=5, batch=16)
@@ -144,7 +144,7 @@ def test_statistics_counted_anew_are_the_mean_over_batches_of_what_each_batch_sh
     run = runs["batch1"]
     x, _ = everything(run)
     batches = list(torch.split(x, 18))
-    found = recounted(run.engine.kit, run.served, batches)
+    found = recompute_statistics(run.engine.kit, run.served, batches)
     module = run.module()
     with torch.no_grad():
         seen = [module.first(part) for part in batches]
@@ -171,7 +171,7 @@ def test_statistics_are_counted_anew_at_every_point_and_the_served_losses_are_ke
     assert served == pytest.approx(mean_loss(both["batch1"], x, y), rel=1e-5)
     assert abs(served - pair["loss"][0]) > 1e-4
     assert outcome.numbers["statistics"] == "recompute"
-    assert any("counted anew" in note for note in outcome.notes)
+    assert any("recomputed at every point" in note for note in outcome.notes)
 
 
 def test_counting_anew_leaves_the_run_as_it_was(runs):

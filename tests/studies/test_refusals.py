@@ -92,9 +92,7 @@ def test_an_ascent_that_leaves_the_finite_numbers_is_told_and_its_numbers_are_em
     (told,) = kept["numbers"]["run"].values()
     assert told["last"] == [None, None]
     assert all(math.isfinite(v) for v in told["first"])
-    assert any(
-        "the ascent for channel 0, 1 left the finite numbers; give it a smaller lr" in note for note in outcome.notes
-    )
+    assert any("the ascent for channel 0, 1 diverged; use a smaller lr" in note for note in outcome.notes)
 
 
 def test_numbers_that_are_not_finite_are_empty_and_their_places_are_told():
@@ -168,7 +166,7 @@ class Refusing(Study):
 def test_a_place_below_a_file_is_refused_before_anything_is_computed(whole, tmp_path, call):
     (tmp_path / "file").write_text("mine")
     out = tmp_path / "file" / "x" / "y"
-    with pytest.raises(ConfigError, match=r"out is '.*/file/x/y', where nothing can be written \(Not a directory\)"):
+    with pytest.raises(ConfigError, match=r"out is '.*/file/x/y', which cannot be written to \(Not a directory\)"):
         fedstrata.study(Refusing(), whole, out=out)
     code, _, err = call("study", "memory", whole, "--out", out)
     assert code == 2

@@ -14,9 +14,9 @@ from fedstrata.common.errors import ConfigError
 from fedstrata.config.config import Config
 from fedstrata.engine.assembly import assemble
 from fedstrata.studies import find
-from fedstrata.studies.retraining import Counted, pooled, trained, union
+from fedstrata.studies.retraining import SampleCounter, pooled, pooled_federation, retrain
 from fedstrata.studies.settling import Settling, distances, settled_by
-from fedstrata.studies.similarity import alignment, kernels, unit_gram
+from fedstrata.studies.similarity import alignment, output_kernels, unit_gram
 from helpers import lab
 from helpers.networks import pictures
 from helpers.trained_runs import ended, toy
@@ -71,7 +71,7 @@ def test_linear_cka_of_features_that_do_not_vary_is_not_defined():
 def test_the_output_of_a_group_is_that_of_its_norm_in_evaluation_mode():
     parts = lab.parts("fedavg", "batch", cohort=6)
     kit, x = parts.make(), parts.federation.test.take(torch.arange(30))
-    found = kernels(kit, parts.setup.params, x, batch_statistics=False)
+    found = output_kernels(kit, parts.setup.params, x, batch_statistics=False)
     _, module = lab.TOYS["batch"]()
     module.eval()
     with torch.no_grad():
@@ -93,12 +93,14 @@ def test_every_group_of_the_published_networks_has_an_output(name):
         federation = lab.federation().of(words, labels, client=labels, vocabulary=30, test=(words, labels))
     parts = assemble(Config(model=name, cohort=federation.clients, executor="loop"), federation)
     x = federation.test.take(torch.arange(3))
-    assert all(k is not None for k in kernels(parts.make(), parts.setup.params, x, batch_statistics=False).values())
+    assert all(
+        k is not None for k in output_kernels(parts.make(), parts.setup.params, x, batch_statistics=False).values()
+    )
 
 
 def test_watching_leaves_no_hooks_behind():
     kit = (parts := lab.parts()).make()
-    kernels(kit, parts.setup.params, parts.federation.test.take(torch.arange(4)), batch_statistics=False)
+    output_kernels(kit, parts.setup.params, parts.federation.test.take(torch.arange(4)), batch_statistics=False)
     assert all(not m._forward_hooks for root in (kit.bound.body, kit.bound.head) for m in root.modules())
 
 
@@ -136,7 +138,7 @@ def test_the_study_follows_the_run_to_its_own_end(outcome):
     late = [g for g, one in told["settled"].items() if one["distance"] is None]
     assert late
     assert f"run: not settled before the end by distance: {', '.join(late)}." in found.notes
-    models = [engine.server.params.flat.clone() for engine in trained(run.engine.parts, 5)]
+    models = [engine.server.params.flat.clone() for engine in retrain(run.engine.parts, 5)]
     assert torch.equal(models[-1], run.engine.server.params.flat)
     assert told["distance"] == distances(models, run.engine.parts.setup.layout)
     for group in ("first", "second", "head"):
@@ -153,11 +155,11 @@ def test_the_study_follows_the_run_to_its_own_end(outcome):
 def test_features_are_those_of_the_model_that_is_evaluated(outcome):
     """Under bn=local that is the server's with the norms of one client; the server's own statistics never move."""
     run, found = outcome
-    engines = trained(run.engine.parts, 5)
+    engines = retrain(run.engine.parts, 5)
     kept = []
     for engine in engines:
         x = engine.parts.federation.test.take(torch.arange(30))
-        kept.append(kernels(engine.kit, engine.served(), x, batch_statistics=False)["second"])
+        kept.append(output_kernels(engine.kit, engine.served(), x, batch_statistics=False)["second"])
     assert found.numbers["run"]["similarity"]["second"] == pytest.approx(
         [alignment(k, kept[-1]) for k in kept], abs=1e-12
     )
@@ -167,7 +169,7 @@ def test_another_end_of_the_training_again_is_told():
     run = toy(rounds=2)
     run.engine.server.params.flat[0] += 1e-3
     assert (
-        "trained again in one thread it ends at other last bits"
+        "retrained in one thread, the final model differs"
         in Settling(against="none", samples=5).study({"run": run}).notes[0]
     )
 
@@ -180,7 +182,7 @@ def test_the_pooled_run_is_one_client_with_all_samples_trained_plainly():
     """Against a loop of its own in PyTorch: the same batches, a fresh SGD with momentum each round."""
     settings = {"cohort": 6, "rounds": 2, "local_epochs": 1, "local_momentum": 0.9}
     parts = lab.parts("fedprox(mu=1)", "layer", **settings)
-    engine = list(trained(pooled(parts, [54, 54]), 2))[-1]
+    engine = list(retrain(pooled(parts, [54, 54]), 2))[-1]
     _, module = lab.TOYS["layer"]()
     x, y, _ = lab.arrays()
     from fedstrata.common import random_streams  # the order of samples is the library's own  # noqa: PLC0415
@@ -207,13 +209,13 @@ def test_the_pooled_run_is_one_client_with_all_samples_trained_plainly():
 )
 def test_the_pooled_run_reads_as_many_samples_a_round_as_the_participants_together(text, settings, wanted):
     parts = lab.parts(text, **settings)
-    counted = Counted(Loop(parts.make))
-    engines = list(trained(parts, 3, counted))
+    counted = SampleCounter(Loop(parts.make))
+    engines = list(retrain(parts, 3, counted))
     read = counted.read
     central = pooled(parts, read)
     lengths = central.method.pieces[0].lengths
-    own = Counted(Loop(central.make))
-    list(trained(central, 3, own))
+    own = SampleCounter(Loop(central.make))
+    list(retrain(central, 3, own))
     if wanted[0][0]:
         assert lengths == tuple(wanted)
         assert own.read == read == [2 * 54] * 3
@@ -226,7 +228,7 @@ def test_the_pooled_run_reads_as_many_samples_a_round_as_the_participants_togeth
 def test_the_union_leaves_out_tests_validation_and_held_out_clients():
     x, y, _ = lab.arrays()
     federation = lab.listed(x, y, lab.SIZES, testing="own(share=0.2)", validation=0.2, heldout=0.2)
-    one = union(federation)
+    one = pooled_federation(federation)
     wanted = [federation.training(i).tolist() for i in range(6) if i not in federation.heldout]
     assert len(federation.heldout) == 1
     assert one.training(0).tolist() == [p for part in wanted for p in part]
@@ -236,9 +238,9 @@ def test_the_union_leaves_out_tests_validation_and_held_out_clients():
 def test_the_pooled_run_keeps_the_network_and_start_of_the_method_and_is_free_of_the_run_s_cohort():
     run = toy("fedphoenix", rounds=2, quorum=6)
     central = pooled(run.engine.parts, [54, 54])
-    engine = next(iter(trained(central, 2)))
+    engine = next(iter(retrain(central, 2)))
     assert torch.equal(engine.server.params.flat, run.engine.parts.setup.params.flat)
-    list(trained(central, 2))
+    list(retrain(central, 2))
 
 
 def test_without_a_pooled_run_none_is_told():
@@ -286,10 +288,12 @@ def test_clients_that_are_derived_when_asked_for_are_pooled_unless_they_are_very
     )
     assert federation.partition.lazy
     if fits:
-        assert len(union(federation).training(0)) == sum(len(federation.training(i)) for i in range(clients))
+        assert len(pooled_federation(federation).training(0)) == sum(
+            len(federation.training(i)) for i in range(clients)
+        )
     else:
-        with pytest.raises(ConfigError, match="10,001 clients that are derived when asked for are too many"):
-            union(federation)
+        with pytest.raises(ConfigError, match="the lazy partition has 10,001 clients, too many to pool"):
+            pooled_federation(federation)
 
 
 def test_a_stopped_run_is_followed_to_where_it_stopped():

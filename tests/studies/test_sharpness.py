@@ -63,15 +63,15 @@ def dense(surface):
     x, y = (torch.cat(parts) for parts in zip(*surface.batches, strict=True))
 
     def loss(flat):
-        surface.kit.memo.clear()
+        surface.worker.memo.clear()
         p = Params(flat, surface.layout.spec, buffers=surface.statistics, still=surface.still)
-        return surface.kit.net.loss(surface.kit.net(p, x), y).mean()
+        return surface.worker.net.loss(surface.worker.net(p, x), y).mean()
 
     def slope(flat):
         at = flat.clone().requires_grad_()
         return torch.autograd.grad(loss(at), at)[0]
 
-    kinds = {type(module) for module in surface.kit.bound.body.modules()}
+    kinds = {type(module) for module in surface.worker.bound.body.modules()}
     if not kinds & {nn.LayerNorm, nn.BatchNorm1d}:
         return torch.func.hessian(loss)(surface.centre), slope(surface.centre)
     steps = 1e-5 * torch.eye(len(surface.centre), dtype=torch.float64)
@@ -177,8 +177,8 @@ def test_products_are_those_of_the_dense_hessian(runs, toy):
     matrix, slope = dense(surface)
     names = surface.layout.spec.names
     v = gaussian(len(surface.centre), 1, "test", 0, torch.float64)
-    torch.testing.assert_close(surface.bend(names)(v), matrix @ v, rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(surface.slope(), slope, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(surface.hessian_product(names)(v), matrix @ v, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(surface.gradient(), slope, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("toy", ["classes", "layer", "batch", "images"])
@@ -244,11 +244,11 @@ def test_attention_and_recurrent_layers_can_be_differentiated_twice(tmp_path, ne
     run = trained(tmp_path, (data, lab.filled(network())), rounds=1)
     surface, exact = whole(run, dtype=dtype), whole(run)
     v = gaussian(len(exact.centre), 1, "test", 0, torch.float64)
-    found = surface.bend(surface.layout.spec.names)(v.to(dtype)).double()
+    found = surface.hessian_product(surface.layout.spec.names)(v.to(dtype)).double()
     centre, slopes = exact.centre, []
     for step in (1e-5, -1e-5):
         exact.centre = centre + step * v
-        slopes.append(exact.slope())
+        slopes.append(exact.gradient())
     torch.testing.assert_close(found, (slopes[0] - slopes[1]) / 2e-5, rtol=1e-3, atol=1e-4)
 
 
@@ -280,7 +280,7 @@ def test_losses_are_those_of_the_loaded_model_moved_by_hand(runs, toy):
     centre = run.served.flat.double()
     assert one["loss"] == pytest.approx(by_hand(run, centre, index), rel=CLOSE)
     surface = surfaces({"a": run}, "train", 20, 7, 0, torch.float64)["a"]
-    slope = surface.slope()
+    slope = surface.gradient()
     for place in range(2):
         drawn = filterwise(
             gaussian(len(centre), 0, "study/sharpness/direction", place, torch.float64), centre, surface.layout, "still"
@@ -396,7 +396,7 @@ def test_the_same_runs_and_settings_give_the_same_bytes(runs, tmp_path):
     study = Sharpness(samples=30, iterations=4, directions=2)
     both = {"a": runs["layer"], "b": runs["batch"]}
     for name in ("one", "two"):
-        fedstrata.studies.written(study.study(both), "sharpness", study, {}, tmp_path / name)
+        fedstrata.studies.write_outcome(study.study(both), "sharpness", study, {}, tmp_path / name)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert [(tmp_path / "one" / f).read_bytes() for f in files] == [(tmp_path / "two" / f).read_bytes() for f in files]
 
@@ -420,7 +420,7 @@ def test_several_runs_stand_side_by_side(runs):
 
 def test_an_eigenvalue_that_had_not_settled_is_told(runs):
     outcome = Sharpness(samples=30, iterations=2, tolerance=1e-9).study({"a": runs["layer"]})
-    assert any("had not settled after 2 products" in note for note in outcome.notes)
+    assert any("has not converged after 2 products" in note for note in outcome.notes)
     json.dumps(outcome.numbers, allow_nan=False)
 
 

@@ -123,3 +123,10 @@ def test_every_limit_holds_exactly(limit):
         decode(data, Limits(**{limit: exact - 1}))
     with pytest.raises(WireError):
         encode(frame, Limits(**{limit: exact - 1}))
+
+
+def test_t30_a_tensor_above_four_megabytes_travels_whole():
+    tensor = torch.randn(1_100_000, generator=torch.Generator().manual_seed(0))
+    data = encode(Frame("up", {"samples": 1}, {"w": tensor}))
+    assert len(data) > 4 << 20
+    assert torch.equal(decode(data).tensors["w"], tensor)

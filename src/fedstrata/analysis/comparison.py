@@ -124,9 +124,9 @@ class Comparison:
         Args:
             path: of a PNG, SVG or PDF file; none gives a matplotlib figure, which a notebook shows.
         """
-        from fedstrata.report.plots import means  # matplotlib is only loaded by those who draw  # noqa: PLC0415
+        from fedstrata.report.figures import comparison_picture  # matplotlib is only loaded by those who draw  # noqa: PLC0415
 
-        picture = means(self, self.findings())
+        picture = comparison_picture(self, self.findings())
         return picture if path is None else picture.write(Path(path))
 
     def to_pandas(self, what: str = "runs") -> DataFrame:

@@ -10,16 +10,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedstrata.analysis.scores import points
 from fedstrata.common.errors import ConfigError
 from fedstrata.data.statistics.plot import SHOWN, partition_picture
 from fedstrata.report.files import atomic
 from fedstrata.report.terminal import short_names
 
 if TYPE_CHECKING:
+    from fedstrata.analysis.comparison import Comparison
+    from fedstrata.analysis.records import Findings
     from fedstrata.data.federation import Federation
     from fedstrata.runs.result import Result
 
@@ -77,10 +82,7 @@ def curve_picture(results: Sequence[Result]) -> Picture:
     score = _score(results)
     names = short_names([result.name for result in results])
     for place, (result, name) in enumerate(zip(results, names, strict=True)):
-        style: dict[str, Any] = {
-            "color": COLOURS[place % len(COLOURS)],
-            "linestyle": STROKES[place // len(COLOURS) % len(STROKES)],
-        }
+        style = _style(place)
         for axes, key in ((left, score), (right, "loss")):
             x, y = _series(result, key)
             axes.plot(x, y, label=name, marker="." if len(x) <= 40 else None, linewidth=1.6, **style)
@@ -90,12 +92,60 @@ def curve_picture(results: Sequence[Result]) -> Picture:
     left.set_ylabel(f"test {score}" if score == "accuracy" else score)
     right.set_ylabel("training loss")
     for axes in (left, right):
-        axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(visible=True, alpha=0.3)
+        _round_axis(axes)
     if len(left.lines) > 1:
         left.legend(fontsize="small")
     return figure
+
+
+def comparison_picture(comparison: Comparison, findings: Findings) -> Picture:
+    """A line a method, a pane for the shared models and one for the personal ones where clients test.
+
+    The line is the mean over the seeds evaluated in a round; the band, of two seeds or more, one standard deviation to
+    either side.
+    """
+    panes = [score.startswith("personal") for score in findings.headline] or [False]
+    figure = Picture(figsize=(4.8 * len(panes), 3.8), layout="constrained")
+    names = short_names([line.label for line in findings.lines])
+    score = "accuracy" if findings.larger else "RMSE"
+    for axes, personal in zip(figure.subplots(1, len(panes), squeeze=False)[0], panes, strict=True):
+        for place, (line, name) in enumerate(zip(findings.lines, names, strict=True)):
+            style = _style(place)
+            rounds, values = _mean_curve(comparison, line.label, personal=personal, regression=not findings.larger)
+            middle = np.array([np.mean(seeds) for seeds in values])
+            axes.plot(rounds, middle, label=name, linewidth=1.6, marker="." if len(rounds) <= 20 else None, **style)
+            if values and min(map(len, values)) > 1:
+                half = np.array([np.std(seeds, ddof=1) for seeds in values])
+                axes.fill_between(rounds, middle - half, middle + half, color=style["color"], alpha=0.18, linewidth=0)
+        if findings.chance is not None and not personal:
+            axes.axhline(findings.chance, color="0.5", linewidth=1, linestyle=":", label="chance")
+        axes.set_ylabel(f"personal {score}, mean over clients" if personal else f"test {score}")
+        _round_axis(axes)
+    figure.axes[0].legend(fontsize="small")
+    return figure
+
+
+def _mean_curve(
+    comparison: Comparison, label: str, *, personal: bool, regression: bool
+) -> tuple[list[int], list[list[float]]]:
+    """Evaluated rounds, and the scores of the seeds in each."""
+    found: dict[int, list[float]] = {}
+    for result in comparison.runs(label):
+        for point in points(result, personal=personal, regression=regression):
+            found.setdefault(point.round, []).append(point.score)
+    rounds = sorted(found)
+    return rounds, [found[number] for number in rounds]
+
+
+def _style(index: int) -> dict[str, Any]:
+    """Return the colour and the stroke of a line."""
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": STROKES[index // len(COLOURS) % len(STROKES)]}
+
+
+def _round_axis(axes: Axes) -> None:
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(visible=True, alpha=0.3)
 
 
 def _score(results: Sequence[Result]) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.analysis.frames import flat
 from fedstrata.runs.result import SCORE, Result, Scores
 
 if TYPE_CHECKING:
@@ -145,25 +146,23 @@ def clients_csv(
 
 def rounds_csv(result: Result, path: Path) -> Path:
     """The rounds as a table; lists and nested metrics become columns or counts."""
-    rows = [_flat(row) for row in result.rounds]
+    rows = [flat(_one_level(row)) for row in result.rounds]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     out = csv.DictWriter(text, columns, lineterminator="\n")
     out.writeheader()
-    out.writerows(rows)
+    out.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return _text(path, text.getvalue())
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            flat |= {
-                f"{name}.{inner}": _cell(item) for inner, item in value.items() if not isinstance(item, list | dict)
-            }
-        else:
-            flat[name] = len(value) if isinstance(value, list | tuple) else _cell(value)
-    return flat
+def _one_level(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop lists and mappings inside nested mappings: this table has one column a score."""
+    return {
+        name: {key: item for key, item in value.items() if not isinstance(item, list | dict)}
+        if isinstance(value, Mapping)
+        else value
+        for name, value in row.items()
+    }
 
 
 def _cell(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Studies of finished runs: what a model has become, layer by layer, and what its updates give away."""
+"""Study finished runs: what their models have become, layer by layer, and what their updates reveal."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from fedstrata.common.errors import ConfigError
 from fedstrata.inference.finished_run import finished
 from fedstrata.studies.base import Outcome, Study, finite, replay
-from fedstrata.studies.outputs import place, written
+from fedstrata.studies.outputs import writable_folder, write_outcome
 from fedstrata.studies.registry import find, table
 
-__all__ = ["Outcome", "Study", "find", "replay", "study", "table", "written"]
+__all__ = ["Outcome", "Study", "find", "replay", "study", "table", "write_outcome"]
 
 
 def study(
@@ -25,47 +25,47 @@ def study(
     """Study finished runs; their folders are only read.
 
     Args:
-        what: a study by name, in call syntax, or as a value; ``fedstrata list studies`` prints them.
-        runs: run folders; each is called by its own name.
-        out: a folder for outcome.json, tables and pictures; None writes nothing.
-        root: folder of the runs' data, where they are not where the runs had them.
-        name: what a study that is given as a value is called in its files; default its class.
+        what: a study by name, in call syntax, or as a value; ``fedstrata list studies`` prints the names.
+        runs: run folders; each is labelled by the name of its folder.
+        out: a folder for outcome.json, tables and figures; None writes nothing.
+        root: the folder of the runs' data, if the data have moved.
+        name: the name, in its files, of a study that is given as a value; default its class.
     Raises:
-        ConfigError: an unknown study or setting, too few or many runs, runs that do not fit it, or an ``out`` that
-            cannot be written to.
-        StateError: no run there, one that is not finished or is damaged.
+        ConfigError: an unknown study or setting, too few or too many runs, unsuitable runs, or an ``out`` that cannot
+            be written to.
+        StateError: no run in a folder, or one that is unfinished or damaged.
     """
-    called, chosen = find(what) if isinstance(what, str) else (name or type(what).__name__.lower(), what)
+    label, chosen = find(what) if isinstance(what, str) else (name or type(what).__name__.lower(), what)
     folders = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
-    labels = names([str(folder) for folder in folders])
+    labels = run_labels([str(folder) for folder in folders])
     chosen.check(labels)
-    where = None if out is None else Path(out)
-    if where is not None and where.exists() and not where.is_dir():
+    target = None if out is None else Path(out)
+    if target is not None and target.exists() and not target.is_dir():
         raise ConfigError(f"out is {str(out)!r}, which is a file; name a folder.")
     for folder in folders:
-        if where is not None and where.resolve().is_relative_to(folder.resolve()):
+        if target is not None and target.resolve().is_relative_to(folder.resolve()):
             raise ConfigError(
-                f"out is {str(out)!r}, which lies in the run {str(folder)!r}, and runs are only read; name another"
+                f"out is {str(out)!r}, inside the run {str(folder)!r}, and a study never changes a run; name another"
                 " folder."
             )
     opened = {label: finished(folder, root=root) for label, folder in zip(labels, folders, strict=True)}
-    if where is None:
+    if target is None:
         return finite(chosen.study(opened))
-    with place(where):
+    with writable_folder(target):
         outcome = finite(chosen.study(opened))
-        written(outcome, called, chosen, _origins(folders, labels), where)
+        write_outcome(outcome, label, chosen, _origins(folders, labels), target)
     return outcome
 
 
-def names(folders: Sequence[str]) -> list[str]:
-    """Last parts of folder names, as many as tell them apart."""
+def run_labels(folders: Sequence[str]) -> list[str]:
+    """Return the last parts of folder names, as many as distinguish them."""
     parts = [Path(folder).resolve().parts for folder in folders]
     if len(set(parts)) < len(parts):
         raise ConfigError(f"a run is given twice among {', '.join(folders)}; name each once.")
     for count in range(1, max(map(len, parts), default=1) + 1):
-        found = ["/".join(p[-count:]) for p in parts]
-        if len(set(found)) == len(found):
-            return found
+        labels = ["/".join(p[-count:]) for p in parts]
+        if len(set(labels)) == len(labels):
+            return labels
     return list(folders)
 
 

@@ -1,6 +1,4 @@
-"""Which layers the network of a moment computes with: one that grows leaves some out, and settings of a network are no
-layers.
-"""
+"""Find the layers that a network uses; a network that grows does not use all of them in every stage."""
 
 from __future__ import annotations
 
@@ -14,45 +12,44 @@ from fedstrata.core.layout import Layout, Names
 from fedstrata.core.params import Params
 from fedstrata.inference.finished_run import Finished
 
-PROBE = 2  # samples that are looked at; norms without running statistics need two
+PROBE = 2  # samples of the forward pass; norms without running statistics need two
 
 
-def used(kit: Worker, params: Params, x: Tensor) -> Names:
-    """Names of the parameters that the output hangs on, in evaluation mode; never settings.
+def used_parameters(worker: Worker, params: Params, x: Tensor) -> Names:
+    """Return the names of the parameters that the output depends on, in evaluation mode, without integers.
 
     Args:
-        kit: a worker.
-        params: the model, with statistics; its settings say which network it is.
-        x: [N, *shape] samples, of which the first two are looked at.
+        worker: whose network is used.
+        params: the model, with statistics; its integers decide which layers the network uses.
+        x: [N, *shape] samples, of which the first two are read.
     """
     views = {name: part.detach().requires_grad_() for name, part in Params(params.flat, params.spec).views.items()}
     still = Params(params.flat, params.spec, buffers=params.buffers, still="eval", views=views)
-    kit.memo.clear()
+    worker.memo.clear()
     with torch.enable_grad():
-        found = torch.autograd.grad(kit.net(still, x[:PROBE]).sum(), list(views.values()), allow_unused=True)
-    kit.memo.clear()
+        grads = torch.autograd.grad(worker.net(still, x[:PROBE]).sum(), list(views.values()), allow_unused=True)
+    worker.memo.clear()
     return (
-        frozenset(name for name, slope in zip(views, found, strict=True) if slope is not None)
-        - kit.setup.layout.settings
+        frozenset(name for name, grad in zip(views, grads, strict=True) if grad is not None)
+        - worker.setup.layout.settings
     )
 
 
 def groups_of(layout: Layout, names: Names) -> list[str]:
-    """Layer groups that have some of these parameters, shallow to deep."""
+    """Return the layer groups that hold some of these parameters, shallow to deep."""
     return [name for name, group in layout.groups.items() if not names.isdisjoint(group.names)]
 
 
-def used_by(run: Finished) -> Names:
-    """Names of the parameters that the served network of a run computes with."""
+def parameters_used_by(run: Finished) -> Names:
+    """Return the names of the parameters that the served network of a run uses."""
     samples = run.federation.train
-    return used(run.engine.kit, run.served, samples.take(torch.arange(min(PROBE, len(samples)))))
+    return used_parameters(run.engine.kit, run.served, samples.take(torch.arange(min(PROBE, len(samples)))))
 
 
-class Standing(nn.Module):
-    """The served network of a run in the engine's own modules, in evaluation mode: its layers can be looked at while
-    the method computes with them.
+class ServedNetwork(nn.Module):
+    """Runs the served network of a run in the engine's modules, in evaluation mode, so that hooks see its layers.
 
-    It stands until the engine's worker is used for something else.
+    It is valid until the engine's worker is used for something else.
 
     Args:
         run: the finished run.
@@ -65,22 +62,19 @@ class Standing(nn.Module):
         self._kit.bound.mode(training=False)
 
     def owner(self, weight: str) -> nn.Module | None:
-        """The module that has this weight; None where the method keeps it outside of all modules."""
+        """Return the module that holds this weight; None where the method holds it outside of all modules."""
         bound = self._kit.bound
         modules = (module for root in (bound.body, bound.head) for module in root.modules())
         return next((module for module in modules if module._parameters.get("weight") is bound.parts[weight]), None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, *shape] -> [B, classes]."""
+        """Map [B, *shape] to [B, classes]."""
         self._kit.memo.clear()
         return self._kit.net(self._kit.bound.params, x)
 
 
 def left_out(layout: Layout, shown: Collection[str]) -> list[str]:
-    """A note on the layer groups that are not shown, where there are any.
-
-    Settings of a network are no layers, and nobody misses them.
-    """
+    """Return a note on the layer groups that are not shown, if there are any; groups of integers are no layers."""
     names = [
         name
         for name, group in layout.groups.items()

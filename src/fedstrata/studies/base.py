@@ -1,6 +1,4 @@
-"""What a study is: a look at finished runs that costs computation of its own, numbers, panels and pictures out of
-it.
-"""
+"""The interface of studies: computations on finished runs that return numbers, panels and figures."""
 
 from __future__ import annotations
 
@@ -17,18 +15,18 @@ from fedstrata.engine.rounds import Engine
 from fedstrata.inference.finished_run import Finished
 from fedstrata.report.page.drawing import Picture
 
-MANY = 6  # places that a note lists
+MAX_LISTED = 6  # positions that a note lists
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a study found.
+    """The results of a study.
 
     Attributes:
-        numbers: everything that it says, as JSON: settings that it chose, per-series values, counts; no NaN.
-        panels: what is read as a curve, a map, bars or a table.
-        pictures: further pictures, as sheets of images or level lines.
-        notes: what a reader must be told.
+        numbers: all results as JSON: settings that the study chose, per-series values, counts; no NaN.
+        panels: curves, maps, bars and tables.
+        pictures: further figures, such as grids of images or level lines.
+        notes: what a reader must know.
     """
 
     numbers: Mapping[str, Any]
@@ -39,12 +37,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Study(ABC):
-    """A study of finished runs. Subclasses are frozen dataclasses of settings; they override :meth:`study`.
+    """Computes an outcome from finished runs.
+
+    Subclasses are frozen dataclasses of settings; they override :meth:`study`.
 
     Class attributes:
         title: a few words for a heading.
         text: what is measured, in which unit, what high and low mean, and the source.
-        least, most: how many runs it looks at together; most None is any number.
+        least, most: how many runs it takes together; most None is any number.
     """
 
     title: ClassVar[str] = ""
@@ -54,20 +54,20 @@ class Study(ABC):
 
     @abstractmethod
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
-        """Look at runs, by label. The same runs and settings give the same outcome.
+        """Study runs, by label. Equal runs and settings give equal outcomes.
 
         Raises:
-            ConfigError: the runs do not fit the study: another task, or models that do not match.
+            ConfigError: unsuitable runs: another task, or models that do not match.
         """
 
     def check(self, runs: Sequence[str]) -> None:
-        """Refuse a number of runs that the study cannot look at.
+        """Refuse an invalid number of runs.
 
         Raises:
-            ConfigError: too few or too many.
+            ConfigError: too few or too many runs.
         """
         if len(runs) < self.least or (self.most is not None and len(runs) > self.most):
-            wanted = (
+            valid = (
                 str(self.least)
                 if self.most == self.least
                 else f"{self.least} or more"
@@ -75,49 +75,49 @@ class Study(ABC):
                 else f"{self.least} to {self.most}"
             )
             raise ConfigError(
-                f"a study of {self.title.lower()} looks at {wanted} run{'' if wanted == '1' else 's'}, and {len(runs)}"
+                f"a study of {self.title.lower()} takes {valid} run{'' if valid == '1' else 's'}, and {len(runs)}"
                 " were given."
             )
 
 
 def once_each(setting: str, values: Sequence[object]) -> None:
-    """Refuse a list that names something twice.
+    """Refuse a list that names a value twice.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: a value occurs twice.
     """
-    twice = [value for place, value in enumerate(values) if value in values[:place]]
-    if twice:
-        raise ConfigError(f"{setting} is {list(values)}, which has {twice[0]} twice; name each once.")
+    repeated = [value for i, value in enumerate(values) if value in values[:i]]
+    if repeated:
+        raise ConfigError(f"{setting} is {list(values)}, which has {repeated[0]} twice; name each once.")
 
 
 def finite(outcome: Outcome) -> Outcome:
-    """The same outcome with None for numbers that are not finite, and a note on where they were."""
+    """Return the outcome with None for numbers that are not finite, and a note that says where they were."""
     lost: list[str] = []
-    numbers = _known(outcome.numbers, "", lost)
+    numbers = _finite(outcome.numbers, "", lost)
     panels = [
-        replace(p, series=_known(p.series, p.title, lost), spread=_known(p.spread, p.title, lost))
+        replace(p, series=_finite(p.series, p.title, lost), spread=_finite(p.spread, p.title, lost))
         for p in outcome.panels
     ]
     if not lost:
         return outcome
-    places = list(dict.fromkeys(lost))
-    some = ", ".join(places[:MANY]) + (f" and {len(places) - MANY} more" if len(places) > MANY else "")
+    names = list(dict.fromkeys(lost))
+    listed = ", ".join(names[:MAX_LISTED]) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")
     note = (
-        f"numbers that are not finite are left empty: {some}; a setting of the study is too large for them, or the"
-        " model has diverged."
+        f"numbers that are not finite are left empty: {listed}; a setting of the study is too large, or the model has"
+        " diverged."
     )
     return replace(outcome, numbers=numbers, panels=panels, notes=[*outcome.notes, note])
 
 
-def _known(value: Any, where: str, lost: list[str]) -> Any:
-    """A value of JSON with None for what is not finite; the places of those join ``lost``."""
+def _finite(value: Any, name: str, lost: list[str]) -> Any:
+    """Return a JSON value with None for numbers that are not finite; their names are added to ``lost``."""
     if isinstance(value, Mapping):
-        return {key: _known(one, f"{where}, {key}" if where else str(key), lost) for key, one in value.items()}
+        return {key: _finite(one, f"{name}, {key}" if name else str(key), lost) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_known(one, where, lost) for one in value]
+        return [_finite(one, name, lost) for one in value]
     if isinstance(value, float) and not math.isfinite(value):
-        lost.append(where)
+        lost.append(name)
         return None
     return value
 
@@ -126,8 +126,8 @@ def replay(run: Finished) -> Iterator[tuple[int, Params]]:
     """Train a finished run again in memory, in one thread.
 
     Yields:
-        (rounds done, the server's model after them), from (0, the first model). A model is to be read before the next
-        one is asked for.
+        (rounds done, the server's model after them), from (0, the initial model). A model is valid until the next one
+        is requested.
     """
     engine = Engine(run.engine.parts, "loop", 1)
     yield 0, engine.server.params

@@ -1,4 +1,4 @@
-"""Images with a prescribed Fourier magnitude, of which only the phase is free; and MACO's crops of them."""
+"""Build images with a prescribed Fourier magnitude and a free phase, and MACO's crops of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 def magnitude(batches: Iterable[Tensor]) -> Tensor:
-    """Mean magnitude of the 2D Fourier transform over images, by channel.
+    """Compute the mean magnitude of the 2D Fourier transform over images, by channel.
 
     Args:
         batches: pixels [B, C, H, W].
@@ -27,31 +27,29 @@ def magnitude(batches: Iterable[Tensor]) -> Tensor:
 
 
 def odd(phase: Tensor) -> Tensor:
-    """The part of phases [..., H, W] that changes sign with the frequency, as those of a real image do.
+    """Return the part of phases [..., H, W] that changes sign with the frequency, as those of a real image do.
 
-    0 where a frequency is its own mirror.
+    0 at frequencies that equal their mirror.
     """
     mirrored = phase.flip(-2, -1).roll((1, 1), (-2, -1))
     return (phase - mirrored) / 2
 
 
 def image_of(spectrum: Tensor, phase: Tensor) -> Tensor:
-    """Real images [..., C, H, W] with exactly this magnitude [C, H, W], from any phases [..., C, H, W], of which the
-    odd part counts.
-    """
+    """Build real images [..., C, H, W] of magnitude [C, H, W] from the odd part of phases [..., C, H, W]."""
     image: Tensor = torch.fft.ifft2(torch.polar(spectrum.expand_as(phase), odd(phase))).real
     return image
 
 
 def crops(image: Tensor, count: int, size: float, generator: torch.Generator) -> Tensor:
-    """Square pieces of images, stretched to the size of the whole, 0 where a piece leaves it.
+    """Cut square crops of images and resize them to the size of the image; 0 outside of the image.
 
     Args:
         image: [B, C, H, W].
-        count: pieces of each image; all images are cut alike.
-        size: mean side of a piece as a share of the image's; sides are N(size, 0.05), within [0.05, 1], centres N(0.5,
+        count: crops of each image; all images are cut alike.
+        size: mean side of a crop as a share of the image's; sides are N(size, 0.05), within [0.05, 1], centres N(0.5,
             0.15).
-        generator: of places and sides.
+        generator: of positions and sides.
     Returns:
         [count * B, C, H, W].
     """
@@ -66,5 +64,5 @@ def crops(image: Tensor, count: int, size: float, generator: torch.Generator) ->
 
 
 def random_phase(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Phases U[-pi, pi)."""
+    """Draw phases U[-pi, pi)."""
     return (2 * torch.rand(shape, generator=generator) - 1) * math.pi

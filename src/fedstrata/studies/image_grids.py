@@ -1,4 +1,4 @@
-"""Sheets of images: rows and columns of small pictures with their names and a number below each."""
+"""Draw grids of images: rows and columns of small images with labels and a number below each."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedstrata.report.page.drawing import Picture
 from fedstrata.report.page.text import counted, loose, plain, short
 from fedstrata.studies.outputs import stem
 
-CELL, GAP = 0.72, 0.14  # of a picture and of the space below it, in inches
-LEFT, TOP = 1.5, 0.75  # for names and the title
+CELL, GAP = 0.72, 0.14  # of an image and of the space below it, in inches
+LEFT, TOP = 1.5, 0.75  # for labels and the title
 
 
-def sheet(
+def image_grid(
     title: str,
     rows: Sequence[Sequence[Tensor | None]],
     row_labels: Sequence[str],
@@ -28,25 +28,25 @@ def sheet(
     values: Sequence[Sequence[float | None]] | None = None,
     what: str = "",
 ) -> Picture:
-    """A picture of many images, each with its number.
+    """Draw many images as one figure, each with its number.
 
     Args:
-        title: a few words; its files are called by it.
-        rows: images [C, H, W] in [0, 1], C 1 or 3, of one size; None leaves a place empty.
-        row_labels: a name a row.
-        column_labels: a name a column.
+        title: a few words; it also names the files.
+        rows: images [C, H, W] in [0, 1], C 1 or 3, of one size; None leaves a cell empty.
+        row_labels: one for each row.
+        column_labels: one for each column.
         values: a number for each image, written below it; default none.
         what: the number's name and unit.
 
     >>> import torch
-    >>> sheet("Two", [[torch.zeros(1, 4, 4), None]], ["a"], ["left", "right"]).size[0] > 2
+    >>> image_grid("Two", [[torch.zeros(1, 4, 4), None]], ["a"], ["left", "right"]).size[0] > 2
     True
     """
-    assert len(rows) == len(row_labels), "a name a row"
-    assert all(len(row) == len(column_labels) for row in rows), "a name a column"
+    assert len(rows) == len(row_labels), "one label for each row"
+    assert all(len(row) == len(column_labels) for row in rows), "one label for each column"
     numbers = values or [[None] * len(column_labels) for _ in rows]
     known = [v for row in numbers for v in row if v is not None]
-    told = f"; {what} from {loose(min(known))} to {loose(max(known))}" if known else ""
+    range_text = f"; {what} from {loose(min(known))} to {loose(max(known))}" if known else ""
     heads = [Head("row", "what the row is of", words=True), *(Head(short(c, 24)) for c in column_labels)]
     cells = [
         [data_table.word(short(label, 40), label), *(data_table.figure(loose(v), v) for v in row)]
@@ -55,7 +55,7 @@ def sheet(
     size = (LEFT + (CELL + GAP) * len(column_labels), TOP + (CELL + 2 * GAP) * len(rows))
     alt = (
         f"{plain(title)}: {counted(len(rows), 'row', 'rows')} of"
-        f" {counted(len(column_labels), 'image', 'images')}{told}."
+        f" {counted(len(column_labels), 'image', 'images')}{range_text}."
     )
     draw = partial(_draw, rows=rows, row_labels=row_labels, column_labels=column_labels, values=numbers)
     return Picture(stem(title), plain(title), alt, draw, Grid(plain(what or title), heads, cells, sort=False), size)
@@ -74,7 +74,7 @@ def _draw(
         for x, image in enumerate(row):
             if image is not None:
                 axes.imshow(
-                    _shown(image),
+                    _array(image),
                     extent=(x, x + 1 - GAP, y + 1 - GAP, y),
                     interpolation="nearest",
                     vmin=0,
@@ -96,7 +96,7 @@ def _draw(
         side.set_visible(False)
 
 
-def _shown(image: Tensor) -> NDArray[np.float32]:
-    """[H, W] grey or [H, W, 3], in [0, 1]."""
+def _array(image: Tensor) -> NDArray[np.float32]:
+    """Return [H, W] grey or [H, W, 3] values in [0, 1]."""
     array = np.asarray(image.detach().clamp(0, 1).permute(1, 2, 0).numpy(), dtype=np.float32)
     return array[..., 0] if array.shape[-1] == 1 else array

@@ -1,6 +1,4 @@
-"""What an update gives away: images that an attacker finds again from the whole of it, from single layers, and from its
-signs.
-"""
+"""Measure what an update reveals: images that an attacker reconstructs from it, from single layers and from signs."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from fedstrata.report.page.drawing import Picture
 from fedstrata.studies.active_groups import groups_of, left_out
 from fedstrata.studies.attacks import Guess, Target, dlg, inverting, label_of
 from fedstrata.studies.base import Outcome, Study, once_each
-from fedstrata.studies.image_grids import sheet
+from fedstrata.studies.image_grids import image_grid
 from fedstrata.studies.outputs import stem
 from fedstrata.studies.pixels import Pixels, pixels_of, psnr, ssim
 
@@ -42,17 +40,17 @@ COLUMNS = {
     "labels": "labels found",
     "numbers": "numbers seen",
 }
-SHOWN = 8  # images on a sheet
+SHOWN = 8  # images in a grid
 GREY = "nothing (grey)"
 
 
 @dataclass(frozen=True, eq=False)
 class VisibleGradient:
-    """What an attacker sees of an update.
+    """The part of an update that an attacker sees.
 
     Attributes:
-        gradient: of the visible parameters, as it arrives.
-        direction: whether its sizes are lost.
+        gradient: of the visible parameters, as received.
+        direction: whether only its direction is known.
     """
 
     gradient: Mapping[str, Tensor]
@@ -61,9 +59,7 @@ class VisibleGradient:
 
 @dataclass
 class Score:
-    """How near one image came: final and best PSNR in dB, final SSIM, whether its label was found, and the image in [0,
-    1].
-    """
+    """The quality of one image: final and best PSNR in dB, final SSIM, whether its label is right, and the image."""
 
     final: float
     best: float
@@ -74,35 +70,33 @@ class Score:
 
 @dataclass(frozen=True)
 class Inversion(Study):
-    """Gradient inversion of single steps: which images of a client an attacker finds again.
+    """Invert gradients of single steps: which images of a client can an attacker reconstruct?
 
     The attacker knows the model and sees the gradient of one batch (a client's update of one plain step, over its
     rate), or a part of it. ``visible`` lists the parts: full, groups (each layer group alone, as FedPart sends them),
     the name of a group, and sign (the signs of the full update). ``codec`` is a chain of methods in call syntax whose
-    uploads are attacked besides; of those, as of signs, only the direction is matched.
+    uploads are attacked too; of those, as of signs, only the direction is matched.
 
     ``attack``: dlg (L-BFGS, 300 steps of 20) or ig (inverting gradients, 8000 steps; ``tv`` weighs its total
-        variation), ``steps`` instead of
-    those. ``label=unknown``: dlg finds soft labels beside the image; ig takes the label of a single image from the
-    head's gradient where that is visible (iDLG) and finds soft labels otherwise. ``restarts`` keeps the attempt with
-    the least loss. ``at``: the served model or the run's start.
+    variation); ``steps`` replaces these numbers. ``label=unknown``: dlg optimises soft labels together with the image;
+    ig infers the label of a single image from the head's gradient if it is visible (iDLG) and optimises soft labels
+    otherwise. ``restarts`` keeps the attempt with the least loss. ``at``: the served model or the run's start.
 
     INFERRED: evaluation mode and batches of one image, as in the demonstration of FedPart's repository; DLG's distance
-        relative to the length of
-    what is seen; the distance of directions for signs and codecs; soft labels for ig where the head is not visible;
-    ``images``, ``works`` (the mean PSNR from which on the attack on the full update counts as successful), and images
-    that are a client's first ones, without augmentation.
+    relative to the length of the visible gradient; the distance of directions for signs and codecs; soft labels for ig
+    where the head is not visible; ``images``, ``works`` (the mean PSNR above which the attack on the full update counts
+    as successful), and images that are a client's first ones, without augmentation.
 
     Source: Zhu et al. 2019 (DLG); Geiping et al. 2020 (inverting gradients); Zhao et al. 2020 (iDLG); Wang et al. 2024
-        (FedPart), Fig. 8 and Table 9.
+    (FedPart), Fig. 8 and Table 9.
     """
 
     title: ClassVar[str] = "Gradient inversion"
     text: ClassVar[str] = (
-        "Images found again from what a client sends of one step: PSNR in dB (-10 log10 of the mean squared error of"
+        "Images reconstructed from what a client sends of one step: PSNR in dB (-10 log10 of the mean squared error of"
         " images in [0, 1]) of the last iterate and the highest over iterates, which an attacker cannot pick, and SSIM;"
-        " means over images. High means that more leaks. Grey is what an attacker has who saw nothing. Source: Zhu et"
-        " al. 2019, Geiping et al. 2020, Wang et al. 2004."
+        " means over images. High means that more leaks. Grey is the guess of an attacker without information. Source:"
+        " Zhu et al. 2019, Geiping et al. 2020, Wang et al. 2004."
     )
     attack: Literal["dlg", "ig"] = "dlg"
     label: Literal["known", "unknown"] = "known"
@@ -123,10 +117,10 @@ class Inversion(Study):
             bool(self.visible),
             "inversion.visible",
             list(self.visible),
-            "what an attacker sees: full, groups, names of layer groups, sign",
+            "the visible parts: full, groups, names of layer groups, sign",
         )
         once_each("inversion.visible", self.visible)
-        require(self.images >= 1, "inversion.images", self.images, "images to be found again, at least 1")
+        require(self.images >= 1, "inversion.images", self.images, "images to reconstruct, at least 1")
         require(
             self.batch >= 1 and self.images % self.batch == 0,
             "inversion.batch",
@@ -153,7 +147,7 @@ class Inversion(Study):
         notes: list[str] = []
         columns = {key: name for key, name in COLUMNS.items() if key != "labels" or self.label == "unknown"}
         for label, run in runs.items():
-            views, truth, told = self._attacked(run, label)
+            views, truth, run_notes = self._attack_run(run, label)
             rows = {name: summary(scores, count) for name, (scores, count) in views.items()}
             numbers[label] = {
                 name: (
@@ -168,45 +162,39 @@ class Inversion(Study):
             }
             tag = f"{label}: " if len(runs) > 1 else ""
             series |= {f"{tag}{name}": [row[key] for key in columns] for name, row in rows.items()}
-            pictures.append(self._pictured(f", {label}" if len(runs) > 1 else "", views, truth))
-            notes += [f"{tag}{note}" for note in (*told, *self._told(rows))]
+            pictures.append(self._picture(f", {label}" if len(runs) > 1 else "", views, truth))
+            notes += [f"{tag}{note}" for note in (*run_notes, self._interpret(rows))]
         panel = Panel("Gradient inversion", self.text, "table", list(columns.values()), series, x_name="", y_name="")
         return Outcome(numbers, [panel], pictures, notes)
 
-    def _told(self, rows: Mapping[str, Mapping[str, float | None]]) -> list[str]:
-        """What follows at all."""
+    def _interpret(self, rows: Mapping[str, Mapping[str, float | None]]) -> str:
+        """Return a note on what the scores imply."""
         if "full" not in rows:
-            return [
-                (
-                    "the full update was not attacked, so it is not known whether the attack works here at all; add full to"
-                    " visible."
-                )
-            ]
+            return (
+                "the full update was not attacked, so it is unknown whether the attack works here; add full to visible."
+            )
         reached = rows["full"]["psnr"] or 0.0
         if reached < self.works:
-            failed = (
-                f"the attack on the full update did not succeed ({reached:.1f} dB, below works={self.works:g}), so"
-                " nothing follows from what it "
+            return (
+                f"the attack on the full update did not succeed ({reached:.1f} dB, below works={self.works:g}), so its"
+                " other scores imply nothing; use more steps or restarts, or a model that it works on."
             )
-            return [f"{failed}found elsewhere; give it more steps or restarts, or a model that it works on."]
-        return [
-            (
-                f"the attack succeeds on the full update ({reached:.1f} dB); a stronger one may find more where this one"
-                " does not."
-            )
-        ]
+        return (
+            f"the attack succeeds on the full update ({reached:.1f} dB); a stronger attack may find more where this one"
+            " fails."
+        )
 
-    def _pictured(self, tag: str, views: Mapping[str, tuple[list[Score], int]], truth: Tensor) -> Picture:
-        """The sheet of a run; its files are called by the attack, its title tells the prior and the unit too."""
+    def _picture(self, tag: str, views: Mapping[str, tuple[list[Score], int]], truth: Tensor) -> Picture:
+        """Draw the image grid of a run; its files are named after the attack, its title adds the prior and the unit."""
         prior = f" with tv={self.tv:g}" if self.attack == "ig" else ""
-        found = pictured(f"Images found by {self.attack}{prior}{tag}, PSNR in dB", views, truth)
-        return replace(found, name=stem(f"Images found by {self.attack}{tag}"))
+        picture = draw_images(f"Images found by {self.attack}{prior}{tag}, PSNR in dB", views, truth)
+        return replace(picture, name=stem(f"Images found by {self.attack}{tag}"))
 
-    def _attacked(self, run: Finished, label: str) -> tuple[dict[str, tuple[list[Score], int]], Tensor, list[str]]:
-        """(scores of each view with the count of numbers seen, pictures [N, C, H, W], notes)."""
+    def _attack_run(self, run: Finished, label: str) -> tuple[dict[str, tuple[list[Score], int]], Tensor, list[str]]:
+        """Return (scores of each view with its count of visible numbers, true images [N, C, H, W], notes)."""
         pixels, federation = pixels_of(run, "gradient inversion"), run.federation
         if federation.task.kind != "classification":
-            raise ConfigError(f"gradient inversion looks at classifications, and {label} is a regression.")
+            raise ConfigError(f"gradient inversion needs a classification, and {label} is a regression.")
         if not 0 <= self.client < federation.clients:
             raise ConfigError(
                 f"inversion.client is {self.client}; clients of {label} are 0 to {federation.clients - 1}."
@@ -220,62 +208,56 @@ class Inversion(Study):
         x, y = federation.train.take(held), federation.train.y[held]
         model = model_of(run, self.at)
         truth = pixels.restore(x)
-        found: dict[str, tuple[list[Score], int]] = {}
-        for place in range(0, self.images, self.batch):
-            chosen = slice(place, place + self.batch)
-            for name, seen in self._views(run, model, x[chosen], y[chosen]).items():
-                scores, _ = found.setdefault(name, ([], sum(t.numel() for t in seen.gradient.values())))
-                labels = self._labels(seen, y[chosen], run.engine.kit.bound.head_name)
-                parameters = [attrgetter(n)(model) for n in seen.gradient]
-                given = list(seen.gradient.values())
+        views: dict[str, tuple[list[Score], int]] = {}
+        for start in range(0, self.images, self.batch):
+            chosen = slice(start, start + self.batch)
+            for name, visible in self._views(run, model, x[chosen], y[chosen]).items():
+                scores, _ = views.setdefault(name, ([], sum(t.numel() for t in visible.gradient.values())))
+                labels = self._labels(visible, y[chosen], run.engine.kit.bound.head_name)
+                parameters = [attrgetter(n)(model) for n in visible.gradient]
+                observed = list(visible.gradient.values())
                 shape, classes = truth[chosen].shape, federation.task.classes
-                target = Target(model, parameters, given, seen.direction, pixels, shape, classes, labels)
-                scores += self._invert(target, truth[chosen], y[chosen], place)
+                target = Target(model, parameters, observed, visible.direction, pixels, shape, classes, labels)
+                scores += self._invert(target, truth[chosen], y[chosen], start)
         grey = torch.full_like(truth[0], 0.5)
         layout = run.engine.parts.setup.layout
-        told = (
-            left_out(layout, groups_of(layout, frozenset(slopes(model, layout, x[:1], y[:1]))))
-            if "groups" in self.visible
-            else []
-        )
-        return (
-            found | {GREY: ([Score(psnr(grey, t), psnr(grey, t), ssim(grey, t), False, grey) for t in truth], 0)},
-            truth,
-            told,
-        )
+        notes = []
+        if "groups" in self.visible:
+            notes = left_out(layout, groups_of(layout, frozenset(gradients(model, layout, x[:1], y[:1]))))
+        views[GREY] = [Score(psnr(grey, t), psnr(grey, t), ssim(grey, t), False, grey) for t in truth], 0
+        return views, truth, notes
 
     def _views(self, run: Finished, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, VisibleGradient]:
-        """What an attacker sees of this batch, by name."""
+        """Return the visible gradients of a batch, by name."""
         layout = run.engine.parts.setup.layout
-        gradient = slopes(model, layout, x, y)
-        found: dict[str, VisibleGradient] = {}
+        gradient = gradients(model, layout, x, y)
+        views: dict[str, VisibleGradient] = {}
         for name in self.visible:
             if name == "full":
-                found[name] = VisibleGradient(gradient)
+                views[name] = VisibleGradient(gradient)
             elif name == "sign":
-                found[name] = VisibleGradient({n: g.sign() for n, g in gradient.items()}, direction=True)
+                views[name] = VisibleGradient({n: g.sign() for n, g in gradient.items()}, direction=True)
             else:
                 shown = groups_of(layout, frozenset(gradient))
                 for group in shown if name == "groups" else [name]:
                     inside = layout.group(group)
                     if group not in shown:
                         raise ConfigError(
-                            f"inversion.visible has {group}, which this network does not use, so nothing is sent of it;"
-                            f" take {shown}."
+                            f"inversion.visible has {group}, which this network does not use, so it is not sent; use"
+                            f" {shown}."
                         )
-                    found[f"only {group}"] = VisibleGradient({n: g for n, g in gradient.items() if n in inside})
+                    views[f"only {group}"] = VisibleGradient({n: g for n, g in gradient.items() if n in inside})
         if self.codec is not None:
-            found[f"codec {self.codec}"] = encoded(run, self.codec, gradient, self.client)
-        return found
+            views[f"codec {self.codec}"] = encoded(run, self.codec, gradient, self.client)
+        return views
 
-    def _invert(self, target: Target, truth: Tensor, y: Tensor, place: int) -> list[Score]:
+    def _invert(self, target: Target, truth: Tensor, y: Tensor, start: int) -> list[Score]:
         """Attack one batch; images are matched to the true ones by the least total error."""
         pixels = target.pixels
         kept: tuple[Guess, list[float]] | None = None
         for attempt in range(self.restarts):
-            generator = random_streams.torch_stream(
-                self.seed, "inversion", place, attempt
-            )  # every view starts from the same image
+            # every view starts from the same image
+            generator = random_streams.torch_stream(self.seed, "inversion", start, attempt)
             best = [0.0] * len(truth)
 
             def watch(x: Tensor, best: list[float] = best) -> None:
@@ -290,23 +272,20 @@ class Inversion(Study):
                 inverting(target, generator, self.steps or PUBLISHED["ig"], guess, self.tv)
             if len(guess.x) and (kept is None or guess.loss < kept[0].loss):
                 kept = guess, best
-        return scored(kept, pixels, truth, y, known=self.label == "known")
+        return score_batch(kept, pixels, truth, y, known=self.label == "known")
 
-    def _labels(self, seen: VisibleGradient, y: Tensor, head: str) -> Tensor | None:
-        """Labels that the attack starts with: given, or taken from the head's gradient.
-
-        None where it has to find them.
-        """
+    def _labels(self, visible: VisibleGradient, y: Tensor, head: str) -> Tensor | None:
+        """Return the labels that the attack uses, given or inferred from the head's gradient; None to optimise them."""
         if self.label == "known":
             return y
-        weight = seen.gradient.get(f"{head}.weight")
+        weight = visible.gradient.get(f"{head}.weight")
         if self.attack == "dlg" or len(y) > 1 or weight is None:
             return None
-        return label_of(weight, seen.gradient.get(f"{head}.bias"))
+        return label_of(weight, visible.gradient.get(f"{head}.bias"))
 
 
 def model_of(run: Finished, at: str) -> nn.Module:
-    """The served model, or that of the start, as a plain module in evaluation mode."""
+    """Return the served or the initial model as a plain module in evaluation mode."""
     if at == "end":
         return run.module()
     engine = run.engine
@@ -315,20 +294,17 @@ def model_of(run: Finished, at: str) -> nn.Module:
     )
 
 
-def slopes(model: nn.Module, layout: Layout, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """The gradient of the mean cross-entropy at a batch, by parameter.
-
-    Without those that the network does not compute with.
-    """
+def gradients(model: nn.Module, layout: Layout, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Compute the gradient of the mean cross-entropy of a batch, by parameter that the network uses."""
     names = layout.spec.names
-    found = torch.autograd.grad(
+    grads = torch.autograd.grad(
         nn.functional.cross_entropy(model(x), y), [attrgetter(n)(model) for n in names], allow_unused=True
     )
-    return {name: slope for name, slope in zip(names, found, strict=True) if slope is not None}
+    return {name: grad for name, grad in zip(names, grads, strict=True) if grad is not None}
 
 
 def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: int) -> VisibleGradient:
-    """An update of one plain step after the uploads of a chain, as a gradient.
+    """Return an update of one plain step after the uploads of a chain, as a gradient.
 
     Raises:
         ConfigError: no method of the chain changes uploads.
@@ -336,8 +312,8 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
     chain = method(text)
     if not any(piece.overrides("upload") for piece in chain.pieces):
         raise ConfigError(
-            f"inversion.codec is {text!r}, and no method in it changes what is sent; name one that does, or leave codec"
-            " out."
+            f"inversion.codec is {text!r}, and none of its methods changes what is sent; name one that does, or leave"
+            " codec out."
         )
     engine = run.engine
     work = replace(engine.work_of(client, run.served), row=None, extras={})
@@ -352,29 +328,29 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
             )
         except KeyError as error:
             raise ConfigError(
-                f"inversion.codec is {text!r}, and {name} needs {error} of a whole run to make an upload; leave it out"
-                " of codec."
+                f"inversion.codec is {text!r}, and the upload of {name} needs {error} of a whole run; leave it out of"
+                " codec."
             ) from None
     if delta.spec == plain.spec and torch.equal(delta.flat, plain.flat):
         raise ConfigError(
-            f"inversion.codec is {text!r}, which sends this update as it is; name a method that changes it, or leave"
+            f"inversion.codec is {text!r}, which sends this update unchanged; name a method that changes it, or leave"
             " codec out."
         )
     return VisibleGradient({n: -t for n, t in delta.items() if n in gradient}, direction=True)
 
 
 def matched(images: Tensor, truth: Tensor) -> list[int]:
-    """Which of the images is meant for each true one, by the least total squared error; both [B, C, H, W]."""
+    """Match an image to each true one by the least total squared error; both [B, C, H, W]."""
     if len(truth) == 1:
         return [0]
     costs = (truth[:, None] - images[None]).square().flatten(2).mean(2)  # [B, B]
     return [int(k) for k in linear_sum_assignment(costs.numpy())[1]]
 
 
-def scored(
+def score_batch(
     kept: tuple[Guess, list[float]] | None, pixels: Pixels, truth: Tensor, y: Tensor, *, known: bool
 ) -> list[Score]:
-    """The scores of one batch; an attack that never reached a finite image found grey."""
+    """Compute the scores of one batch; an attack without a finite image scores as grey."""
     if kept is None:
         grey = torch.full_like(truth, 0.5)
         return [Score(psnr(g, t), psnr(g, t), ssim(g, t), known, g) for g, t in zip(grey, truth, strict=True)]
@@ -390,7 +366,7 @@ def scored(
 
 
 def summary(scores: Sequence[Score], count: int) -> dict[str, float | None]:
-    """Means over images, the standard deviation of the final PSNR, and how many numbers were seen."""
+    """Compute means over images, the standard deviation of the final PSNR, and the count of visible numbers."""
     final = [s.final for s in scores]
     spread = statistics.stdev(final) if len(final) > 1 else None
     return {
@@ -403,12 +379,14 @@ def summary(scores: Sequence[Score], count: int) -> dict[str, float | None]:
     }
 
 
-def pictured(title: str, views: Mapping[str, tuple[list[Score], int]], truth: Tensor) -> Picture:
-    """True images above what was found of them, a row a view, with the PSNR below each."""
+def draw_images(title: str, views: Mapping[str, tuple[list[Score], int]], truth: Tensor) -> Picture:
+    """Draw true images above their reconstructions, one row for each view, with the PSNR below each image."""
     shown = min(SHOWN, len(truth))
     rows: list[list[Tensor | None]] = [list(truth[:shown])]
     values: list[list[float | None]] = [[None] * shown]
-    found = {name: scores for name, (scores, _) in views.items() if name != GREY}
-    rows += [[s.image for s in scores[:shown]] for scores in found.values()]
-    values += [[s.final for s in scores[:shown]] for scores in found.values()]
-    return sheet(title, rows, ["original", *found], [f"image {k + 1}" for k in range(shown)], values, "PSNR (dB)")
+    attacked = {name: scores for name, (scores, _) in views.items() if name != GREY}
+    rows += [[s.image for s in scores[:shown]] for scores in attacked.values()]
+    values += [[s.final for s in scores[:shown]] for scores in attacked.values()]
+    return image_grid(
+        title, rows, ["original", *attacked], [f"image {k + 1}" for k in range(shown)], values, "PSNR (dB)"
+    )

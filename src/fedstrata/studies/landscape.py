@@ -1,4 +1,4 @@
-"""The loss round the model that a run ended in, as a map."""
+"""Map the loss around the final model of a run."""
 
 from __future__ import annotations
 
@@ -25,34 +25,33 @@ from fedstrata.report.page.text import loose, short
 from fedstrata.report.page.theme import LIGHT
 from fedstrata.studies.base import Outcome, Study
 from fedstrata.studies.directions import Vectors, filterwise, gaussian
-from fedstrata.studies.surface import Split, Surface, known, sampled, surfaces
+from fedstrata.studies.surface import Split, Surface, check_samples, finite_or_none, surfaces
 
-LEVELS = 14  # lines, evenly spaced in the logarithm of the loss
+LEVELS = 14  # level lines, evenly spaced in the logarithm of the loss
 SIDE = 2.6  # inches of one map
-Found = Mapping[str, Mapping[str, Any]]
+Maps = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Landscape(Study):
-    """The loss on a plane through the served model, along two random directions that are as long as the model in each
-    filter.
+    """Compute the loss on a plane through the served model, along two random filter-normalised directions.
 
-    The two directions come of the same Gaussian numbers in every run of equal layout, each scaled to that run's own
-    filters, so that maps compare: the scale of a network's weights, which norms and ReLU make arbitrary, is taken out.
-    All maps of a study have the same level lines. The numbers of samples and points are INFERRED: a map of the FedAvg
-    CNN takes about half a minute of one core. The map's span, 1, is the one of most of the paper's figures.
+    Both directions use the same Gaussian numbers in every run of equal layout, scaled to the filters of that run. This
+    removes the scale of weights, which norms and ReLU make arbitrary, and makes maps comparable. All maps of a study
+    have the same level lines. The numbers of samples and points are INFERRED: a map of the FedAvg CNN takes about half
+    a minute of one core. The map's span, 1, is that of most of the paper's figures.
 
     Args:
-        samples: that the loss is taken over, the same at every point and for all runs.
+        samples: of the loss, the same at every point and for all runs.
         split: "train", from what clients train on, or "test".
-        points: along each side, an odd number, so that the model itself is one.
+        points: along each side; an odd number, to include the model itself.
         span: from the model to each side of the map, in lengths of its filters.
-        vectors: "still" leaves biases and norms' parameters in place, as in the paper's maps; "scaled" takes each as
+        vectors: "still" leaves biases and norms' parameters unchanged, as in the paper's maps; "scaled" treats each as
             one filter.
         batch: samples of one pass.
         seed: of samples and directions.
     Source: Li et al. 2018, "Visualizing the Loss Landscape of Neural Nets", sec. 4; biases and norms as in the authors'
-        code with ignore=biasbn.
+    code with ignore=biasbn.
     """
 
     samples: int = 256
@@ -65,56 +64,58 @@ class Landscape(Study):
 
     title: ClassVar[str] = "Loss landscape"
     text: ClassVar[str] = (
-        "Loss around the served model, along two random directions, in lengths of the model's filters: wide level lines"
-        " are a flat minimum, narrow ones a sharp one. Filter-normalised, so that models compare. Li et al. 2018."
+        "Loss around the served model, along two random directions, in lengths of the model's filters: distant level"
+        " lines mean a flat minimum, dense ones a sharp one. Filter-normalised, so that models compare. Li et al. 2018."
     )
 
     def __post_init__(self) -> None:
-        sampled("landscape", self.samples, self.batch)
+        check_samples("landscape", self.samples, self.batch)
         fits = 3 <= self.points <= 999 and self.points % 2 == 1
         require(fits, "landscape.points", self.points, "an odd number of points on a side, from 3 to 999")
         require(self.span > 0, "landscape.span", self.span, "a length in those of the filters, above 0")
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
-        """A map of each run on one sheet, and the profile along the first direction."""
+        """Draw a map of each run in one figure, and the profile along the first direction."""
         laid = surfaces(runs, self.split, self.samples, self.batch, self.seed)
-        found = {label: self._one(surface) for label, surface in laid.items()}
-        at = self._places()
-        profiles = {label: one["grid"][self.points // 2] for label, one in found.items()}
+        maps = {label: self._map(surface) for label, surface in laid.items()}
+        at = self._offsets()
+        profiles = {label: one["grid"][self.points // 2] for label, one in maps.items()}
         text = "Loss along the first random direction, through the served model at 0; flat where it hardly rises."
         panels = [Panel("Loss profile", text, "lines", at, profiles, x_name="lengths of the filters", y_name="loss")]
-        panels += [self._table(label, one["grid"]) for label, one in found.items()]
-        told = [f"{label}: {note}" for label, run in runs.items() for note in (*run.told(None), *run.notes)]
-        numbers = {"samples": next(iter(laid.values())).samples, "at": at, "runs": found}
-        return Outcome(numbers, panels, sheet(found, at), notes=told)
+        panels += [self._table(label, one["grid"]) for label, one in maps.items()]
+        notes = [f"{label}: {note}" for label, run in runs.items() for note in (*run.told(None), *run.notes)]
+        numbers = {"samples": next(iter(laid.values())).samples, "at": at, "runs": maps}
+        return Outcome(numbers, panels, draw_maps(maps, at), notes=notes)
 
-    def _places(self) -> list[float]:
+    def _offsets(self) -> list[float]:
         half = self.points // 2
         return [self.span * k / half for k in range(-half, half + 1)]
 
-    def _one(self, surface: Surface) -> dict[str, Any]:
-        """Losses by rows of the second direction, columns of the first."""
+    def _map(self, surface: Surface) -> dict[str, Any]:
+        """Compute losses: rows along the second direction, columns along the first."""
         x, y = self.directions(surface)
-        grid = [[known(surface.loss(surface.centre + a * x + b * y)) for a in self._places()] for b in self._places()]
-        whole = [value for row in grid for value in row if value is not None]
+        grid = [
+            [finite_or_none(surface.loss(surface.centre + a * x + b * y)) for a in self._offsets()]
+            for b in self._offsets()
+        ]
+        values = [value for row in grid for value in row if value is not None]
         return {
             "loss": grid[self.points // 2][self.points // 2],
-            "least": min(whole, default=None),
-            "most": max(whole, default=None),
+            "least": min(values, default=None),
+            "most": max(values, default=None),
             "grid": grid,
         }
 
     def directions(self, surface: Surface) -> tuple[Any, Any]:
-        """The two directions of a model, each [P]."""
+        """Draw the two directions of a model, each [P]."""
         drawn = (
-            gaussian(len(surface.centre), self.seed, "study/landscape/direction", place, surface.dtype)
-            for place in range(2)
+            gaussian(len(surface.centre), self.seed, "study/landscape/direction", i, surface.dtype) for i in range(2)
         )
         x, y = (filterwise(one, surface.centre, surface.layout, self.vectors) for one in drawn)
         return x, y
 
     def _table(self, label: str, grid: Sequence[Sequence[float | None]]) -> Panel:
-        at = self._places()
+        at = self._offsets()
         rows = {f"{b:+.3g}": row for b, row in zip(at, grid, strict=True)}
         text = "Loss by the first direction (columns) and the second (rows), in lengths of the filters."
         return Panel(
@@ -128,31 +129,29 @@ class Landscape(Study):
         )
 
 
-def sheet(found: Found, at: Sequence[float]) -> list[Picture]:
-    """All maps on one sheet with the same level lines; nothing where no loss is finite and above 0."""
-    values = [
-        value for one in found.values() for row in one["grid"] for value in row if value is not None and value > 0
-    ]
+def draw_maps(maps: Maps, at: Sequence[float]) -> list[Picture]:
+    """Draw all maps in one figure with the same level lines; none where no loss is finite and above 0."""
+    values = [value for one in maps.values() for row in one["grid"] for value in row if value is not None and value > 0]
     if not values:
         return []
-    columns = min(3, len(found))
-    rows = -(-len(found) // columns)
+    columns = min(3, len(maps))
+    rows = -(-len(maps) // columns)
     heads = [Head("run", words=True), Head("loss"), Head("least"), Head("most")]
     lines = [
         [word(short(label), label), *(figure(loose(one[key]), one[key]) for key in ("loss", "least", "most"))]
-        for label, one in found.items()
+        for label, one in maps.items()
     ]
     title = "Loss landscape"
-    told = "; ".join(
-        f"{short(label)} from {loose(one['least'])} to {loose(one['most'])}" for label, one in found.items()
+    ranges = "; ".join(
+        f"{short(label)} from {loose(one['least'])} to {loose(one['most'])}" for label, one in maps.items()
     )
-    draw = partial(_draw, found=found, at=at, levels=levels(min(values), max(values)), columns=columns)
+    draw = partial(_draw, maps=maps, at=at, levels=levels(min(values), max(values)), columns=columns)
     size = (max(4.0, SIDE * columns + 0.6), SIDE * rows + 1.5)
     return [
         Picture(
             "landscape",
             title,
-            f"Level lines of the loss round the served models: {told}.",
+            f"Level lines of the loss around the served models: {ranges}.",
             draw,
             Grid(title, heads, lines),
             size,
@@ -161,30 +160,27 @@ def sheet(found: Found, at: Sequence[float]) -> list[Picture]:
 
 
 def levels(least: float, most: float) -> list[float]:
-    """Levels between two losses above 0, evenly spaced in the logarithm and ascending.
-
-    A single one where both are equal.
-    """
+    """Compute ascending levels between two losses above 0, evenly spaced in the logarithm; one if both are equal."""
     ratio = most / least
-    found = [least * ratio ** (k / (LEVELS - 1)) for k in range(LEVELS)]
-    return found if all(a < b for a, b in pairwise(found)) else [least]
+    spaced = [least * ratio ** (k / (LEVELS - 1)) for k in range(LEVELS)]
+    return spaced if all(a < b for a, b in pairwise(spaced)) else [least]
 
 
-def _draw(figure: Figure, *, found: Found, at: Sequence[float], levels: Sequence[float], columns: int) -> None:
-    axes = figure.subplots(-(-len(found) // columns), columns, sharex=True, sharey=True, squeeze=False)
+def _draw(figure: Figure, *, maps: Maps, at: Sequence[float], levels: Sequence[float], columns: int) -> None:
+    axes = figure.subplots(-(-len(maps) // columns), columns, sharex=True, sharey=True, squeeze=False)
     scale = LogNorm(levels[0], levels[-1]) if len(levels) > 1 else Normalize(levels[0] * 0.9, levels[0] * 1.1)
     pale = LinearSegmentedColormap.from_list(
         "pale", colormaps["Blues"](np.linspace(0.05, 0.6, 64))
-    )  # dark lines stay legible on it
+    )  # dark lines are legible on it
     shades = None
-    for one, (label, run) in zip(axes.flat, found.items(), strict=False):
+    for one, (label, run) in zip(axes.flat, maps.items(), strict=False):
         grid = np.array([[math.nan if value is None else value for value in row] for row in run["grid"]])
         shades = one.pcolormesh(at, at, grid, norm=scale, cmap=pale, shading="gouraud", rasterized=True)
         _lines(one, at, grid, levels)
         one.plot([0], [0], marker="+", color=LIGHT["bad"], markersize=9)
         one.set_title(short(label, 28), fontsize=10)
         one.set(aspect="equal", xticks=[at[0], 0, at[-1]], yticks=[at[0], 0, at[-1]])
-    for empty in list(axes.flat)[len(found) :]:
+    for empty in list(axes.flat)[len(maps) :]:
         empty.set_visible(False)
     assert shades is not None, "a study has a run"
     bar = figure.colorbar(shades, ax=axes, label="loss", location="bottom", aspect=40, fraction=0.08)
@@ -197,9 +193,9 @@ def _draw(figure: Figure, *, found: Found, at: Sequence[float], levels: Sequence
 
 
 def _lines(axes: Axes, at: Sequence[float], grid: NDArray[np.float64], levels: Sequence[float]) -> None:
-    """Those level lines that this map has, with their losses."""
-    there = grid[np.isfinite(grid)]
-    crossed = [level for level in levels if len(there) and there.min() < level < there.max()]
+    """Draw the level lines that cross this map, with their losses."""
+    finite = grid[np.isfinite(grid)]
+    crossed = [level for level in levels if len(finite) and finite.min() < level < finite.max()]
     if crossed:
         drawn = axes.contour(at, at, np.ma.masked_invalid(grid), levels=crossed, colors=LIGHT["ink"], linewidths=0.8)
         axes.clabel(drawn, crossed[::2], fontsize=7, fmt=loose)

@@ -1,6 +1,4 @@
-"""How long each local step of clients is: its jumps after an average are read as a sign of layers that do not fit each
-other.
-"""
+"""Measure the length of each local step of clients; jumps after an average indicate layers that do not fit."""
 
 from __future__ import annotations
 
@@ -21,97 +19,92 @@ from fedstrata.core.params import Params, Spec
 from fedstrata.core.piece import Reply
 from fedstrata.core.plan import Phase
 from fedstrata.engine.assembly import RunComponents
-from fedstrata.studies.retraining import trained
+from fedstrata.studies.retraining import retrain
 
 WINDOW = 5  # local steps before and after an average
-What = Literal["steps", "gradients"]
+Quantity = Literal["steps", "gradients"]
 
 
 @dataclass(frozen=True)
-class Walk:
-    """The local steps of some clients over the rounds that they took part in.
+class StepLengths:
+    """The lengths of the local steps of some clients, over the rounds that they took part in.
 
     Attributes:
         groups: layer groups, shallow to deep.
-        rounds: zero-based rounds of the walk.
-        squares: for each of these, [clients, steps, groups] float64: squared length of every local step, by layer
-            group; NaN behind a client's last.
-        slopes: likewise of the gradient that the optimiser was given; NaN where a method takes steps of its own.
-        trained: for each, the layer groups that these clients trained.
+        rounds: zero-based rounds.
+        squares: for each round, [clients, steps, groups] float64: squared length of every local step, by layer group;
+            NaN after a client's last step.
+        gradients: likewise of the gradient that the optimiser received; NaN where a method defines the local step.
+        trained: for each round, the layer groups that these clients trained.
     """
 
     groups: tuple[str, ...]
     rounds: tuple[int, ...]
     squares: tuple[Tensor, ...]
-    slopes: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]
     trained: tuple[frozenset[str], ...]
 
-    def sizes(self, place: int, groups: Collection[str] | None = None, what: What = "steps") -> Tensor:
-        """[steps] mean over clients of the length of the local steps of the ``place``-th round, over these layer
-        groups; None is the whole model.
-        """
+    def lengths(self, index: int, groups: Collection[str] | None = None, what: Quantity = "steps") -> Tensor:
+        """Return [steps] the mean length over clients in the ``index``-th round, in these layer groups (None: all)."""
         chosen = [i for i, name in enumerate(self.groups) if groups is None or name in groups]
-        squares = (self.squares if what == "steps" else self.slopes)[place]
+        squares = (self.squares if what == "steps" else self.gradients)[index]
         return squares[..., chosen].sum(-1).sqrt().nanmean(0)
 
     def spikes(
-        self, window: int = WINDOW, groups: Sequence[Collection[str] | None] | None = None, what: What = "steps"
+        self, window: int = WINDOW, groups: Sequence[Collection[str] | None] | None = None, what: Quantity = "steps"
     ) -> list[float]:
-        """At each average: mean length of the first ``window`` steps after it over that of the last before it. INFERRED
-        from the paper's figure 1.
+        """Compute, at each average, the mean length of the first ``window`` steps after it over that of the last ones.
 
-        ``groups``, by round: whose coordinates count; on both sides those of the round after the average. A norm over
-        fewer coordinates is smaller. None takes the whole model on both sides, of which only what is trained moves. NaN
-        where one of these groups stood still before: a jump from fewer coordinates to more is none of the training.
+        INFERRED from the paper's figure 1.
+
+        ``groups``, by round: whose coordinates count, on both sides those of the round after the average, as a norm
+        over fewer coordinates is smaller. None takes the whole model on both sides. NaN if one of these groups was not
+        trained before the average: a jump from fewer to more coordinates is not caused by training.
         """
-        found = []
-        for place in range(1, len(self.squares)):
-            over = None if groups is None else groups[place]
-            same = over is None or self.trained[place - 1].issuperset(over)
-            after, before = (
-                self.sizes(place, over, what)[:window].mean(),
-                self.sizes(place - 1, over, what)[-window:].mean(),
-            )
-            found.append(float(after / before) if same else float("nan"))
-        return found
+        ratios = []
+        for i in range(1, len(self.squares)):
+            over = None if groups is None else groups[i]
+            same = over is None or self.trained[i - 1].issuperset(over)
+            after = self.lengths(i, over, what)[:window].mean()
+            before = self.lengths(i - 1, over, what)[-window:].mean()
+            ratios.append(float(after / before) if same else float("nan"))
+        return ratios
 
 
-def walk(parts: RunComponents, clients: int | Collection[int], rounds: int | None = None) -> Walk:
+def measure_steps(parts: RunComponents, clients: int | Collection[int], rounds: int | None = None) -> StepLengths:
     """Train a run in memory and measure the local steps of some clients.
 
     Args:
-        parts: of the run; ``fedstrata.engine.assembly.assemble`` makes them.
-        clients: who is watched.
-        rounds: how many; None is all that the run was planned for.
+        parts: of the run; see :func:`fedstrata.engine.assembly.assemble`.
+        clients: whose steps are measured.
+        rounds: how many; None is all that were planned.
     Raises:
-        ConfigError: there is no such client, or none of them took part in any round.
+        ConfigError: an unknown client, or clients that took part in no round.
     """
     watched = {clients} if isinstance(clients, int) else set(clients)
-    strange = [i for i in sorted(watched) if not 0 <= i < parts.federation.clients]
-    if strange:
-        raise ConfigError(f"there is no client {strange[0]}; clients are 0 to {parts.federation.clients - 1}.")
-    watch = _Watch(parts, watched)
-    for _ in trained(parts, parts.config.rounds if rounds is None else rounds, watch):
+    unknown = [i for i in sorted(watched) if not 0 <= i < parts.federation.clients]
+    if unknown:
+        raise ConfigError(f"there is no client {unknown[0]}; clients are 0 to {parts.federation.clients - 1}.")
+    watch = _WatchingLoop(parts, watched)
+    for _ in retrain(parts, parts.config.rounds if rounds is None else rounds, watch):
         pass
     if not watch.rounds:
-        said = ", ".join(str(i) for i in sorted(watched))
+        listed = ", ".join(str(i) for i in sorted(watched))
         raise ConfigError(
-            f"client {said} took part in no round, so it took no step; set cohort to all clients, or watch another one."
+            f"client {listed} took part in no round, so it took no step; set cohort to all clients, or choose another"
+            " client."
         )
-    return Walk(
-        parts.setup.layout.names(), tuple(watch.rounds), tuple(watch.squares), tuple(watch.slopes), tuple(watch.trained)
-    )
+    groups = parts.setup.layout.names()
+    return StepLengths(groups, tuple(watch.rounds), tuple(watch.squares), tuple(watch.gradients), tuple(watch.trained))
 
 
-def restricted(full: Walk, part: Walk, what: What = "steps") -> list[tuple[Tensor, Tensor]]:
-    """The fair comparison: by round, [steps] of the partial run over the groups that it trained, and of the full run
-    over the very same groups.
-    """
-    return [(part.sizes(i, groups, what), full.sizes(i, groups, what)) for i, groups in enumerate(part.trained)]
+def restricted(full: StepLengths, part: StepLengths, what: Quantity = "steps") -> list[tuple[Tensor, Tensor]]:
+    """Return, by round, [steps] of the partial and of the full run, over the groups that the partial run trained."""
+    return [(part.lengths(i, groups, what), full.lengths(i, groups, what)) for i, groups in enumerate(part.trained)]
 
 
-class _Watch:
-    """An executor that trains clients in turn, some of them watched."""
+class _WatchingLoop:
+    """An executor that trains clients one by one and measures the steps of some of them."""
 
     name, workers = "loop", 1
 
@@ -120,7 +113,7 @@ class _Watch:
         self.kit, self.clients = _Seen(**{f.name: getattr(kit, f.name) for f in fields(kit)}), clients
         self.rounds: list[int] = []
         self.squares: list[Tensor] = []
-        self.slopes: list[Tensor] = []
+        self.gradients: list[Tensor] = []
         self.trained: list[frozenset[str]] = []
 
     def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
@@ -140,7 +133,7 @@ class _Watch:
         if seen:
             self.rounds.append(works[0].round)
             self.squares.append(_padded([s.squares for s in seen]))
-            self.slopes.append(_padded([s.slopes for s in seen]))
+            self.gradients.append(_padded([s.slopes for s in seen]))
             self.trained.append(
                 frozenset(layout.entries[n].group for s in seen for n in s.work.plan.train & layout.parameters)
             )
@@ -150,16 +143,14 @@ class _Watch:
 
 
 def _padded(each: Sequence[Sequence[Tensor]]) -> Tensor:
-    """[clients, steps, groups] from clients of any numbers of steps."""
+    """Stack to [clients, steps, groups] from clients with different numbers of steps."""
     return torch.nn.utils.rnn.pad_sequence(
         [torch.stack(list(one)) for one in each], batch_first=True, padding_value=float("nan")
     )
 
 
 class _Session(ClientUpdate):
-    """A client's turn that looks at its own weights, and at what its optimiser was given, whenever the next batch is
-    asked for.
-    """
+    """A client's update that records its weights and gradients whenever the next batch is requested."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -191,9 +182,9 @@ class _Session(ClientUpdate):
         for batch in super().batches(purpose, **options):
             heard.clear()
             yield batch
-            self.squares.append(by_group(flat - before, layout.spec, layout))
+            self.squares.append(squares_by_group(flat - before, layout.spec, layout))
             self.slopes.append(
-                by_group(heard[-1], spec, layout)
+                squares_by_group(heard[-1], spec, layout)
                 if heard
                 else torch.full((len(layout.groups),), torch.nan, dtype=torch.float64)
             )
@@ -226,16 +217,16 @@ class _Told(Optimizer):
         super().step(values, gradients, lr)
 
 
-def by_group(flat: Tensor, spec: Spec, layout: Layout) -> Tensor:
-    """[groups] float64: squared length of a flat vector, by layer group; 0 for one that has no part in it.
+def squares_by_group(flat: Tensor, spec: Spec, layout: Layout) -> Tensor:
+    """Compute [groups] float64: the squared length of a flat vector by layer group; 0 for an absent group.
 
     Args:
         flat: [numbers] of the names of ``spec``, in its order.
-        spec: what lies where.
+        spec: names and positions.
         layout: the groups.
     """
-    found = torch.zeros(len(layout.groups), dtype=torch.float64)
-    for place, group in enumerate(layout.groups.values()):
+    squares = torch.zeros(len(layout.groups), dtype=torch.float64)
+    for i, group in enumerate(layout.groups.values()):
         for a, b in spec.runs(group.names):
-            found[place] += flat[a:b].double().square().sum()
-    return found
+            squares[i] += flat[a:b].double().square().sum()
+    return squares

@@ -1,6 +1,4 @@
-"""Assumption 3 of FedPart: whether masks of single layer groups change the variability of gradients alike, estimated by
-Monte Carlo.
-"""
+"""Test Assumption 3 of FedPart by Monte Carlo: whether masks of layer groups change gradient variance alike."""
 
 from __future__ import annotations
 
@@ -27,26 +25,24 @@ from fedstrata.engine.server import Server, base_plan
 from fedstrata.inference.finished_run import Finished
 from fedstrata.methods.fedpart import FedPart
 from fedstrata.methods.parts.cycle import Calendar
-from fedstrata.studies.active_groups import groups_of, left_out, used
+from fedstrata.studies.active_groups import groups_of, left_out, used_parameters
 from fedstrata.studies.base import Outcome, Study
-from fedstrata.studies.retraining import trained, union
+from fedstrata.studies.retraining import pooled_federation, retrain
 
 ENDS = ("min", "median", "max")
 
 
 @dataclass(frozen=True)
 class Masks(Study):
-    """The constant k of FedPart's Assumption 3 by layer group: variance of a gradient's numbers inside the group over
-    that inside the whole model.
+    """Estimate the constant k of FedPart's Assumption 3: gradient variance of each layer group over the model's.
 
     ``samples`` mini-batches of the run's size are drawn from all clients' training samples at one model; the published
-    check has 10,000. ``at``: how many rounds are done when it is looked at; none stands for the start, the end of the
-    first warm-up and of the first cycle where the method is FedPart, and the end of the run.
+    check has 10,000. ``at``: the numbers of completed rounds at which k is estimated; none means the start, the end of
+    the first warm-up and of the first cycle if the method is FedPart, and the end of the run.
 
     INFERRED: the estimator, since the paper states no definition of k. With g a batch's gradient, m its mean over
-        batches and S_a the mask of group
-    a, v_a = E|S_a (g - m)|^2 / numel(a), v = E|g - m|^2 / numel, k_a = v_a / v; the share is M E|S_a (g - m)|^2 / E|g -
-    m|^2 for M groups.
+    batches and S_a the mask of group a, v_a = E|S_a (g - m)|^2 / numel(a), v = E|g - m|^2 / numel, k_a = v_a / v; the
+    share is M E|S_a (g - m)|^2 / E|g - m|^2 for M groups.
 
     INFERRED: ``samples`` by default, and batches of the union of clients without replacement inside a batch.
 
@@ -55,8 +51,8 @@ class Masks(Study):
 
     title: ClassVar[str] = "Masks and gradient variance"
     text: ClassVar[str] = (
-        "For each layer group, variance of mini-batch gradients a number of the group, over that a number of the whole"
-        " model: k = 1 everywhere would be Assumption 3 of Wang et al. 2024 at its best. The share does not divide by"
+        "For each layer group, variance of mini-batch gradients for each number of the group, over that of the whole"
+        " model: k = 1 everywhere is the best case of Assumption 3 of Wang et al. 2024. The share does not divide by"
         " sizes: the group's part of the variance times the number of groups. Estimated at one model by Monte Carlo;"
         " neither has a unit."
     )
@@ -66,46 +62,48 @@ class Masks(Study):
     def __post_init__(self) -> None:
         require(self.samples >= 2, "masks.samples", self.samples, "mini-batches, at least 2 (published: 10,000)")
         for done in self.at:
-            require(done >= 0, "masks.at", done, "how many rounds are done, at least 0")
+            require(done >= 0, "masks.at", done, "a number of completed rounds, at least 0")
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
         """See :class:`Study`."""
         numbers: dict[str, Any] = {}
         panels: list[Panel] = []
         notes: list[str] = []
-        looked = {label: self._moments(label, run.engine.parts, run.rounds) for label, run in runs.items()}
+        moments_of = {label: self._moments(label, run.engine.parts, run.rounds) for label, run in runs.items()}
         for label, run in runs.items():
-            parts, rounds, moments = run.engine.parts, run.rounds, looked[label]
-            found = {}
-            for done, engine in enumerate(trained(parts, rounds)):
+            parts, rounds, moments = run.engine.parts, run.rounds, moments_of[label]
+            variances = {}
+            for done, engine in enumerate(retrain(parts, rounds)):
                 if done in moments:
-                    found[moments[done]] = estimate(engine.kit, engine.served(), batches(parts, self.samples))
-                    told = left_out(parts.setup.layout, found[moments[done]].groups)
-                    notes += [f"{label}, {moments[done]}: {said}" for said in told]
+                    moment = moments[done]
+                    variances[moment] = estimate(engine.kit, engine.served(), batches(parts, self.samples))
+                    notes += [
+                        f"{label}, {moment}: {note}" for note in left_out(parts.setup.layout, variances[moment].groups)
+                    ]
             numbers[label] = {"samples": self.samples, "batch": parts.setup.batch} | {
-                name: _summed(one) for name, one in found.items()
+                name: _summary(one) for name, one in variances.items()
             }
-            panels += _panels(label, found)
+            panels += _panels(label, variances)
         return Outcome(numbers, panels, notes=notes)
 
     def _moments(self, label: str, parts: RunComponents, rounds: int) -> dict[int, str]:
-        """Rounds done, and what that is."""
-        late = [done for done in self.at if done > rounds]
-        if late:
-            raise ConfigError(f"masks.at is {late[0]}, but {label} has {rounds} rounds.")
+        """Return completed rounds -> what that moment is."""
+        too_late = [done for done in self.at if done > rounds]
+        if too_late:
+            raise ConfigError(f"masks.at is {too_late[0]}, but {label} has {rounds} rounds.")
         if self.at:
             return {done: f"after round {done}" if done else "start" for done in sorted(set(self.at))}
-        found = {0: "start"}
+        moments = {0: "start"}
         for piece in parts.method.pieces:
             if isinstance(piece, FedPart):
                 calendar = calendar_of(piece, parts)
-                found |= {calendar.first: "after warm-up", calendar.rounds(1): "after one cycle"}
-        found = {0: "start"} | {done: name for done, name in sorted(found.items()) if 0 < done <= rounds}
-        return found | ({} if rounds in found else {rounds: "end"})
+                moments |= {calendar.first: "after warm-up", calendar.rounds(1): "after one cycle"}
+        moments = {0: "start"} | {done: name for done, name in sorted(moments.items()) if 0 < done <= rounds}
+        return moments | ({} if rounds in moments else {rounds: "end"})
 
 
 def calendar_of(piece: FedPart, parts: RunComponents) -> Calendar:
-    """When which group trains, over those that the pieces in front of it leave in training."""
+    """Return which group trains when, over the groups that the preceding pieces leave in training."""
     slots, plan = Server.start(parts.method, parts.setup).slots, base_plan(parts.setup.layout, parts.config.bn)
     for name, before in takewhile(lambda item: item[1] is not piece, parts.method.named.items()):
         plan = before.plan(plan, slots[name], None, 0, parts.setup)
@@ -114,10 +112,10 @@ def calendar_of(piece: FedPart, parts: RunComponents) -> Calendar:
 
 @dataclass(frozen=True)
 class Variances:
-    """What the gradients of mini-batches said.
+    """Variances of the gradients of mini-batches.
 
     Attributes:
-        groups: layer groups that the network computes with, shallow to deep; sizes: numbers in each.
+        groups: layer groups that the network uses, shallow to deep; sizes: numbers in each.
         sums: [groups] float64, E|S_a (g - m)|^2.
     """
 
@@ -127,9 +125,9 @@ class Variances:
 
     @property
     def k(self) -> dict[str, float | None]:
-        """By layer group: variance a number of the group over variance a number of the model.
+        """Return, by layer group, the variance for each number of the group over that of the model.
 
-        None where gradients do not vary at all.
+        None if gradients do not vary.
         """
         whole = float(self.sums.sum()) / sum(self.sizes)
         return {
@@ -139,7 +137,7 @@ class Variances:
 
     @property
     def share(self) -> dict[str, float | None]:
-        """By layer group: its part of the whole variance, times the number of groups."""
+        """Return, by layer group, its part of the whole variance, times the number of groups."""
         whole = float(self.sums.sum())
         return {
             g: len(self.groups) * float(v) / whole if whole > 0 else None
@@ -148,7 +146,7 @@ class Variances:
 
 
 class Welford:
-    """Mean of vectors, and by layer group the sum of squared deviations from it; no vector is kept.
+    """Accumulates the mean of vectors, and by layer group the sum of squared deviations; no vector is kept.
 
     Source: Welford 1962: M_n = M_{n-1} + <x_n - m_{n-1}, x_n - m_n>, here over each group's numbers.
     """
@@ -160,75 +158,74 @@ class Welford:
         self.sums = torch.zeros(len(self.stretches), dtype=torch.float64)
 
     def add(self, vector: Tensor) -> None:
-        """One more vector [P]."""
+        """Add a vector [P]."""
         self.count += 1
         before = vector.double() - self.mean
         self.mean += before / self.count
         product = before * (vector - self.mean)
-        for place, stretches in enumerate(self.stretches):
+        for group, stretches in enumerate(self.stretches):
             for a, b in stretches:
-                self.sums[place] += product[a:b].sum()
+                self.sums[group] += product[a:b].sum()
 
     def variances(self) -> Tensor:
-        """[groups] mean over vectors of the squared deviation from their mean, E|S_a (g - m)|^2."""
+        """Return [groups] the mean over vectors of the squared deviation from their mean, E|S_a (g - m)|^2."""
         return self.sums / max(self.count, 1)
 
 
-def estimate(kit: Worker, params: Params, drawn: Iterator[Batch]) -> Variances:
-    """Variances of the gradients of the plain local loss at a model, in training mode, of the layer groups that the
-    network computes with there.
+def estimate(worker: Worker, params: Params, drawn: Iterator[Batch]) -> Variances:
+    """Estimate variances of the gradients of the plain local loss, of the layer groups that the network uses.
+
+    The network is in training mode.
 
     Args:
-        kit: a worker; its vector holds ``params`` afterwards, and its statistics have moved.
-        params: the model; norms look at the batch, as in training.
+        worker: its vector holds ``params`` afterwards, and its statistics have changed.
+        params: the model; norms use the batch, as in training.
         drawn: mini-batches.
     """
-    layout, bound = kit.setup.layout, kit.bound
+    layout, bound = worker.setup.layout, worker.bound
     bound.train_only(layout.parameters)
     bound.load(params)
     bound.mode(training=True)
-    seen = Welford(layout)
+    moments = Welford(layout)
     shown: list[str] = []
-    for place, batch in enumerate(drawn):
-        shown = shown or groups_of(layout, used(kit, params, batch.x))
-        bound.draw_from(random_streams.torch_stream(kit.setup.seed, "masks dropout", place))
-        kit.memo.clear()
-        slopes, whole = bound.slopes(kit.plain_loss(bound.params, batch), bound.spec.names)
+    for i, batch in enumerate(drawn):
+        shown = shown or groups_of(layout, used_parameters(worker, params, batch.x))
+        bound.draw_from(random_streams.torch_stream(worker.setup.seed, "masks dropout", i))
+        worker.memo.clear()
+        grads, whole = bound.slopes(worker.plain_loss(bound.params, batch), bound.spec.names)
         assert whole is None, "the plain loss has no terms on the whole vector"
-        seen.add(torch.cat([slope.reshape(-1) for slope in slopes]))
+        moments.add(torch.cat([grad.reshape(-1) for grad in grads]))
     at = [layout.names().index(name) for name in shown]
-    return Variances(tuple(shown), tuple(layout.groups[name].numel for name in shown), seen.variances()[at])
+    return Variances(tuple(shown), tuple(layout.groups[name].numel for name in shown), moments.variances()[at])
 
 
 def batches(parts: RunComponents, count: int) -> Iterator[Batch]:
-    """That many mini-batches of the union of clients' training samples, augmented as in training.
+    """Draw ``count`` mini-batches of the union of clients' training samples, augmented as in training.
 
-    The same at every call.
+    Every call returns the same ones.
     """
     data, setup = parts.federation, parts.setup
-    index = union(data).training(0)
+    index = pooled_federation(data).training(0)
     rng = random_streams.stream(setup.seed, "masks batches")
     size = min(setup.batch, len(index))
-    for place in range(count):
+    for i in range(count):
         chosen = index[torch.from_numpy(rng.choice(len(index), size, replace=False))]
         x = data.train.take(chosen)
         if data.augment is not None:
-            key = random_streams.key(setup.seed, "masks augment", place)
+            key = random_streams.key(setup.seed, "masks augment", i)
             x = data.augment(x, torch.from_numpy(random_streams.uniforms(key, chosen.numpy(), data.augment.draws)))
         yield Batch(x, data.train.y[chosen])
 
 
 def ends(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Minimum, median and maximum of what is known."""
-    known = [v for v in values if v is not None and math.isfinite(v)]
-    return (
-        dict(zip(ENDS, (min(known), statistics.median(known), max(known)), strict=True))
-        if known
-        else dict.fromkeys(ENDS)
-    )
+    """Compute minimum, median and maximum of the finite values."""
+    finite = [v for v in values if v is not None and math.isfinite(v)]
+    if not finite:
+        return dict.fromkeys(ENDS)
+    return dict(zip(ENDS, (min(finite), statistics.median(finite), max(finite)), strict=True))
 
 
-def _summed(one: Variances) -> dict[str, Any]:
+def _summary(one: Variances) -> dict[str, Any]:
     return {
         "k": one.k,
         "share": one.share,
@@ -238,17 +235,17 @@ def _summed(one: Variances) -> dict[str, Any]:
     }
 
 
-def _panels(label: str, found: Mapping[str, Variances]) -> list[Panel]:
-    """By group as maps, and over groups as a table."""
-    groups = list(dict.fromkeys(g for one in found.values() for g in one.groups))
-    kinds = {"k": [one.k for one in found.values()], "share": [one.share for one in found.values()]}
+def _panels(label: str, variances: Mapping[str, Variances]) -> list[Panel]:
+    """Build maps by group, and a table over groups."""
+    groups = list(dict.fromkeys(g for one in variances.values() for g in one.groups))
+    kinds = {"k": [one.k for one in variances.values()], "share": [one.share for one in variances.values()]}
     titles = {"k": "k by layer group", "share": "Share of the variance by layer group"}
     panels = [
         Panel(
             f"{titles[kind]}: {label}",
             Masks.text,
             "heat",
-            list(found),
+            list(variances),
             {g: [v.get(g) for v in values] for g in groups},
             x_name="",
             y_name=kind,
@@ -262,5 +259,5 @@ def _panels(label: str, found: Mapping[str, Variances]) -> list[Panel]:
     }
     return [
         *panels,
-        Panel(f"k and share over layer groups: {label}", Masks.text, "table", list(found), rows, x_name=""),
+        Panel(f"k and share over layer groups: {label}", Masks.text, "table", list(variances), rows, x_name=""),
     ]

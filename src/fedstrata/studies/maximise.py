@@ -1,4 +1,4 @@
-"""Activation maximisation: images that excite channels of trained models, and the kernels of their first layers."""
+"""Compute images that excite channels of trained models, and show the kernels of their first layers."""
 
 from __future__ import annotations
 
@@ -17,50 +17,49 @@ from fedstrata.data.io.samples import Samples
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.inference.finished_run import Finished
 from fedstrata.report.page.drawing import Picture
-from fedstrata.studies.active_groups import Standing, groups_of, left_out, used_by
-from fedstrata.studies.ascent import Climb, Crop, Looks, Probe, Ways, in_phase, in_pixels
+from fedstrata.studies.active_groups import ServedNetwork, groups_of, left_out, parameters_used_by
+from fedstrata.studies.ascent import Ascent, Crop, CropSchedule, Probe, Regularisation, ascend_phase, ascend_pixels
 from fedstrata.studies.base import Outcome, Study, once_each
 from fedstrata.studies.fourier import magnitude
-from fedstrata.studies.image_grids import sheet
+from fedstrata.studies.image_grids import image_grid
 from fedstrata.studies.pixels import Pixels, pixels_of
-from fedstrata.studies.surface import known
+from fedstrata.studies.surface import finite_or_none
 
 STEPS = {"pixels": 1000, "maco": 256}
 RATE = {"pixels": 0.1, "maco": 1.0}
-READ = 500  # images at once
+READ = 500  # images of one pass
 PLANES = {3: ("red", "green", "blue"), 1: ("grey",)}
 
 
 @dataclass(frozen=True)
 class Maximise(Study):
-    """For chosen channels of chosen layers, the image that excites them most: a sheet of images a layer, a row a run.
+    """Compute the images that excite channels of layers most: one grid for each layer, one row for each run.
 
     ``form=pixels``: Adam from N(0, 1) on the mean activation of a channel (raw output of the layer, before any norm)
-    less ``tv`` times the total variation; every ``every`` steps ``blur`` (sigma in pixels) and ``crop`` (sets the least
-    ``share`` of numbers, by value, or of pixels, by norm, to 0); ``decay`` is weight decay. ``form=maco``: the Fourier
-    magnitude is the mean over ``spectrum`` training images, and only the phase moves (Nadam), looked at through
-    ``crops`` noisy crops a step. None stands for 1000 ``steps`` and an ``lr`` of 0.1, with maco for 256 and 1. Pictures
-    are cut to [0, 1].
+    minus ``tv`` times the total variation; every ``every`` steps ``blur`` (sigma in pixels) and ``crop`` (sets the
+    smallest ``share`` of numbers, by value, or of pixels, by norm, to 0); ``decay`` is weight decay. ``form=maco``: the
+    Fourier magnitude is the mean over ``spectrum`` training images, and Nadam optimises only the phase, through
+    ``crops`` noisy crops in each step. None means 1000 ``steps`` and an ``lr`` of 0.1, with maco 256 and 1. Pictures
+    are clipped to [0, 1].
 
-    ``layers``: names of layer groups; none is the first and the last convolution and the head. ``channels``: of each;
-        those that a layer lacks are
-    left out. ``kernels``: filters of the first convolution that are shown, a plane a colour; 0 shows none.
+    ``layers``: names of layer groups; none means the first and the last convolution and the head. ``channels``: of each
+    layer; missing ones are left out. ``kernels``: filters of the first convolution that are shown, one plane for each
+    colour; 0 shows none.
 
     INFERRED: crop to 0 and the same interval for crop and blur; MACO in plain pixels without its decorrelation of
-        colours and its last squashing, on
-    the magnitude of the run's own training images, signs of self-mirrored frequencies kept positive, and ``boxes`` from
-    1 to 0.5 of the image where published ones fall from 0.5 to 0.05 of pictures of 512 pixels; which layers and
-    channels are the default.
+    colours and its last squashing, on the magnitude of the run's training images, signs of self-mirrored frequencies
+    kept positive, and ``boxes`` from 1 to 0.5 of the image where published ones fall from 0.5 to 0.05 of pictures of
+    512 pixels; which layers and channels are the default.
 
     Source: Wang et al. 2024 (FedPart), Figs. 6 and 7, settings of the authors' code; Fel et al. 2023 (MACO), settings
-        of the authors' code.
+    of the authors' code.
     """
 
     title: ClassVar[str] = "Activation maximisation"
     text: ClassVar[str] = (
-        "Mean activation of a channel, in the layer's own units, at the random start, at the image that was found, and"
-        " at its picture, which is cut to [0, 1]; means over channels. Layers' activations are not compared with each"
-        " other. Source: Wang et al. 2024, Fel et al. 2023."
+        "Mean activation of a channel, in the layer's units, at the random start, at the optimised image, and at its"
+        " picture, which is clipped to [0, 1]; means over channels. Activations of different layers are not"
+        " comparable. Source: Wang et al. 2024, Fel et al. 2023."
     )
     form: Literal["pixels", "maco"] = "pixels"
     layers: tuple[str, ...] = ()
@@ -108,7 +107,10 @@ class Maximise(Study):
             self.spectrum >= 1, "maximise.spectrum", self.spectrum, "training images of the mean magnitude, at least 1"
         )
         require(
-            1 <= self.crops <= 10_000, "maximise.crops", self.crops, "crops a step, from 1 to 10000 (published: 32)"
+            1 <= self.crops <= 10_000,
+            "maximise.crops",
+            self.crops,
+            "crops in each step, from 1 to 10000 (published: 32)",
         )
         require(self.kernels <= 1000, "maximise.kernels", self.kernels, "filters that are shown, from 0 to 1000")
         fits = len(self.boxes) == 2 and all(0 < b <= 1 for b in self.boxes)
@@ -120,17 +122,17 @@ class Maximise(Study):
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
         """See :class:`Study`."""
-        found = {label: self._climbed(label, run) for label, run in runs.items()}
-        names = list(dict.fromkeys(name for layers in found.values() for name in layers))
+        ascents = {label: self._ascend_run(label, run) for label, run in runs.items()}
+        names = list(dict.fromkeys(name for layers in ascents.values() for name in layers))
         numbers = {
-            label: {name: {"channels": list(used)} | _told(one) for name, (used, one) in layers.items()}
-            for label, layers in found.items()
+            label: {name: {"channels": list(used)} | _activations(one) for name, (used, one) in layers.items()}
+            for label, layers in ascents.items()
         }
         series: dict[str, Sequence[float | None]] = {}
-        for label, layers in found.items():
+        for label, layers in ascents.items():
             for name, (_, one) in layers.items():
                 series[f"{label}: {name}" if len(runs) > 1 else name] = [
-                    known(float(t.mean())) for t in (one.first, one.last, one.shown)
+                    finite_or_none(float(t.mean())) for t in (one.first, one.last, one.shown)
                 ]
         panel = Panel(
             "Activation maximisation",
@@ -142,83 +144,75 @@ class Maximise(Study):
             y_name="mean activation",
         )
         pictures = [
-            self._sheet(name, {label: layers[name] for label, layers in found.items() if name in layers})
+            self._grid(name, {label: layers[name] for label, layers in ascents.items() if name in layers})
             for name in names
         ]
-        notes = [f"{label}: {said}" for label, run in runs.items() for said in self._left_out(run)]
-        return Outcome(numbers, [panel], pictures + self._kernels(runs), [*notes, *lost(found), *sunk(found)])
+        notes = [f"{label}: {note}" for label, run in runs.items() for note in self._left_out(run)]
+        notes += [*diverged(ascents), *decreased(ascents)]
+        return Outcome(numbers, [panel], pictures + self._kernels(runs), notes)
 
     def _left_out(self, run: Finished) -> list[str]:
-        """What is missing among the default layers."""
+        """Return a note on the layers that are missing among the defaults."""
         layout = run.engine.parts.setup.layout
-        return [] if self.layers else left_out(layout, groups_of(layout, used_by(run)))
+        return [] if self.layers else left_out(layout, groups_of(layout, parameters_used_by(run)))
 
-    def _sheet(self, layer: str, found: Mapping[str, tuple[Sequence[int], Climb]]) -> Picture:
-        columns = list(dict.fromkeys(c for used, _ in found.values() for c in used))
+    def _grid(self, layer: str, ascents: Mapping[str, tuple[Sequence[int], Ascent]]) -> Picture:
+        columns = list(dict.fromkeys(c for used, _ in ascents.values() for c in used))
         rows, values = [], []
-        for used, one in found.values():
+        for used, one in ascents.values():
             at = {c: k for k, c in enumerate(used)}
             rows.append(
                 [one.pictures[at[c]] if c in at and bool(one.raw[at[c]].isfinite().all()) else None for c in columns]
             )
-            values.append([known(float(one.last[at[c]])) if c in at else None for c in columns])
-        return sheet(
+            values.append([finite_or_none(float(one.last[at[c]])) if c in at else None for c in columns])
+        return image_grid(
             f"Images for {layer}, {self.form}",
             rows,
-            list(found),
+            list(ascents),
             [f"channel {c}" for c in columns],
             values,
             "mean activation",
         )
 
-    def _climbed(self, label: str, run: Finished) -> dict[str, tuple[Sequence[int], Climb]]:
-        """(channels, ascent) by layer."""
+    def _ascend_run(self, label: str, run: Finished) -> dict[str, tuple[Sequence[int], Ascent]]:
+        """Return (channels, ascent) by layer."""
         pixels = pixels_of(run, "activation maximisation")
         if run.looks_at_batches:
             raise ConfigError(
-                f"norms of {label} look at the batch in hand, so that images would excite each other; study a run"
-                " without bn=batch."
+                f"norms of {label} use batch statistics, which would mix the images; study a run without bn=batch."
             )
         layout = run.engine.parts.setup.layout
-        model, there = layers_of(run)
+        model, modules = layers_of(run)
         spectrum = magnitude(_images(run.federation.train, self.spectrum, pixels)) if self.form == "maco" else None
-        found: dict[str, tuple[Sequence[int], Climb]] = {}
-        for name in self.layers or default_layers(layout, list(there)):
+        ascents: dict[str, tuple[Sequence[int], Ascent]] = {}
+        for name in self.layers or default_layers(layout, list(modules)):
             width = len(run.served[weight_of(layout, name)])
-            if name not in there:
+            if name not in modules:
                 raise ConfigError(
-                    f"maximise.layers has {name}, which the network that {label} ended in does not use; take some of"
-                    f" {list(there)}."
+                    f"maximise.layers has {name}, which the final network of {label} does not use; choose from"
+                    f" {list(modules)}."
                 )
             used = [c for c in self.channels if c < width]
             if not used:
                 raise ConfigError(f"maximise.channels are {list(self.channels)}; layer {name} of {label} has {width}.")
-            found[name] = (
-                used,
-                self._climb(Probe(model, there[name], used), pixels, spectrum, run.federation.task.shape),
-            )
-        return found
+            probe = Probe(model, modules[name], used)
+            ascents[name] = used, self._ascend(probe, pixels, spectrum, run.federation.task.shape)
+        return ascents
 
-    def _climb(self, probe: Probe, pixels: Pixels, spectrum: Tensor | None, shape: tuple[int, ...]) -> Climb:
+    def _ascend(self, probe: Probe, pixels: Pixels, spectrum: Tensor | None, shape: tuple[int, ...]) -> Ascent:
         steps, lr = self.steps or STEPS[self.form], self.lr or RATE[self.form]
         if spectrum is None:
-            drawn = [
-                torch.randn(shape, generator=random_streams.torch_stream(self.seed, "maximise", c))
-                for c in probe.channels
-            ]  # the same for every run
-            return in_pixels(
-                probe,
-                torch.stack(drawn),
-                pixels,
-                steps,
-                lr,
-                Ways(self.tv, self.blur, self.crop, self.share, self.every, self.decay),
-            )
-        looks = Looks(self.crops, self.boxes[0], self.boxes[1], self.noise)
-        return in_phase(probe, spectrum, pixels, steps, lr, looks, random_streams.torch_stream(self.seed, "maco"))
+            # every run starts from the same images
+            streams = [random_streams.torch_stream(self.seed, "maximise", c) for c in probe.channels]
+            start = torch.stack([torch.randn(shape, generator=stream) for stream in streams])
+            smooth = Regularisation(self.tv, self.blur, self.crop, self.share, self.every, self.decay)
+            return ascend_pixels(probe, start, pixels, steps, lr, smooth)
+        schedule = CropSchedule(self.crops, self.boxes[0], self.boxes[1], self.noise)
+        generator = random_streams.torch_stream(self.seed, "maco")
+        return ascend_phase(probe, spectrum, pixels, steps, lr, schedule, generator)
 
     def _kernels(self, runs: Mapping[str, Finished]) -> list[Picture]:
-        """Planes of the first convolution's filters, each filter over its own largest absolute value: 0.5 is 0."""
+        """Draw planes of the first convolution's filters, each filter over its largest absolute value: 0.5 is 0."""
         rows: list[list[Tensor | None]] = []
         labels: list[str] = []
         for label, run in runs.items():
@@ -230,49 +224,47 @@ class Maximise(Study):
                 rows.append(kept + [None] * (self.kernels - len(kept)))
                 labels.append(f"{label}: {colour}" if len(runs) > 1 else colour)
         return (
-            [sheet("Kernels of the first convolution", rows, labels, [f"filter {k}" for k in range(self.kernels)])]
+            [image_grid("Kernels of the first convolution", rows, labels, [f"filter {k}" for k in range(self.kernels)])]
             if rows
             else []
         )
 
 
-def lost(found: Mapping[str, Mapping[str, tuple[Sequence[int], Climb]]]) -> list[str]:
-    """A note for each layer with channels whose ascent left the finite numbers."""
+def diverged(ascents: Mapping[str, Mapping[str, tuple[Sequence[int], Ascent]]]) -> list[str]:
+    """Return a note for each layer with channels whose ascent diverged."""
     notes = []
-    for label, layers in found.items():
+    for label, layers in ascents.items():
         for name, (used, one) in layers.items():
-            away = [
+            channels = [
                 str(c)
                 for c, raw, end in zip(used, one.raw, one.last, strict=True)
                 if not bool(raw.isfinite().all() & end.isfinite())
             ]
-            if away:
+            if channels:
                 notes.append(
-                    f"{label}, {name}: the ascent for channel {', '.join(away)} left the finite numbers; give it a"
-                    " smaller lr (or tv)."
+                    f"{label}, {name}: the ascent for channel {', '.join(channels)} diverged; use a smaller lr (or tv)."
                 )
     return notes
 
 
-def sunk(found: Mapping[str, Mapping[str, tuple[Sequence[int], Climb]]]) -> list[str]:
-    """A note for each layer with channels that the image found excites less than the random start did."""
+def decreased(ascents: Mapping[str, Mapping[str, tuple[Sequence[int], Ascent]]]) -> list[str]:
+    """Return a note for each layer with channels that the optimised image excites less than the random start."""
     notes = []
-    for label, layers in found.items():
+    for label, layers in ascents.items():
         for name, (used, one) in layers.items():
-            below = [
+            channels = [
                 str(c) for c, start, end in zip(used, one.first.tolist(), one.last.tolist(), strict=True) if end < start
             ]
-            if below:
-                said = f"{label}, {name}: the image found excites channel {', '.join(below)} less than the start did"
-                notes.append(f"{said}; too few steps, a step too long, or a prior (tv) that outweighs the activation.")
+            if channels:
+                notes.append(
+                    f"{label}, {name}: the optimised image excites channel {', '.join(channels)} less than the start;"
+                    " use more steps, a smaller lr or a smaller prior (tv)."
+                )
     return notes
 
 
 def first_kernels(run: Finished, count: int) -> Tensor | None:
-    """[n, C, h, w] in [0, 1]: the first filters of the first convolution.
-
-    None where there is none, or none is asked for.
-    """
+    """Return [n, C, h, w] in [0, 1]: the first filters of the first convolution; None without filters."""
     names = [
         n
         for n, e in run.engine.parts.setup.layout.entries.items()
@@ -285,32 +277,30 @@ def first_kernels(run: Finished, count: int) -> Tensor | None:
 
 
 def layers_of(run: Finished) -> tuple[nn.Module, dict[str, nn.Module]]:
-    """(the served network, by layer group the module that puts its channels out), of groups that the network computes
-    with and that have channels.
+    """Return (the served network, layer group -> the module that outputs its channels), of used groups with channels.
 
-    Of a head whose numbers a method computes with by itself, it is the network, as what the head puts out is what the
-    network does.
+    For a head that a method evaluates itself, the module is the network, as both have the same output.
     """
-    layout, there = run.engine.parts.setup.layout, used_by(run)
-    model = Standing(run) if run.engine.kit.method.has("model") else run.module()
-    found: dict[str, nn.Module] = {}
+    layout, used = run.engine.parts.setup.layout, parameters_used_by(run)
+    model = ServedNetwork(run) if run.engine.kit.method.has("model") else run.module()
+    modules: dict[str, nn.Module] = {}
     for name in layout.names():
         weights = weights_of(layout, name)
-        if not there.isdisjoint(weights):
-            own = (
+        if not used.isdisjoint(weights):
+            module = (
                 model.owner(weights[0])
-                if isinstance(model, Standing)
+                if isinstance(model, ServedNetwork)
                 else model.get_submodule(weights[0].removesuffix(".weight"))
             )
-            if own is None and layout.groups[name].role == "head":
-                own = model
-            if own is not None:
-                found[name] = own
-    return model, found
+            if module is None and layout.groups[name].role == "head":
+                module = model
+            if module is not None:
+                modules[name] = module
+    return model, modules
 
 
 def default_layers(layout: Layout, among: Sequence[str]) -> list[str]:
-    """The first and the last convolution, and the head, among these layer groups."""
+    """Return the first and the last convolution, and the head, among these layer groups."""
     groups = [layout.groups[name] for name in among]
     convs = [g.name for g in groups if g.kind == "conv"]
     heads = [g.name for g in groups if g.role == "head"]
@@ -318,7 +308,7 @@ def default_layers(layout: Layout, among: Sequence[str]) -> list[str]:
 
 
 def weights_of(layout: Layout, group: str) -> list[str]:
-    """Names of the weights of a layer group's convolutions and linear maps.
+    """Return the names of the weights of a layer group's convolutions and linear maps.
 
     Raises:
         LayoutError: no such group.
@@ -332,19 +322,19 @@ def weights_of(layout: Layout, group: str) -> list[str]:
 
 
 def weight_of(layout: Layout, group: str) -> str:
-    """The name of the weight of a layer group's own module: its convolution or linear map.
+    """Return the name of the weight of a layer group: of its convolution or linear map.
 
     Raises:
         ConfigError: a group without one.
         LayoutError: no such group.
     """
-    found = weights_of(layout, group)
-    if not found:
+    names = weights_of(layout, group)
+    if not names:
         raise ConfigError(
-            f"layer group {group} has no convolution or linear map whose channels could be excited; take one of "
+            f"layer group {group} has no convolution or linear map whose channels could be excited; use one of "
             f"{default_layers(layout, layout.names())}."
         )
-    return found[0]
+    return names[0]
 
 
 def _images(samples: Samples, most: int, pixels: Pixels) -> Iterator[Tensor]:
@@ -353,5 +343,7 @@ def _images(samples: Samples, most: int, pixels: Pixels) -> Iterator[Tensor]:
         yield pixels.restore(samples.take(torch.arange(start, min(start + READ, count))))
 
 
-def _told(one: Climb) -> dict[str, Any]:
-    return {name: [known(round(float(v), 6)) for v in getattr(one, name)] for name in ("first", "last", "shown")}
+def _activations(one: Ascent) -> dict[str, Any]:
+    return {
+        name: [finite_or_none(round(float(v), 6)) for v in getattr(one, name)] for name in ("first", "last", "shown")
+    }

@@ -1,4 +1,4 @@
-"""Peak memory of a local step that trains one layer group: predicted from sizes, as budgets count it, and measured."""
+"""Compute the peak memory of a local step that trains one layer group: predicted, counted and measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedstrata.core.network import Batch
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.engine.assembly import RunComponents
 from fedstrata.inference.finished_run import Finished
-from fedstrata.studies.active_groups import groups_of, left_out, used
+from fedstrata.studies.active_groups import groups_of, left_out, used_parameters
 from fedstrata.studies.base import Outcome, Study
 
 WHOLE = "whole model"
@@ -30,15 +30,14 @@ NUMBER = 4  # bytes of a float32
 
 @dataclass(frozen=True)
 class Memory(Study):
-    """Peak bytes of a local step by the layer group that it trains, on one batch of the run's size, with the run's
-    optimiser and the plain loss.
+    """Compute peak bytes of a local step by the layer group that it trains.
 
-    Predicted: parameters of the model; gradients and optimiser state of the group; and the largest of three: the inputs
-        of all layers from the
-    group's first to the loss, once each, in the order in which they are called; what a single layer in front of it
-    reads and makes; one number a parameter that Adam works with. Counted: parameters, gradients, state, and what is
-    alive at the peak of one step on a small batch, scaled up; budgets go by it.
-    Measured: the most bytes of tensors that are alive at one time in two steps; the second has the optimiser's state.
+    The step uses one batch of the run's size, the run's optimiser and the plain loss. Predicted: parameters of the
+    model; gradients and optimiser state of the group; and the largest of three: the inputs of all layers from the
+    group's first to the loss, once each, in call order; the input and output of a single earlier layer; one working
+    number of Adam for each parameter. Counted: parameters, gradients, state, and the tensors alive at the peak of one
+    step on a small batch, scaled up; budgets use this number. Measured: the most bytes of tensors alive at one time in
+    two steps; the second has the optimiser's state.
 
     INFERRED: the formula of the prediction.
     """
@@ -47,9 +46,9 @@ class Memory(Study):
     text: ClassVar[str] = (
         "Peak memory of a local step that trains one layer group, in MB of 10^6 bytes. Predicted from sizes:"
         " parameters, gradients and optimiser state of the group, inputs of the layers from the group to the loss, or"
-        " more where a layer in front of it takes more. Counted: with what is alive at the peak of a step on a small"
-        " batch, scaled up, which is what budgets go by. Measured: bytes of tensors that are alive together at the"
-        " peak, parameters and batch included; what a kernel uses inside itself is not seen."
+        " more where an earlier layer needs more. Counted: from the tensors alive at the peak of a step on a small"
+        " batch, scaled up; budgets use this number. Measured: bytes of tensors that are alive together at the peak,"
+        " including parameters and batch; memory that kernels use internally is not measured."
     )
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
@@ -58,102 +57,103 @@ class Memory(Study):
         panels: list[Panel] = []
         notes: list[str] = []
         for label, run in runs.items():
-            found = peaks(run.engine.parts)
-            numbers[label] = found
-            panels += _panels(label, found)
-            notes += [f"{label}: {said}" for said in left_out(run.engine.parts.setup.layout, found["measured"])]
+            peaks = peak_memory(run.engine.parts)
+            numbers[label] = peaks
+            panels += _panels(label, peaks)
+            notes += [f"{label}: {note}" for note in left_out(run.engine.parts.setup.layout, peaks["measured"])]
             if run.engine.parts.setup.layout.settings:
                 notes.append(
-                    f"{label}: the network grows over the run; told is the whole of it, as it stands in the last stage."
+                    f"{label}: the network grows over the run; the numbers are of the whole network of the last stage."
                 )
         return Outcome(numbers, panels, notes=notes)
 
 
-def peaks(parts: RunComponents) -> dict[str, Any]:
-    """Bytes by kind (KINDS) and layer group, that of the whole model last, and the samples of the batch.
+def peak_memory(parts: RunComponents) -> dict[str, Any]:
+    """Compute bytes by kind (KINDS) and layer group, with the whole model last, and the samples of the batch.
 
-    All of the whole network.
+    All numbers are of the whole network.
     """
-    kit, setup = parts.make(), parts.setup
+    worker, setup = parts.make(), parts.setup
     layout, batch = setup.layout, batch_of(parts)
-    with whole(kit):
-        shown = groups_of(layout, used(kit, kit.bound.params, batch.x))
+    with whole(worker):
+        shown = groups_of(layout, used_parameters(worker, worker.bound.params, batch.x))
         groups: dict[str, Names] = {name: frozenset(layout.groups[name].names) for name in shown}
         groups[WHOLE] = layout.parameters - layout.settings
         return {
             "batch": len(batch.y),
-            "predicted": {name: predicted(kit, batch, names) for name, names in groups.items()},
+            "predicted": {name: predicted(worker, batch, names) for name, names in groups.items()},
             "counted": {name: setup.load(names).memory for name, names in groups.items()},
-            "measured": {name: measured(kit, batch, names) for name, names in groups.items()},
+            "measured": {name: measured(worker, batch, names) for name, names in groups.items()},
         }
 
 
 def batch_of(parts: RunComponents) -> Batch:
-    """A batch of the run's size of the first clients' samples; less where all together have less."""
-    data, found, left = parts.federation, [], parts.setup.batch
+    """Take a batch of the run's size from the first clients' samples; smaller if all clients have fewer."""
+    data, taken, missing = parts.federation, [], parts.setup.batch
     for client in parts.setup.eligible:
-        index = data.training(client)[:left]
-        found.append(index)
-        left -= len(index)
-        if not left:
+        index = data.training(client)[:missing]
+        taken.append(index)
+        missing -= len(index)
+        if not missing:
             break
-    index = torch.cat(found)
+    index = torch.cat(taken)
     return Batch(data.train.take(index), data.train.y[index])
 
 
-def predicted(kit: Worker, batch: Batch, names: Names) -> int:
-    """Peak bytes by sizes alone: nothing is differentiated. See :class:`Memory` for the formula.
+def predicted(worker: Worker, batch: Batch, names: Names) -> int:
+    """Compute peak bytes from sizes, without differentiation. See :class:`Memory` for the formula.
 
     Args:
-        kit: a worker.
+        worker: whose network is used.
         batch: that a step would read.
         names: of the parameters that would be trained.
     """
-    calls = called(kit, batch, names)
-    first = next((place for place, call in enumerate(calls) if call.trained), 0)
-    kept = sum(dict(size for call in calls[first:] for size in call.read).values())
-    passing = max((sum(dict([*call.read, *call.made]).values()) for call in calls[:first]), default=0)
-    numbers = NUMBER * sum(b - a for a, b in kit.bound.spec.runs(names))
-    optimizer = Optimizer(kit.setup.optimizer, kit.setup.momentum)
+    calls = layer_calls(worker, batch, names)
+    first = next((i for i, call in enumerate(calls) if call.trained), 0)
+    inputs = sum(dict(size for call in calls[first:] for size in call.inputs).values())
+    passing = max((sum(dict([*call.inputs, *call.outputs]).values()) for call in calls[:first]), default=0)
+    numbers = NUMBER * sum(b - a for a, b in worker.bound.spec.runs(names))
+    optimizer = Optimizer(worker.setup.optimizer, worker.setup.momentum)
     return (
-        NUMBER * kit.bound.spec.total
+        NUMBER * worker.bound.spec.total
         + numbers * (1 + optimizer.slots())
-        + max(kept, passing, numbers * optimizer.working())
+        + max(inputs, passing, numbers * optimizer.working())
     )
 
 
-class Call(NamedTuple):
-    """A layer that was called.
+class LayerCall(NamedTuple):
+    """One call of a layer.
 
     Attributes:
-        trained: whether it is one of those whose parameters are trained.
-        read, made: (address, bytes) of the storages of what it was given and what it gave.
+        trained: whether the layer holds trained parameters.
+        inputs, outputs: (address, bytes) of the storages of its arguments and of its result.
     """
 
     trained: bool
-    read: list[tuple[int, int]]
-    made: list[tuple[int, int]]
+    inputs: list[tuple[int, int]]
+    outputs: list[tuple[int, int]]
 
 
-def called(kit: Worker, batch: Batch, names: Names) -> list[Call]:
-    """Every call of a layer without layers of its own, in a forward pass in training mode."""
-    bound = kit.bound
-    owned = {id(part) for name, part in bound.parts.items() if name in names}
-    calls: list[Call] = []
-    held: list[Any] = []  # so that no address is used twice
+def layer_calls(worker: Worker, batch: Batch, names: Names) -> list[LayerCall]:
+    """Record every call of a layer without sublayers, in a forward pass in training mode."""
+    bound = worker.bound
+    trained = {id(part) for name, part in bound.parts.items() if name in names}
+    calls: list[LayerCall] = []
+    held: list[Any] = []  # keeps storages alive, so that no address is used twice
 
-    def note(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-        held.append((given, output))
-        calls.append(Call(any(id(p) in owned for p in module.parameters()), _storages(given), _storages(output)))
+    def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        held.append((inputs, output))
+        is_trained = any(id(p) in trained for p in module.parameters())
+        calls.append(LayerCall(is_trained, _storages(inputs), _storages(output)))
 
     leaves = [m for root in (bound.body, bound.head) for m in root.modules() if not any(True for _ in m.children())]
-    handles = [leaf.register_forward_hook(note) for leaf in leaves]
+    handles = [leaf.register_forward_hook(record) for leaf in leaves]
     try:
         bound.mode(training=True)
         bound.draw_from(torch.Generator().manual_seed(0))
-        kit.memo.clear()
+        worker.memo.clear()
         with torch.no_grad():
-            kit.plain_loss(bound.params, batch)
+            worker.plain_loss(bound.params, batch)
     finally:
         for handle in handles:
             handle.remove()
@@ -161,40 +161,40 @@ def called(kit: Worker, batch: Batch, names: Names) -> list[Call]:
 
 
 def _storages(values: Any) -> list[tuple[int, int]]:
-    found = [t.untyped_storage() for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
-    return [(storage.data_ptr(), storage.nbytes()) for storage in found]
+    storages = [t.untyped_storage() for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
+    return [(storage.data_ptr(), storage.nbytes()) for storage in storages]
 
 
-def measured(kit: Worker, batch: Batch, names: Names) -> int:
-    """Peak bytes of two steps that train these parameters: parameters, batch, and tensors that were made since.
+def measured(worker: Worker, batch: Batch, names: Names) -> int:
+    """Measure the peak bytes of two steps that train these parameters: parameters, batch, and new tensors.
 
-    The model is left as it was.
+    The model is restored afterwards.
     """
-    bound = kit.bound
+    bound = worker.bound
     flat, buffers = bound.flat.detach().clone(), bound.buffers.flat.clone()
     bound.mode(training=True)
     bound.draw_from(torch.Generator().manual_seed(0))
     with Alive([bound.flat, bound.buffers.flat]) as alive:
-        own = Batch(batch.x.clone(), batch.y.clone())
-        stepper = LocalSteps(kit, kit.plain_loss, lambda g: g, names, kit.setup.lr)
-        stepper.step(own)
-        stepper.step(own)
-    kit.memo.clear()
+        copy = Batch(batch.x.clone(), batch.y.clone())
+        stepper = LocalSteps(worker, worker.plain_loss, lambda g: g, names, worker.setup.lr)
+        stepper.step(copy)
+        stepper.step(copy)
+    worker.memo.clear()
     with torch.no_grad():
         bound.flat.copy_(flat)
         bound.buffers.flat.copy_(buffers)
-    bound.train_only(kit.setup.layout.parameters)
+    bound.train_only(worker.setup.layout.parameters)
     return NUMBER * bound.spec.total + int(alive.peak)
 
 
-def _panels(label: str, found: Mapping[str, Mapping[str, int]]) -> list[Panel]:
-    groups = list(found["measured"])
-    series = {kind: [found[kind][g] / 1e6 for g in groups] for kind in KINDS}
-    whole = found["measured"][WHOLE]
+def _panels(label: str, peaks: Mapping[str, Mapping[str, int]]) -> list[Panel]:
+    groups = list(peaks["measured"])
+    series = {kind: [peaks[kind][g] / 1e6 for g in groups] for kind in KINDS}
+    whole = peaks["measured"][WHOLE]
     ratios = {
-        "measured over predicted": [found["measured"][g] / found["predicted"][g] for g in groups],
-        "measured over counted": [found["measured"][g] / found["counted"][g] for g in groups],
-        "measured over whole model": [found["measured"][g] / whole for g in groups],
+        "measured over predicted": [peaks["measured"][g] / peaks["predicted"][g] for g in groups],
+        "measured over counted": [peaks["measured"][g] / peaks["counted"][g] for g in groups],
+        "measured over whole model": [peaks["measured"][g] / whole for g in groups],
     }
     return [
         Panel(f"Peak memory of a step: {label}", Memory.text, "bars", groups, series, x_name="trained", y_name="MB"),

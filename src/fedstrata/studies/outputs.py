@@ -1,4 +1,4 @@
-"""An outcome as files: outcome.json, a CSV table a panel, and pictures as PNG and SVG."""
+"""Write an outcome as files: outcome.json, a CSV table for each panel, and figures as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ from fedstrata.report.page.drawing import Picture, save
 from fedstrata.report.page.panels import PLAIN, panel_grid, panel_picture
 from fedstrata.studies.base import Outcome, Study
 
-COLUMNS = 13
-"""Of a table in the terminal."""
+COLUMNS = 13  # of a table in the terminal
 
 
-def written(outcome: Outcome, name: str, study: Study, runs: Mapping[str, str], folder: Path) -> list[Path]:
-    """Write what a study found.
+def write_outcome(outcome: Outcome, name: str, study: Study, runs: Mapping[str, str], folder: Path) -> list[Path]:
+    """Write the outcome of a study.
 
     Args:
-        outcome: of it.
+        outcome: of the study.
         name: of the study.
         study: with its settings.
         runs: folders by label.
-        folder: is made where it is missing; files of the same name are replaced.
+        folder: created if it is missing; files of the same name are replaced.
     Returns:
         the files.
     """
-    kept = {
+    record = {
         "study": name,
         "settings": asdict(study),
         "runs": dict(runs),
@@ -47,20 +46,19 @@ def written(outcome: Outcome, name: str, study: Study, runs: Mapping[str, str], 
         "notes": list(outcome.notes),
         "numbers": outcome.numbers,
     }
-    text = json.dumps(kept, indent=1, allow_nan=False) + "\n"
+    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     files = [_text(folder / "outcome.json", text)]
     files += [_text(folder / f"{stem(panel.title)}.csv", csv_of(panel)) for panel in outcome.panels]
-    return files + [file for picture in drawn(outcome) for file in save(picture, folder, (), ())]
+    return files + [file for picture in all_pictures(outcome) for file in save(picture, folder, (), ())]
 
 
 @contextmanager
-def place(folder: Path) -> Iterator[None]:
-    """A folder that can be written to while this is open; where it fails inside, folders that were made for it go
-    again, if they are empty.
+def writable_folder(folder: Path) -> Iterator[None]:
+    """Create a folder; after an error inside the context, remove the created folders that are empty.
 
     Raises:
-        ConfigError: nothing can be written there.
+        ConfigError: the folder cannot be written to.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -70,26 +68,24 @@ def place(folder: Path) -> Iterator[None]:
                 pass
         except OSError as error:
             raise ConfigError(
-                f"out is {str(folder)!r}, where nothing can be written ({error.strerror}); name a folder of yours."
+                f"out is {str(folder)!r}, which cannot be written to ({error.strerror}); name another folder."
             ) from None
         yield
     except BaseException:
         for path in missing:
-            with suppress(OSError):  # another's file is in it by now, or it was never made
+            with suppress(OSError):  # another process wrote into it, or it was never created
                 path.rmdir()
         raise
 
 
-def drawn(outcome: Outcome) -> list[Picture]:
-    """The pictures of an outcome: those of its panels, then its own."""
-    found = [panel_picture(panel, place, PLAIN, name=stem(panel.title)) for place, panel in enumerate(outcome.panels)]
-    return [picture for picture in found if picture is not None] + list(outcome.pictures)
+def all_pictures(outcome: Outcome) -> list[Picture]:
+    """Draw the panels of an outcome, and append its further pictures."""
+    drawn = [panel_picture(panel, i, PLAIN, name=stem(panel.title)) for i, panel in enumerate(outcome.panels)]
+    return [picture for picture in drawn if picture is not None] + list(outcome.pictures)
 
 
 def csv_of(panel: Panel) -> str:
-    """A panel as a table: a row a series, a column for each of ``x``, and the half-width of its band where it has
-    one.
-    """
+    """Write a panel as CSV: one row for each series and for the half-width of its band, one column for each ``x``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["series", *panel.x])
@@ -101,9 +97,9 @@ def csv_of(panel: Panel) -> str:
 
 
 def panel_table(panel: Panel) -> Table:
-    """A panel for the terminal; evenly spaced columns where there are very many."""
+    """Build a terminal table of a panel; of many columns it shows an evenly spaced selection."""
     grid = panel_grid(panel)
-    kept = sorted({0, *(round(k * (len(grid.heads) - 1) / (COLUMNS - 1)) for k in range(COLUMNS))})
+    shown = sorted({0, *(round(k * (len(grid.heads) - 1) / (COLUMNS - 1)) for k in range(COLUMNS))})
     table = Table(
         box=box.SIMPLE_HEAD,
         title=panel.title,
@@ -111,15 +107,15 @@ def panel_table(panel: Panel) -> Table:
         caption=panel.y_name or None,
         caption_justify="left",
     )
-    for k in kept:
+    for k in shown:
         table.add_column(grid.heads[k].text, justify="left" if k == 0 else "right", overflow="fold")
     for row in grid.rows:
-        table.add_row(*(row[k].text for k in kept))
+        table.add_row(*(row[k].text for k in shown))
     return table
 
 
 def stem(title: str) -> str:
-    """A title as the name of a file."""
+    """Turn a title into the name of a file."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "panel"
 
 

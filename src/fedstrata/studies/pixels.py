@@ -1,4 +1,4 @@
-"""Images as a model reads them and as people see them, and how alike two images are."""
+"""Convert between a model's inputs and pixels, and measure the similarity of two images."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from fedstrata.common.errors import ConfigError
 from fedstrata.data.inputs.images import Pictures
 from fedstrata.inference.finished_run import Finished
 
-FLOOR = 1e-12
-"""Of a mean squared error: 120 dB stand for equality, as a file holds no infinity."""
+FLOOR = 1e-12  # of a mean squared error: equal images have 120 dB, as JSON has no infinity
 READ = 1000  # samples at once
 
 
@@ -30,29 +29,29 @@ class Pixels:
     std: Tensor
 
     def restore(self, x: Tensor) -> Tensor:
-        """Inputs [..., C, H, W] as pixels, not clipped."""
+        """Convert inputs [..., C, H, W] to pixels, not clipped."""
         return x * self.std + self.mean
 
     def normal(self, pixels: Tensor) -> Tensor:
-        """Pixels [..., C, H, W] as inputs."""
+        """Convert pixels [..., C, H, W] to inputs."""
         return (pixels - self.mean) / self.std
 
     def inside(self, x: Tensor) -> Tensor:
-        """Inputs cut to those of pixels in [0, 1]."""
+        """Clip inputs to those of pixels in [0, 1]."""
         return torch.maximum(torch.minimum(x, self.normal(torch.ones(()))), self.normal(torch.zeros(())))
 
 
 def pixels_of(run: Finished, title: str) -> Pixels:
-    """How a run's images were normalised.
+    """Return how a run's images were normalised.
 
     Raises:
-        ConfigError: no images, or images whose way back to pixels is not known.
+        ConfigError: no images, or images whose normalisation is unknown.
     """
     federation = run.federation
     task = federation.task
     if len(task.shape) != 3 or task.shape[0] not in (1, 3) or task.vocabulary:
         raise ConfigError(
-            f"a study of {title} looks at images, grey or in colours, and samples of {federation.name} have the shape"
+            f"a study of {title} needs images, grey or in colours, and samples of {federation.name} have the shape"
             f" {task.shape}."
         )
     if isinstance(federation.intake, Pictures):
@@ -61,17 +60,17 @@ def pixels_of(run: Finished, title: str) -> Pixels:
             for v in (federation.intake.mean, federation.intake.std)
         )
         return Pixels(mean, std)
-    some = federation.train.take(torch.arange(min(READ, len(federation.train))))
-    if float(some.min()) < 0 or float(some.max()) > 1:
+    first = federation.train.take(torch.arange(min(READ, len(federation.train))))
+    if float(first.min()) < 0 or float(first.max()) > 1:
         raise ConfigError(
-            f"{federation.name} holds floats from {float(some.min()):g} to {float(some.max()):g}, and a study of"
-            f" {title} must know which pixels they mean; give images as uint8, or as floats in [0, 1]."
+            f"{federation.name} holds floats from {float(first.min()):g} to {float(first.max()):g}, and a study of"
+            f" {title} must know how they map to pixels; give images as uint8, or as floats in [0, 1]."
         )
     return Pixels(torch.zeros(task.shape[0], 1, 1), torch.ones(task.shape[0], 1, 1))
 
 
 def psnr(image: Tensor, truth: Tensor) -> float:
-    """Peak signal-to-noise ratio of images in [0, 1] in dB: -10 log10 of the mean squared error; at most 120.
+    """Compute the peak signal-to-noise ratio (dB) of images in [0, 1]: -10 log10 of mean squared error; at most 120.
 
     >>> psnr(torch.full((1, 2, 2), 0.5), torch.full((1, 2, 2), 0.6))
     20.0
@@ -81,13 +80,13 @@ def psnr(image: Tensor, truth: Tensor) -> float:
 
 
 def ssim(image: Tensor, truth: Tensor, *, window: int = 11, sigma: float = 1.5) -> float:
-    """Structural similarity of two images [C, H, W] in [0, 1], at most 1: the mean over channels and all windows that
-    lie inside.
+    """Compute the structural similarity of two images [C, H, W] in [0, 1], at most 1.
 
-    The window is a Gaussian of 11 x 11 pixels, smaller (and odd) where the image is.
+    It is the mean over channels and all windows inside the image. The window is a Gaussian of 11 x 11 pixels, smaller
+    (and odd) for smaller images.
 
-    Source: Wang et al. 2004, "Image Quality Assessment: From Error Visibility to Structural Similarity": eq. 13 with K1
-        = 0.01, K2 = 0.03, L = 1.
+    Source: Wang et al. 2004, "Image Quality Assessment: From Error Visibility to Structural Similarity": eq. 13 with
+    K1 = 0.01, K2 = 0.03, L = 1.
 
     >>> ssim(torch.ones(1, 16, 16), torch.ones(1, 16, 16))
     1.0
@@ -105,5 +104,5 @@ def ssim(image: Tensor, truth: Tensor, *, window: int = 11, sigma: float = 1.5) 
     ma, mb = mean(a), mean(b)
     va, vb, both = mean(a * a) - ma * ma, mean(b * b) - mb * mb, mean(a * b) - ma * mb
     c1, c2 = 0.01**2, 0.03**2
-    found = (2 * ma * mb + c1) * (2 * both + c2) / ((ma * ma + mb * mb + c1) * (va + vb + c2))
-    return round(float(found.mean()), 6)
+    index = (2 * ma * mb + c1) * (2 * both + c2) / ((ma * ma + mb * mb + c1) * (va + vb + c2))
+    return round(float(index.mean()), 6)

@@ -1,4 +1,4 @@
-"""Studies by name, from call syntax."""
+"""Find studies by name and build them from call syntax."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _STUDIES: dict[str, type[Study]] = {
 
 
 def table() -> Mapping[str, type[Study]]:
-    """Studies by name."""
+    """Return the studies by name."""
     return dict(_STUDIES)
 
 
 def settings(kind: type[Study]) -> str:
-    """A study's settings with their defaults, as users write them; empty for one without.
+    """Write a study's settings with their defaults as users write them; empty for a study without settings.
 
     >>> settings(Masks)
     'samples=1000, at=[]'
@@ -46,7 +46,7 @@ def settings(kind: type[Study]) -> str:
 
 
 def _written(value: object) -> str:
-    """A setting's value in call syntax."""
+    """Write a setting's value in call syntax."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_written, value))}]"
     if value is None or isinstance(value, bool):
@@ -55,7 +55,7 @@ def _written(value: object) -> str:
 
 
 def find(text: str) -> tuple[str, Study]:
-    """The study that a text in call syntax means, with its name: "sharpness(samples=500)".
+    """Return the name and the study of a text in call syntax: "sharpness(samples=500)".
 
     Raises:
         ConfigError: an unknown study or setting.

@@ -1,6 +1,6 @@
-"""A run's training once more in memory, as it was or with one thing changed.
+"""Repeat a run's training in memory, unchanged or with one change.
 
-Without scores between rounds and without early ends.
+There is no evaluation between rounds and no early stopping.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from fedstrata.data.partition.base import ExplicitPartition
 from fedstrata.engine.assembly import Eligible, RunComponents, Sizes
 from fedstrata.engine.rounds import Engine
 
-MOST = 10_000  # clients whose samples are derived, one by one, to be taken together
+MAX_LAZY_CLIENTS = 10_000  # clients of a lazy partition whose samples are derived one by one to pool them
 
 
-def trained(parts: RunComponents, rounds: int, executor: Executor | None = None) -> Iterator[Engine]:
+def retrain(parts: RunComponents, rounds: int, executor: Executor | None = None) -> Iterator[Engine]:
     """Train in one thread.
 
     Args:
         parts: of the run.
-        rounds: how many; a run that ended early had fewer than it was planned for.
+        rounds: how many; a run that stopped early had fewer than planned.
         executor: trains the clients instead of the plain loop.
     Yields:
-        the engine, before the first round and after each. It is to be read before the next is asked for.
+        the engine, before the first round and after each; read it before the next one is requested.
     """
     engine = Engine(replace(parts, config=_quiet(parts.config), measures={}), "loop", 1)
     if executor is not None:
@@ -49,25 +49,23 @@ def trained(parts: RunComponents, rounds: int, executor: Executor | None = None)
 
 
 def _quiet(config: Config) -> Config:
+    """Switch evaluation and early stopping off."""
     ends = dict.fromkeys(("stop.bytes", "stop.flops", "stop.seconds", "stop.accuracy"))
     return config.replace(**{"eval.every": config.rounds + 1, **ends})
 
 
 # ---- another optimiser
-# --------------------------------------------------------------------------------------------------------------------------
 
 
 def plain_sgd(parts: RunComponents, lr: float) -> RunComponents:
-    """The same run with local steps of plain SGD: no momentum, no weight decay, no clipping; the schedule goes by
-    ``lr``.
+    """Return the same run with plain SGD: no momentum, weight decay or clipping; the schedule scales ``lr``.
 
     Raises:
-        ConfigError: a piece takes local steps of its own, or cannot go with plain SGD.
+        ConfigError: a piece defines the local step, or is incompatible with plain SGD.
     """
     if parts.method.has("step"):
         raise ConfigError(
-            f"{name_of(parts.method.owner('step'))} takes local steps of its own; plain SGD in place of them would be"
-            " another method."
+            f"{name_of(parts.method.owner('step'))} defines the local step; plain SGD instead would be another method."
         )
     setup = replace(parts.setup, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=lr)
     parts.method.check(setup)
@@ -81,11 +79,10 @@ def plain_sgd(parts: RunComponents, lr: float) -> RunComponents:
 
 
 # ---- one client that holds everything
-# -----------------------------------------------------------------------------------------------------------
 
 
-class Counted:
-    """An executor that trains clients in turn and counts, by round, the samples that their training reads."""
+class SampleCounter:
+    """An executor that trains clients one by one and counts, by round, the samples that their training reads."""
 
     name, workers = "loop", 1
 
@@ -97,12 +94,12 @@ class Counted:
         """See :class:`Executor`."""
         self.read.append(0)
         phases = {work.place: {phase.name for phase in work.plan.phases} for work in works}
-        for answer in self.inner.train(works):
-            if isinstance(answer, Reply):
+        for reply in self.inner.train(works):
+            if isinstance(reply, Reply):
                 self.read[-1] += sum(
-                    n for key, n in answer.passes.items() if key.partition(":")[0] in phases[answer.place]
+                    n for key, n in reply.passes.items() if key.partition(":")[0] in phases[reply.place]
                 )
-            yield answer
+            yield reply
 
     def close(self) -> None:
         """See :class:`Executor`."""
@@ -110,13 +107,12 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Pace(Piece):
-    """Training whose rounds have lengths of their own: (epochs, steps), one of them, for each round."""
+class RoundLengths(Piece):
+    """Sets the length of each round: (epochs, steps), of which one is given."""
 
     source: ClassVar[str] = "of our own"
     lengths: tuple[tuple[int | None, int | None], ...] = ()
 
-    # the field's word
     def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
         """See :class:`Piece`."""
         epochs, steps = self.lengths[round]
@@ -124,26 +120,25 @@ class Pace(Piece):
 
 
 def pooled(parts: RunComponents, read: Sequence[int]) -> RunComponents:
-    """The same model trained centrally: one client that holds the training samples of all.
+    """Return the same model trained centrally: one client that holds the training samples of all.
 
-    Everything is as in the run, the network with what the method changes in it, initial values, batch size, optimiser,
-    learning rate by round and augmentation, but for: what the method does to training, which is plain here and moves
-    all parameters, of the whole network from the start where the method lets it grow; clients, of which there is one (a
-    sample that two held is there twice); and the length of a round, in which it reads as many samples as all
-    participants of that round together: whole epochs where that comes out even, otherwise the nearest number of
-    batches. State of the optimiser is made anew each round, as on a client.
+    The network (with the method's changes to it), initial values, batch size, optimiser, learning rate by round and
+    augmentation equal those of the run. Three things differ. Training is plain: it moves all parameters, of the whole
+    network from the start if the method lets it grow. There is one client; a sample that two clients held occurs twice.
+    A round reads as many samples as all participants of that round together: whole epochs if that is a whole number,
+    otherwise the nearest number of batches. Optimiser state is new in each round, as on a client.
 
     Args:
         parts: of the run.
         read: samples that participants read, by round.
     Raises:
-        ConfigError: as in :func:`union`.
+        ConfigError: as in :func:`pooled_federation`.
     """
-    federation = union(parts.federation)
+    federation = pooled_federation(parts.federation)
     total = len(federation.training(0))
     each = min(parts.setup.batch, total)
     lengths = tuple((n // total, None) if n and n % total == 0 else (None, round(n / each)) for n in read)
-    method = Method((Pace(lengths=lengths),))
+    method = Method((RoundLengths(lengths=lengths),))
     settings = parts.setup.params.pick(parts.setup.layout.settings)
     start = parts.setup.params | settings.new(torch.zeros_like(settings.flat))  # the whole network
     setup = replace(parts.setup, params=start, clients=1, cohort=1, samples=Sizes(federation), eligible=Eligible(1, ()))
@@ -155,17 +150,16 @@ def pooled(parts: RunComponents, read: Sequence[int]) -> RunComponents:
     return replace(parts, config=config, federation=federation, method=method, setup=setup, make=make)
 
 
-def union(federation: Federation) -> Federation:
-    """One client with the training samples of all that may train, in the order of clients; what they keep for tests and
-    validation is left out.
+def pooled_federation(federation: Federation) -> Federation:
+    """Build one client with the training samples of all eligible clients, in client order, without tests or validation.
 
     Raises:
-        ConfigError: more than 10,000 clients that are derived when asked for.
+        ConfigError: a lazy partition of more than 10,000 clients.
     """
-    if federation.partition.lazy and federation.clients > MOST:
+    if federation.partition.lazy and federation.clients > MAX_LAZY_CLIENTS:
         raise ConfigError(
-            f"{federation.clients:,} clients that are derived when asked for are too many to take their samples"
-            " together (settling: against=none)."
+            f"the lazy partition has {federation.clients:,} clients, too many to pool their samples; at most"
+            f" {MAX_LAZY_CLIENTS:,} (settling: against=none)."
         )
     held = [federation.training(i) for i in Eligible(federation.clients, federation.heldout)]
     partition = ExplicitPartition.of("pooled", [torch.cat(held).numpy()])

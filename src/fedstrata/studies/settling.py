@@ -1,6 +1,4 @@
-"""Which layers settle first: how far each layer group is from where it ends, in its weights and in what it puts out,
-federated against pooled.
-"""
+"""Find which layers settle first: the distance of weights and outputs to the final ones, federated and pooled."""
 
 from __future__ import annotations
 
@@ -18,11 +16,11 @@ from fedstrata.diagnostics.panel import Panel
 from fedstrata.engine.assembly import RunComponents
 from fedstrata.engine.evaluation import BATCH
 from fedstrata.inference.finished_run import Finished
-from fedstrata.studies.active_groups import groups_of, left_out, used
+from fedstrata.studies.active_groups import groups_of, left_out, used_parameters
 from fedstrata.studies.base import Outcome, Study
-from fedstrata.studies.local_step_lengths import by_group
-from fedstrata.studies.retraining import Counted, pooled, trained
-from fedstrata.studies.similarity import kernels, similarities
+from fedstrata.studies.local_step_lengths import squares_by_group
+from fedstrata.studies.retraining import SampleCounter, pooled, retrain
+from fedstrata.studies.similarity import output_kernels, similarities
 
 By = dict[str, list[float | None]]
 WHAT: Mapping[str, tuple[str, str]] = {
@@ -33,14 +31,13 @@ WHAT: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Settling(Study):
-    """When each layer group comes near its end: relative distance of its weights, and linear CKA of its output, to
-    those of the last round.
+    """Find when each layer group approaches its final state, by distance of weights and linear CKA of outputs.
 
-    ``samples`` evenly spaced test samples are looked at, at most ``looks`` evenly spaced rounds, the start and the end
-    among them. A group has settled with the first of these rounds from which on its distance is at most ``within``, or
-    its CKA at least 1 - ``within``. ``against=pooled`` trains the same model centrally too, on all clients' samples, as
-    many a round as the participants read together. Layer groups that the network does not use at its end are left out.
-    The last round does not count: every group is at its end there.
+    ``samples`` evenly spaced test samples are used, at up to ``looks`` evenly spaced rounds including the start and the
+    end. A group has settled at the first of these rounds from which its distance is at most ``within``, or its CKA at
+    least 1 - ``within``. ``against=pooled`` also trains the same model centrally, on all clients' samples, with as many
+    samples in each round as the participants read together. Layer groups that the final network does not use are left
+    out. The last round does not count, as every group equals its final state there.
 
     INFERRED: ``samples``, ``looks`` and ``within``.
 
@@ -49,11 +46,11 @@ class Settling(Study):
 
     title: ClassVar[str] = "Settling of layers"
     text: ClassVar[str] = (
-        "By layer group and round: |w_t - w_T| / |w_0 - w_T|, the share of the way to the final weights that is left"
-        " (it starts at 1, and exceeds it where weights have moved away), and linear CKA (Kornblith et al. 2019)"
-        " between the group's output on fixed test samples then and at the end, in [0, 1]. Small distances and a CKA"
-        " near 1 mean that the group has settled. Pooled: the same model trained centrally on all clients' samples, as"
-        " many a round as all participants read together."
+        "By layer group and round: |w_t - w_T| / |w_0 - w_T|, the remaining share of the way to the final weights"
+        " (it starts at 1, and exceeds 1 if weights move away), and linear CKA (Kornblith et al. 2019) between the"
+        " group's output on fixed test samples in that round and at the end, in [0, 1]. Small distances and a CKA near"
+        " 1 mean that the group has settled. Pooled: the same model trained centrally on all clients' samples, as many"
+        " in each round as all participants read together."
     )
     samples: int = 200
     looks: int = 20
@@ -65,19 +62,19 @@ class Settling(Study):
             2 <= self.samples <= BATCH,
             "settling.samples",
             self.samples,
-            f"how many test samples are looked at, from 2 to {BATCH}",
+            f"the number of test samples, from 2 to {BATCH}",
         )
         require(
             self.looks >= 2,
             "settling.looks",
             self.looks,
-            "how many rounds are looked at, at least 2: the start and the end",
+            "the number of rounds that are compared, at least 2: the start and the end",
         )
         require(
             0 < self.within < 1,
             "settling.within",
             self.within,
-            "the share of the way that may be left at a settled group, in (0, 1)",
+            "the remaining share of the way at a settled group, in (0, 1)",
         )
 
     def study(self, runs: Mapping[str, Finished]) -> Outcome:
@@ -87,12 +84,11 @@ class Settling(Study):
         notes: list[str] = []
         rounds = {label: run.rounds for label, run in runs.items()}
         for label, run in runs.items():
-            found, told = self._one(run, rounds[label])
-            numbers[label] = found
-            kinds = {"": found} | ({", pooled": found["pooled"]} if "pooled" in found else {})
-            notes += [f"{label}: {said}" for said in told] + [
-                f"{label}{kind}: {said}" for kind, one in kinds.items() for said in _late(one)
-            ]
+            result, run_notes = self._study_run(run, rounds[label])
+            numbers[label] = result
+            kinds = {"": result} | ({", pooled": result["pooled"]} if "pooled" in result else {})
+            notes += [f"{label}: {note}" for note in run_notes]
+            notes += [f"{label}{kind}: {note}" for kind, one in kinds.items() for note in _unsettled(one)]
             panels += [
                 Panel(
                     f"{title}: {label}{kind}",
@@ -109,46 +105,48 @@ class Settling(Study):
             panels.append(_table(label, self.within, kinds))
         return Outcome(numbers, panels, notes=notes)
 
-    def _one(self, run: Finished, rounds: int) -> tuple[dict[str, Any], list[str]]:
+    def _study_run(self, run: Finished, rounds: int) -> tuple[dict[str, Any], list[str]]:
         parts = run.engine.parts
-        counted = Counted(Loop(parts.make))
-        track = self._track(parts, rounds, counted)
-        found = self._said(track, parts.setup.layout)
-        notes = left_out(parts.setup.layout, found["settled"])
+        counter = SampleCounter(Loop(parts.make))
+        track = self._track(parts, rounds, counter)
+        result = self._numbers(track, parts.setup.layout)
+        notes = left_out(parts.setup.layout, result["settled"])
         if not torch.equal(track.flats[-1], run.engine.server.params.flat):
             notes.append(
-                "trained again in one thread it ends at other last bits than the run did; distances are to the end of"
-                " this second training."
+                "retrained in one thread, the final model differs from the run's in its last bits; distances are to the"
+                " end of the retraining."
             )
         if self.against == "pooled":
-            central = pooled(parts, counted.read)
-            other = self._track(central, rounds, None)
+            central = pooled(parts, counter.read)
+            central_track = self._track(central, rounds, None)
             if parts.setup.layout.settings:
                 notes.append(
-                    "the run grew its network in stages; the pooled training is of the whole network from the start."
+                    "the run grew its network in stages; the pooled training uses the whole network from the start."
                 )
-            found["pooled"] = self._said(other, parts.setup.layout) | {
+            result["pooled"] = self._numbers(central_track, parts.setup.layout) | {
                 "samples": len(central.federation.training(0)),
-                "read": counted.read,
+                "read": counter.read,
             }
-        return found, notes
+        return result, notes
 
-    def _track(self, parts: RunComponents, rounds: int, executor: Counted | None) -> Track:
-        looks = min(self.looks, rounds + 1)
-        marks = {round(k * rounds / (looks - 1)) for k in range(looks)}
+    def _track(self, parts: RunComponents, rounds: int, executor: SampleCounter | None) -> Track:
+        count = min(self.looks, rounds + 1)
+        marks = {round(k * rounds / (count - 1)) for k in range(count)}
         samples = parts.federation.train if parts.federation.test is None else parts.federation.test
         x = samples.take(torch.linspace(0, len(samples) - 1, min(self.samples, len(samples))).round().long())
         track = Track([], [], [], frozenset())
-        for done, engine in enumerate(trained(parts, rounds, executor)):
+        for done, engine in enumerate(retrain(parts, rounds, executor)):
             if done in marks:
                 params = engine.served()
                 track.rounds.append(done)
                 track.flats.append(params.flat.detach().clone())
-                track.kernels.append(kernels(engine.kit, params, x, batch_statistics=engine.evaluator.batch_statistics))
-                track.used = used(engine.kit, params, x)
+                track.kernels.append(
+                    output_kernels(engine.kit, params, x, batch_statistics=engine.evaluator.batch_statistics)
+                )
+                track.used = used_parameters(engine.kit, params, x)
         return track
 
-    def _said(self, track: Track, layout: Layout) -> dict[str, Any]:
+    def _numbers(self, track: Track, layout: Layout) -> dict[str, Any]:
         shown = groups_of(layout, track.used)
         distance, similarity = (
             {g: of[g] for g in shown} for of in (distances(track.flats, layout), similarities(track.kernels))
@@ -169,13 +167,13 @@ class Settling(Study):
 
 @dataclass
 class Track:
-    """A training, looked at.
+    """What is compared of a training, at some of its rounds.
 
     Attributes:
-        rounds: how many were done at each look.
+        rounds: numbers of completed rounds.
         flats: [P] the server's parameters.
-        kernels: of the outputs of layer groups, see :func:`kernels`.
-        used: parameters that the network computes with at the last look.
+        kernels: of the outputs of layer groups, see :func:`fedstrata.studies.similarity.output_kernels`.
+        used: parameters that the last network uses.
     """
 
     rounds: list[int]
@@ -185,13 +183,15 @@ class Track:
 
 
 def distances(flats: Sequence[Tensor], layout: Layout) -> By:
-    """Group -> |w_t - w_T| / |w_0 - w_T| at every moment; None for a group that ends where it began.
+    """Compute group -> |w_t - w_T| / |w_0 - w_T| at every moment; None for a group that ends where it began.
 
     Args:
         flats: [P] parameters, from the first to the last moment.
         layout: the groups.
     """
-    left = torch.stack([by_group(flat - flats[-1], layout.spec, layout) for flat in flats]).sqrt()  # [moments, groups]
+    left = torch.stack(
+        [squares_by_group(flat - flats[-1], layout.spec, layout) for flat in flats]
+    ).sqrt()  # [moments, groups]
     return {
         group: [float(v / left[0, g]) if float(left[0, g]) > 0 else None for v in left[:, g]]
         for g, group in enumerate(layout.groups)
@@ -199,22 +199,22 @@ def distances(flats: Sequence[Tensor], layout: Layout) -> By:
 
 
 def settled_by(rounds: Sequence[int], near: Sequence[bool | None]) -> int | None:
-    """The first of these rounds from which on it is near.
+    """Return the first of these rounds from which the group is near its final state.
 
-    None where that is only the last one, at which all are near, or nothing is known.
+    None if that is only the last round, where all groups are near, or nothing is known.
     """
-    found = None
-    for done, here in zip(reversed(rounds), reversed(near), strict=True):
-        if not here:
+    first = None
+    for done, is_near in zip(reversed(rounds), reversed(near), strict=True):
+        if not is_near:
             break
-        found = done
-    return None if found == rounds[-1] else found
+        first = done
+    return None if first == rounds[-1] else first
 
 
-def _late(one: Mapping[str, Any]) -> list[str]:
-    """Groups that move and have not settled before the end, by either measure."""
+def _unsettled(one: Mapping[str, Any]) -> list[str]:
+    """Return notes on groups that move and have not settled before the end, by either measure."""
     late = {
-        what: [g for g, found in one["settled"].items() if found[what] is None and one[what][g][0] is not None]
+        what: [g for g, settled in one["settled"].items() if settled[what] is None and one[what][g][0] is not None]
         for what in WHAT
     }
     return [f"not settled before the end by {what}: {', '.join(groups)}." for what, groups in late.items() if groups]
@@ -226,5 +226,5 @@ def _table(label: str, within: float, kinds: Mapping[str, Mapping[str, Any]]) ->
     rows = {
         group: [one["settled"].get(group, {}).get(what) for one in kinds.values() for what in WHAT] for group in groups
     }
-    said = f"{Settling.text} Settled: within {within:g} from then on; no number: not before the end."
-    return Panel(f"Rounds until settled: {label}", said, "table", heads, rows, x_name="")
+    text = f"{Settling.text} Settled: within {within:g} from that round; no number: not before the end."
+    return Panel(f"Rounds until settled: {label}", text, "table", heads, rows, x_name="")

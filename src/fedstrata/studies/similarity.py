@@ -1,4 +1,4 @@
-"""Linear centred kernel alignment of what layer groups put out, on the same samples."""
+"""Compute the linear centred kernel alignment of layer groups' outputs on the same samples."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedstrata.core.params import Params
 
 
 def unit_gram(features: Tensor) -> Tensor | None:
-    """Inner products of centred features, scaled to a Frobenius norm of 1; None where all samples have the same.
+    """Compute inner products of centred features, scaled to a Frobenius norm of 1; None where all rows are equal.
 
     Args:
-        features: [N, ...] a row a sample.
+        features: [N, ...] one row for each sample.
     Returns:
         [N, N] float64.
     """
@@ -29,11 +29,10 @@ def unit_gram(features: Tensor) -> Tensor | None:
 
 
 def alignment(one: Tensor | None, two: Tensor | None) -> float | None:
-    """Linear CKA of two kernels from :func:`unit_gram`, in [0, 1]: 1 where features agree up to rotation, shift and one
-    scale.
+    """Compute the linear CKA of two kernels from :func:`unit_gram`, in [0, 1].
 
-    CKA(X, Y) = |Y'X|^2 / (|X'X| |Y'Y|), which is the inner product of the kernels XX' and YY' at norm 1. With fewer
-    samples than features it lies above that of all data.
+    1 means that features agree up to rotation, shift and one scale. CKA(X, Y) = |Y'X|^2 / (|X'X| |Y'Y|), which is the
+    inner product of the kernels XX' and YY' at norm 1. With fewer samples than features it exceeds that of all data.
 
     Source: Kornblith et al. 2019, "Similarity of Neural Network Representations Revisited", section 3.
 
@@ -44,43 +43,44 @@ def alignment(one: Tensor | None, two: Tensor | None) -> float | None:
     return None if one is None or two is None else float((one * two).sum())
 
 
-def kernels(kit: Worker, params: Params, x: Tensor, *, batch_statistics: bool) -> dict[str, Tensor | None]:
-    """The kernel of each layer group's output in evaluation mode: of the last of its layers that is called, in front of
-    any activation.
+def output_kernels(worker: Worker, params: Params, x: Tensor, *, batch_statistics: bool) -> dict[str, Tensor | None]:
+    """Compute the kernel of each layer group's output, in evaluation mode.
+
+    The output is that of the last layer of the group that is called, before any activation.
 
     Args:
-        kit: a worker; its vector holds ``params`` afterwards.
+        worker: its vector holds ``params`` afterwards.
         params: the model, with statistics.
         x: [N, *shape] samples, in one pass.
-        batch_statistics: norms look at these samples also here (``bn=batch``).
+        batch_statistics: norms use the statistics of these samples (``bn=batch``).
     Returns:
-        group -> :func:`unit_gram`; None for a group whose output has no row a sample, or that is no layer that is
-        called.
+        group -> :func:`unit_gram`; None for a group whose output does not have one row for each sample, or whose layers
+        are not called.
     """
-    found: dict[str, Tensor | None] = dict.fromkeys(kit.setup.layout.groups)
+    grams: dict[str, Tensor | None] = dict.fromkeys(worker.setup.layout.groups)
 
-    def watch(group: str) -> Any:
-        def keep(_module: nn.Module, _given: Any, output: Any) -> None:
+    def hook(group: str) -> Any:
+        def record(_module: nn.Module, _inputs: Any, output: Any) -> None:
             first = output[0] if isinstance(output, tuple) else output
-            found[group] = (
+            grams[group] = (
                 unit_gram(first) if isinstance(first, Tensor) and first.dim() > 1 and len(first) == len(x) else None
             )
 
-        return keep
+        return record
 
-    handles = [module.register_forward_hook(watch(group)) for module, group in layers(kit)]
+    handles = [module.register_forward_hook(hook(group)) for module, group in layers(worker)]
     try:
-        kit.bound.load(params)
-        kit.bound.mode(training=False, batch_statistics=batch_statistics)
-        kit.memo.clear()
-        with torch.no_grad(), kit.autocast():
-            kit.net(kit.bound.params, x)
+        worker.bound.load(params)
+        worker.bound.mode(training=False, batch_statistics=batch_statistics)
+        worker.memo.clear()
+        with torch.no_grad(), worker.autocast():
+            worker.net(worker.bound.params, x)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return grams
 
 
 def similarities(track: list[Mapping[str, Tensor | None]]) -> dict[str, list[float | None]]:
-    """Group -> alignment of every moment's output with that of the last."""
+    """Compute group -> alignment of every moment's output with the last one."""
     return {group: [alignment(moment[group], track[-1][group]) for moment in track] for group in track[-1]}

@@ -1,4 +1,4 @@
-"""Extreme eigenvalues of a symmetric map that is only known by its products with vectors."""
+"""Compute extreme eigenvalues of a symmetric map that is given by its products with vectors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Map = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Eigen:
-    """An eigenvalue as power iteration found it.
+    """An eigenvalue from power iteration.
 
     Attributes:
         value: the last Rayleigh quotient.
-        converged: whether it settled; see :func:`power`.
-        iterations: products that were computed.
+        converged: whether the iteration converged; see :func:`power`.
+        iterations: computed products.
         change: of the Rayleigh quotient in the last iteration, relative to the spectral radius; None after a single
             product.
-        residual: length of H v - value v at the last unit vector v, relative to the spectral radius: an eigenvalue lies
-            that close to ``value``.
+        residual: length of H v - value v at the last unit vector v, relative to the spectral radius; it bounds the
+            distance of ``value`` to an eigenvalue.
     """
 
     value: float
@@ -33,15 +33,15 @@ class Eigen:
 
 
 def power(product: Map, start: Tensor, tolerance: float, iterations: int, radius: float = 0.0) -> Eigen:
-    """The eigenvalue of largest magnitude of H, or, with a radius, the algebraically largest one as that of H + radius.
+    """Compute the eigenvalue of largest magnitude of H; with a radius, the algebraically largest one from H + radius.
 
-    It has settled when the Rayleigh quotient changes by at most ``tolerance`` and the residual is at most its square
-    root: the quotient's error goes with the square of the residual, and a quotient alone stands still between two
+    It has converged when the Rayleigh quotient changes by at most ``tolerance`` and the residual is at most its square
+    root: the quotient's error grows with the square of the residual, and the quotient alone does not change between two
     eigenvalues of equal size and opposite sign.
 
     Args:
         product: v -> H v, H symmetric.
-        start: [Q] any vector that is not zero.
+        start: [Q] a vector that is not zero.
         tolerance: relative to the spectral radius.
         iterations: most products.
         radius: 0, or the magnitude of the negative eigenvalue of largest magnitude.
@@ -49,13 +49,13 @@ def power(product: Map, start: Tensor, tolerance: float, iterations: int, radius
         et al. 2020 (PyHessian).
 
     >>> import torch
-    >>> found = power(lambda v: torch.tensor([3.0, -1.0]) * v, torch.ones(2), 1e-6, 50)
-    >>> round(found.value, 4), found.converged
+    >>> eigen = power(lambda v: torch.tensor([3.0, -1.0]) * v, torch.ones(2), 1e-6, 50)
+    >>> round(eigen.value, 4), eigen.converged
     (3.0, True)
     """
     v = start / start.norm()
     before: float | None = None
-    found = Eigen(0.0, converged=False, iterations=0, change=None, residual=math.inf)
+    eigen = Eigen(0.0, converged=False, iterations=0, change=None, residual=math.inf)
     for done in range(1, iterations + 1):
         w = product(v) + radius * v
         quotient = float((v.double() * w.double()).sum())
@@ -69,23 +69,24 @@ def power(product: Map, start: Tensor, tolerance: float, iterations: int, radius
                 change=None,
                 residual=0.0 if length == 0 else math.inf,
             )
-        apart = float((w.double() - quotient * v.double()).norm())
-        residual = apart / size if size else math.inf
+        error = float((w.double() - quotient * v.double()).norm())
+        residual = error / size if size else math.inf
         change = None if before is None else abs(quotient - before) / size if size else math.inf
-        settled = change is not None and change <= tolerance and residual <= math.sqrt(tolerance)
-        found = Eigen(quotient - radius, settled, done, change, residual)
-        if settled:
-            return found
+        converged = change is not None and change <= tolerance and residual <= math.sqrt(tolerance)
+        eigen = Eigen(quotient - radius, converged, done, change, residual)
+        if converged:
+            return eigen
         v, before = (w / length).to(start.dtype), quotient
-    return found
+    return eigen
 
 
 def extremes(product: Map, start: Tensor, tolerance: float, iterations: int) -> tuple[Eigen, Eigen]:
-    """(largest by magnitude, algebraically largest) eigenvalue; the second takes further products only where the first
-    is negative.
+    """Compute the (largest by magnitude, algebraically largest) eigenvalues.
+
+    The second takes further products only where the first is negative.
 
     Args:
-        product: as in :func:`power`, like all others.
+        product: as in :func:`power`, like the others.
         start: of both iterations.
         tolerance: of both.
         iterations: of each.

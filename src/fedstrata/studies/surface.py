@@ -1,4 +1,4 @@
-"""The loss of a finished run's model over a fixed sample, as a function of the flat vector of its parameters."""
+"""Compute the loss of a finished run's model on fixed samples, as a function of its flat parameter vector."""
 
 from __future__ import annotations
 
@@ -17,43 +17,38 @@ from fedstrata.core.params import Params
 from fedstrata.core.piece import draw_without_replacement, require
 from fedstrata.data.io.samples import Samples
 from fedstrata.inference.finished_run import Finished
-from fedstrata.studies.active_groups import used
+from fedstrata.studies.active_groups import used_parameters
 
 Split: TypeAlias = Literal["train", "test"]
-CLIENTS = 1000
-"""Whose training samples are drawn from where there are more.
-
-They are drawn first, so that a million of them need not be listed.
-"""
+CLIENTS = 1000  # most clients whose training samples are drawn from; of a million, clients are drawn first
 
 
 class Surface:
-    """The mean loss of a run's model over fixed samples, at any values of its parameters: norms and dropout stand
-    still, as in evaluation.
+    """The mean loss of a run's model over fixed samples, at any values of its parameters.
 
-    Everything is computed in the precision of ``dtype``, whatever the run trained in; sums over batches are in float64.
+    Norms and dropout are in evaluation mode. Everything is computed in the precision of ``dtype``, regardless of the
+    run's; sums over batches are in float64.
 
     Args:
         run: whose network.
         x: [N, *shape] samples.
         y: [N] their targets.
-        batch: samples of one pass; a part of the result only where norms look at the batch.
+        batch: samples of one pass; it changes the result only where norms use batch statistics.
         dtype: float32 or float64.
     Attributes:
         centre: [P] the served values.
         statistics: those of the served model's norms.
-        still: how the network stands: "eval", or "batch" for a run with ``bn=batch``.
+        still: how norms are evaluated: "eval", or "batch" for a run with ``bn=batch``.
     """
 
     def __init__(self, run: Finished, x: Tensor, y: Tensor, batch: int, dtype: torch.dtype = torch.float32) -> None:
-        self.kit, self.layout, self.dtype = run.engine.kit, run.engine.parts.setup.layout, dtype
+        self.worker, self.layout, self.dtype = run.engine.kit, run.engine.parts.setup.layout, dtype
         self.still: Literal["eval", "batch"] = "batch" if run.engine.evaluator.batch_statistics else "eval"
         self.centre = run.served.flat.to(dtype)
         self.statistics = self._cast(run.served.buffers)
         if not bool(self.centre.isfinite().all()):
             raise ConfigError(
-                f"{run.folder}: the model is not finite: its training diverged, and nothing can be said of the loss"
-                " around it."
+                f"{run.folder}: the model is not finite: its training diverged, and the loss around it is undefined."
             )
         self.samples = len(y)
         whole = x.to(dtype) if x.is_floating_point() else x
@@ -64,11 +59,11 @@ class Surface:
         return None if buffers is None else Params(buffers.flat.to(self.dtype), buffers.spec)
 
     def loss(self, flat: Tensor, statistics: Params | None = None) -> float:
-        """Mean loss at these values, [P]; infinite or NaN where it is."""
-        return self.scored(flat, statistics)[0]
+        """Compute the mean loss at these values, [P]; it may be infinite or NaN."""
+        return self.score(flat, statistics)[0]
 
-    def scored(self, flat: Tensor, statistics: Params | None = None) -> tuple[float, float]:
-        """(mean loss, accuracy) at these values; of a regression (mean squared error, its root).
+    def score(self, flat: Tensor, statistics: Params | None = None) -> tuple[float, float]:
+        """Compute (mean loss, accuracy) at these values; of a regression (mean squared error, its root).
 
         Args:
             flat: [P] values.
@@ -79,31 +74,30 @@ class Surface:
         for x, y in self.batches:
             with torch.no_grad():
                 output = self._output(p, x)
-                total += float(self.kit.net.loss(output, y).sum(dtype=torch.float64))
+                total += float(self.worker.net.loss(output, y).sum(dtype=torch.float64))
                 right += (
                     0 if y.is_floating_point() else int(((output.argmax(-1) == y) & output.isfinite().all(-1)).sum())
                 )
         mean = total / self.samples
         return mean, math.sqrt(mean) if self.batches[0][1].is_floating_point() else right / self.samples
 
-    def slope(self) -> Tensor:
-        """[P] gradient of the mean loss at the centre."""
+    def gradient(self) -> Tensor:
+        """Compute [P] the gradient of the mean loss at the centre."""
         names = self.layout.spec.names
-        found = torch.zeros(self.layout.spec.total, dtype=torch.float64)
+        total = torch.zeros(self.layout.spec.total, dtype=torch.float64)
         for x, y in self.batches:
             with torch.enable_grad():
                 leaves, p = self._leaves(names)
-                value = self.kit.net.loss(self._output(p, x), y).sum() / self.samples
+                value = self.worker.net.loss(self._output(p, x), y).sum() / self.samples
                 parts = torch.autograd.grad(value, leaves, materialize_grads=True)
-            found += flattened(parts)
-        return found.to(self.dtype)
+            total += flattened(parts)
+        return total.to(self.dtype)
 
-    def bend(self, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
-        """The map v -> H v, both [Q]: the Hessian of the mean loss at the centre, over the parameters with these names
-        alone.
+    def hessian_product(self, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
+        """Return the map v -> H v, both [Q]: the Hessian of the mean loss at the centre, over the named parameters.
 
-        By differentiating the gradient's product with v once more; layers in front of the first of these parameters
-        cost no backward work.
+        It differentiates the product of the gradient and v; layers before the first of these parameters need no
+        backward pass.
 
         Args:
             names: of parameters, in the order of the layout; Q numbers in all.
@@ -114,25 +108,27 @@ class Surface:
             parts = [
                 part.view(shape) for part, shape in zip(torch.split(v, [s.numel() for s in sizes]), sizes, strict=True)
             ]
-            found = torch.zeros(len(v), dtype=torch.float64)
+            total = torch.zeros(len(v), dtype=torch.float64)
             for x, y in self.batches:
                 with (
                     torch.enable_grad(),
                     sdpa_kernel(SDPBackend.MATH),
                 ):  # fused attention cannot be differentiated twice
                     leaves, p = self._leaves(names)
-                    value = self.kit.net.loss(self._output(p, x), y).sum() / self.samples
-                    slopes = torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
-                    along = torch.stack([(g * part).sum() for g, part in zip(slopes, parts, strict=True)]).sum()
+                    value = self.worker.net.loss(self._output(p, x), y).sum() / self.samples
+                    grads = torch.autograd.grad(value, leaves, create_graph=True, materialize_grads=True)
+                    along = torch.stack([(g * part).sum() for g, part in zip(grads, parts, strict=True)]).sum()
                     if along.requires_grad:  # a loss that is linear in these parameters has no second derivative
-                        found += flattened(torch.autograd.grad(along, leaves, materialize_grads=True))
-            return found.to(self.dtype)
+                        total += flattened(torch.autograd.grad(along, leaves, materialize_grads=True))
+            return total.to(self.dtype)
 
         return product
 
     def used(self) -> Names:
-        """Names of the parameters that the loss hangs on: a network that grows has layers for other rounds."""
-        return used(self.kit, Params(self.centre, self.layout.spec, buffers=self.statistics), self.batches[0][0])
+        """Return the names of the parameters that the loss depends on; a network that grows has unused layers."""
+        return used_parameters(
+            self.worker, Params(self.centre, self.layout.spec, buffers=self.statistics), self.batches[0][0]
+        )
 
     def _leaves(self, names: Sequence[str]) -> tuple[list[Tensor], Params]:
         views = dict(Params(self.centre, self.layout.spec).views)
@@ -141,47 +137,45 @@ class Surface:
         return leaves, Params(self.centre, self.layout.spec, buffers=self.statistics, still=self.still, views=views)
 
     def _output(self, p: Params, x: Tensor) -> Tensor:
-        # it knows parameters by their vector, and here only their views change; and it would keep every batch's graph
-        self.kit.memo.clear()
-        return self.kit.net(p, x)
+        # the cache is keyed by the parameter vector, and here only views change; it would also hold every batch's graph
+        self.worker.memo.clear()
+        return self.worker.net(p, x)
 
 
 def surfaces(
     runs: Mapping[str, Finished], split: Split, samples: int, batch: int, seed: int, dtype: torch.dtype = torch.float32
 ) -> dict[str, Surface]:
-    """The surface of each run, all over the same samples.
+    """Build the surface of each run, all over the same samples.
 
     Args:
         runs: by label.
-        split: "train": of what clients of the first run train on; "test": of the server's test set.
+        split: "train": what clients of the first run train on; "test": the server's test set.
         samples: how many, at most.
         batch: of one pass.
         seed: of the draw.
         dtype: precision.
     Raises:
-        ConfigError: runs on different data, no such samples, or a model that has diverged.
+        ConfigError: runs on different data, no samples, or a model that has diverged.
     """
     first = next(iter(runs.values()))
     for label, run in runs.items():
         same_data(next(iter(runs)), first, label, run)
     index = positions(first, split, samples, seed)
-    found = {}
+    result = {}
     for label, run in runs.items():
         pool = pool_of(run, split)
-        found[label] = Surface(run, pool.take(index), pool.y[index], batch, dtype)
-    return found
+        result[label] = Surface(run, pool.take(index), pool.y[index], batch, dtype)
+    return result
 
 
 def positions(run: Finished, split: Split, samples: int, seed: int) -> Tensor:
-    """[n] int64 positions, ascending, of up to ``samples`` samples: drawn uniformly, without replacement, whoever holds
-    them.
+    """Draw [n] int64 ascending positions of up to ``samples`` samples, uniformly and without replacement.
 
-    Of training data: from all that clients train on (held-out clients, validation and own tests left out), so that
-    their mean loss is the objective of clients weighted by their samples; of more than 1000 clients, 1000 are drawn
-    first.
+    Training samples are those that clients train on, without held-out clients, validation and client tests: their mean
+    loss is the objective of clients weighted by samples. Of more than 1000 clients, 1000 are drawn first.
 
     Raises:
-        ConfigError: there are fewer than two.
+        ConfigError: there are fewer than two samples.
     """
     rng = stream(seed, "study/samples", split)
     if split == "test":
@@ -195,12 +189,12 @@ def positions(run: Finished, split: Split, samples: int, seed: int) -> Tensor:
         )
         pool = torch.cat([run.federation.training(client) for client in chosen])
     if len(pool) < 2:
-        raise ConfigError(f"{run.folder}: there are {len(pool)} {split} samples; at least 2 are needed to look at.")
+        raise ConfigError(f"{run.folder}: there are {len(pool)} {split} samples; at least 2 are needed.")
     return pool[torch.tensor(draw_without_replacement(rng, len(pool), min(samples, len(pool))))].sort().values
 
 
 def pool_of(run: Finished, split: Split) -> Samples:
-    """The samples that positions point into.
+    """Return the samples that positions refer to.
 
     Raises:
         ConfigError: no test set.
@@ -208,28 +202,26 @@ def pool_of(run: Finished, split: Split) -> Samples:
     if split == "train":
         return run.federation.train
     if run.federation.test is None:
-        raise ConfigError(
-            f"{run.folder}: the run has no test set on the server; look at training samples: split=train."
-        )
+        raise ConfigError(f"{run.folder}: the run has no test set on the server; use training samples: split=train.")
     return run.federation.test
 
 
 def same_data(one: str, first: Finished, other: str, run: Finished) -> None:
-    """Refuse runs whose losses are not of the same samples.
+    """Refuse runs whose losses are of different samples.
 
     Raises:
-        ConfigError: another data set, task or targets.
+        ConfigError: different data sets, tasks or targets.
     """
     a, b = first.federation, run.federation
     if a.name != b.name or a.task != b.task or not torch.equal(a.train.y, b.train.y):
         raise ConfigError(
-            f"{one} is of the data {a.name} and {other} of {b.name}; losses are compared on the same samples. Study"
-            " runs on the same data."
+            f"{one} has the data {a.name} and {other} has {b.name}; losses are compared on the same samples. Study runs"
+            " on the same data."
         )
 
 
 def cut(index: Tensor, batch: int) -> list[Tensor]:
-    """Positions in batches; a single one left over joins the batch before, as a norm cannot look at one sample."""
+    """Split positions into batches; a last batch of one joins the previous one, as norms need two samples."""
     parts = list(torch.split(index, min(batch, len(index))))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
@@ -237,16 +229,16 @@ def cut(index: Tensor, batch: int) -> list[Tensor]:
 
 
 def flattened(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors as one vector."""
+    """Concatenate tensors to one vector."""
     return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
-def known(value: float) -> float | None:
-    """The number, or None where it is not finite, as JSON wants it."""
+def finite_or_none(value: float) -> float | None:
+    """Return the number, or None if it is not finite, as JSON requires."""
     return value if math.isfinite(value) else None
 
 
-def sampled(name: str, samples: int, batch: int) -> None:
-    """Refuse counts of samples that cannot be meant."""
+def check_samples(name: str, samples: int, batch: int) -> None:
+    """Refuse invalid numbers of samples."""
     require(samples >= 2, f"{name}.samples", samples, "a number of samples, at least 2")
     require(batch >= 2, f"{name}.batch", batch, "a number of samples in one pass, at least 2")

@@ -3,6 +3,7 @@ beside it.
 """
 
 import io
+import math
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import fedstrata
 from fedstrata.cli import main
 from fedstrata.common.errors import DataError
 from fedstrata.config.config import Config
+from fedstrata.data import Federation
+from helpers import lab
 
 
 @pytest.mark.filterwarnings("error")
@@ -76,3 +79,10 @@ def test_an_array_of_the_wrong_shape_in_a_file_is_named(tmp_path, changes, says)
     with pytest.raises(DataError) as told:
         config.federation()
     assert says in str(told.value)
+
+
+def test_t17_nan_in_the_data_is_refused_where_they_are_read():
+    x, y, client = lab.arrays()
+    x[18, 2] = math.nan
+    with pytest.raises(DataError, match="row 18, column 2 is nan"):
+        Federation.of(x.numpy(), y.numpy(), client=client.numpy())

@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 from fedstrata.common.errors import ConfigError, FedstrataError
 from fedstrata.common.events import Finished, RoundDone, Started
 from fedstrata.report.progress import shown
-from fedstrata.report.progress.notebook import Cell, LiveTable, in_notebook
+from fedstrata.report.progress.notebook import LiveTable, NotebookProgress, in_notebook
 from helpers.handmade import comparison, result
 
 TESTS = str(Path(__file__).parents[2])
@@ -267,7 +267,7 @@ def test_a_notebook_is_shown_unless_refused(kernel):
     with shown(False) as observers:
         assert observers == ()
     with shown() as (observer,):
-        assert isinstance(observer, Cell)
+        assert isinstance(observer, NotebookProgress)
 
 
 def test_an_ipython_in_a_terminal_is_no_notebook(monkeypatch):

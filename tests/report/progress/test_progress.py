@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from fedstrata.common.events import ExecutorChosen, Finished, RoundDone, Started
-from fedstrata.report.progress import Bar, Lines, progress
+from fedstrata.report.progress import progress
+from fedstrata.report.progress.terminal import ProgressBar, ProgressLines
 
 START = Started(
     None, "fedavg", "digits", "mlp", "iid", 20, 5, 3, 9610, "auto", 2, notes=("iid: 1 sample is left over.",)
@@ -73,7 +74,8 @@ def test_a_terminal_gets_a_bar_with_score_and_bytes():
 
 
 @pytest.mark.parametrize(
-    ("terminal", "plain", "kind"), [(True, False, Bar), (True, True, Lines), (False, False, Lines)]
+    ("terminal", "plain", "kind"),
+    [(True, False, ProgressBar), (True, True, ProgressLines), (False, False, ProgressLines)],
 )
 def test_bar_only_on_terminals_and_unless_plain(terminal, plain, kind):
     with progress(Console(file=io.StringIO(), force_terminal=terminal), plain=plain) as observer:
@@ -83,7 +85,7 @@ def test_bar_only_on_terminals_and_unless_plain(terminal, plain, kind):
 def test_a_dumb_terminal_gets_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     with progress(Console(file=io.StringIO(), force_terminal=True)) as observer:
-        assert isinstance(observer, Lines)
+        assert isinstance(observer, ProgressLines)
 
 
 def test_a_run_that_fails_gives_the_cursor_back():

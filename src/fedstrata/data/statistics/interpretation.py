@@ -61,6 +61,37 @@ SCALES: tuple[Scale, ...] = (
 )
 
 
+EXPLANATIONS: Mapping[str, tuple[str, str]] = {
+    "label_skew": ("label skew", "0: labels as after a random deal; 1: every client holds one class only"),
+    "label_js": (
+        "label divergence",
+        "mean Jensen-Shannon divergence of a client's labels to all labels, in bits; 0: alike, 1: no class in common",
+    ),
+    "label_classes": ("classes a client", "how many equally frequent classes would be as varied, mean over clients"),
+    "label_missing": ("classes missing", "share of the classes of which a client has no sample, mean over clients"),
+    "quantity_gini": (
+        "size inequality",
+        "Gini coefficient of clients' sizes; 0: all equal, near 1: one client holds everything",
+    ),
+    "quantity_max_median": ("largest to median", "samples of the largest client over those of the median one"),
+    "quantity_smallest_tenth": (
+        "smallest tenth",
+        "share of all samples that the smallest tenth of the clients hold; 0.1: all equal",
+    ),
+    "feature_shift": (
+        "feature shift",
+        (
+            "share of the variance between samples of one label that lies between clients; above chance: clients'"
+            " inputs differ"
+        ),
+    ),
+    "target_shift": ("target shift", "the same of a regression's targets"),
+}
+"""Statistic in ``Facts.skew`` -> its title in the report, and what its values mean."""
+CHANCE = "_chance"
+"""Suffix of a statistic in ``Facts.skew``: its value after a random deal to clients of the same sizes."""
+
+
 @dataclass(frozen=True)
 class Meaning:
     """One number in words.

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from fedstrata.common.events import Event, Finished, RoundDone, Started
-from fedstrata.report.progress import Totals, opening, refusals
+from fedstrata.report.progress.text import Totals, opening, refusals
 
 EVERY = 0.2  # seconds between drawings: a kernel's messages cost more than a small round
 KEPT = 5  # of the lines about replies that were left out
@@ -99,7 +99,7 @@ class NotebookText:
         return f"{above}<div>{bar} round {self.done}/{self.rounds} &nbsp; {escape(self.said)}</div>"
 
 
-class Cell:
+class NotebookProgress:
     """An observer that shows a run in one output of the cell that started it."""
 
     def __init__(self) -> None:

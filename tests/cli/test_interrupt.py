@@ -1,45 +1,10 @@
-"""Reports of damaged folders, and the second Ctrl-C: one line."""
+"""The second Ctrl-C: one line."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-
-import pytest
-
-import fedstrata
-from fedstrata.cli import main
-
-SMALL = {
-    "clients": 4,
-    "cohort": 2,
-    "rounds": 2,
-    "local_epochs": 1,
-    "executor": "loop",
-    "model": "mlp(hidden=8)",
-    "test": "both",
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("rounds.jsonl", b"null\n"),
-        ("rounds.jsonl", b"[]\n"),
-        ("clients.csv", b"\xff\x00\xfe"),
-        ("clients.csv", b"score_x\n1\n"),
-    ],
-)
-def test_a_report_of_a_damaged_folder_names_the_file(tmp_path, capsys, name, content):
-    folder = fedstrata.run(out=str(tmp_path), **SMALL).folder
-    (folder / name).write_bytes(content)
-    with pytest.raises(SystemExit) as end:
-        main(["report", str(folder)])
-    assert end.value.code == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 1
-    assert name in said[0]
 
 
 def test_the_second_interrupt_says_how_to_go_on(tmp_path):

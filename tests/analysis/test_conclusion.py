@@ -1,14 +1,9 @@
-"""Comparisons whose files are damaged, and sentences about runs that are not all there."""
+"""Sentences about runs that are not all there."""
 
 import dataclasses
-import json
 
-import pytest
-
+from fedstrata.analysis.conclusion import written
 from fedstrata.analysis.findings import findings
-from fedstrata.common.errors import StateError
-from fedstrata.compare.comparison_file import FILE, read
-from helpers.comparisons import asked, make
 from helpers.handmade import comparison, result
 
 
@@ -27,28 +22,6 @@ def scored(values):
         if v is not None
     }
     return findings(dataclasses.replace(comparison(tuple(values), seeds), results=runs)).answer
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[]", b"{}", b'{"format": 1}'])
-def test_the_same_call_mends_a_damaged_record_as_its_message_promises(tmp_path, text):
-    contest = asked(tmp_path, seeds=(0,), executor="loop", rounds=1)
-    contest.folder.mkdir()
-    record = contest.folder / FILE
-    record.write_bytes(text)
-    with pytest.raises(StateError, match=r"damaged|format"):
-        read(contest.folder)
-    make(contest, observers=(lambda _event: None,))  # in this process
-    assert len(read(contest.folder).results) == 2
-    assert (contest.folder / f"{FILE}.damaged-1").read_bytes() == text
-
-
-def test_a_record_of_another_comparison_is_still_refused(tmp_path):
-    contest = asked(tmp_path, seeds=(0,))
-    contest.folder.mkdir()
-    (contest.folder / FILE).write_text(json.dumps({"format": 1, "digest": "another"}))
-    with pytest.raises(StateError, match="another comparison"):
-        make(contest)
-    assert (contest.folder / FILE).exists()
 
 
 def test_a_baseline_whose_mean_misses_the_hard_seed_is_not_called_best():
@@ -73,3 +46,16 @@ def test_a_difference_over_fewer_seeds_than_the_means_says_so():
     assert "0.200 above fedavg on the 1 seed in common" in scored(
         {"fedavg": (0.5, 0.6), "scaffold": (0.7, None), "moon": (0.4, 0.5)}
     )
+
+
+def test_a_shown_difference_never_reads_as_a_p_of_005():
+    assert [written(p) for p in (0.0001, 0.004, 0.012, 0.0488, 0.0499, 0.05, 0.051, 0.3)] == [
+        "< 0.001",
+        "0.004",
+        "0.01",
+        "0.049",
+        "just under 0.05",
+        "0.05",
+        "0.05",
+        "0.30",
+    ]

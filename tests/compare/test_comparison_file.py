@@ -1,0 +1,31 @@
+"""Files of a comparison that are damaged or another's."""
+
+import json
+
+import pytest
+
+from fedstrata.common.errors import StateError
+from fedstrata.compare.comparison_file import FILE, read
+from helpers.comparisons import asked, make
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[]", b"{}", b'{"format": 1}'])
+def test_the_same_call_mends_a_damaged_record_as_its_message_promises(tmp_path, text):
+    contest = asked(tmp_path, seeds=(0,), executor="loop", rounds=1)
+    contest.folder.mkdir()
+    record = contest.folder / FILE
+    record.write_bytes(text)
+    with pytest.raises(StateError, match=r"damaged|format"):
+        read(contest.folder)
+    make(contest, observers=(lambda _event: None,))  # in this process
+    assert len(read(contest.folder).results) == 2
+    assert (contest.folder / f"{FILE}.damaged-1").read_bytes() == text
+
+
+def test_a_record_of_another_comparison_is_still_refused(tmp_path):
+    contest = asked(tmp_path, seeds=(0,))
+    contest.folder.mkdir()
+    (contest.folder / FILE).write_text(json.dumps({"format": 1, "digest": "another"}))
+    with pytest.raises(StateError, match="another comparison"):
+        make(contest)
+    assert (contest.folder / FILE).exists()
