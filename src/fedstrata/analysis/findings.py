@@ -245,7 +245,7 @@ def _model_use(table: _ScoreTable, label: str) -> tuple[bool, bool]:
     )
     mine, theirs = table.values(label, personal), table.values(label, shared)
     uses_personal = any(abs(mine[seed] - theirs[seed]) > 1e-9 for seed in mine if seed in theirs)
-    return uses_personal, any(result.summary.get("private") for result in table.comparison.runs(label))
+    return uses_personal, any(result.summary.get("num_private_tensors") for result in table.comparison.runs(label))
 
 
 def _stability(table: _ScoreTable, label: str) -> dict[str, float | None]:

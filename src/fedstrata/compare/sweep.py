@@ -25,7 +25,6 @@ from fedstrata.compare.request import ComparisonRequest, Observers, differences,
 from fedstrata.compare.screening import best_score
 from fedstrata.config.config import KEYS, Config
 from fedstrata.config.fields import suggestion
-from fedstrata.core.chain import name_of
 from fedstrata.runs.folder import as_json
 from fedstrata.storage.atomic_files import write_file
 
@@ -50,7 +49,7 @@ class VariedSetting:
 
     def applies_to(self, competitor: Competitor) -> bool:
         """Whether it changes this method."""
-        return self.setting or any(name_of(piece) == self.key.partition(".")[0] for piece in competitor.method.pieces)
+        return self.setting or any(piece.name == self.key.partition(".")[0] for piece in competitor.method.pieces)
 
 
 @dataclass(frozen=True)
@@ -315,7 +314,7 @@ def _check_varied(varied: Sequence[VariedSetting], competitors: Sequence[Competi
                     f"{vary.key} is varied, and {taken[0]!r} has one of its own; leave it out of one of the two."
                 )
         elif not any(vary.applies_to(competitor) for competitor in competitors):
-            names = [f"{name_of(p)}.{f.name}" for r in competitors for p in r.method.pieces for f in fields(p)]
+            names = [f"{p.name}.{f.name}" for r in competitors for p in r.method.pieces for f in fields(p)]
             raise ConfigError(
                 f"{vary.key} is neither a setting nor an argument of one of the"
                 f" methods.{suggestion(vary.key, [*METHOD_SETTINGS, *names])}"
@@ -379,7 +378,7 @@ def text_with(competitor: Competitor, values: Mapping[str, str]) -> str:
 
 
 def _call_with(call: Call, competitor: Competitor, values: Mapping[str, str]) -> str:
-    piece = next((p for p in competitor.method.pieces if name_of(p) == call.name), None)
+    piece = next((p for p in competitor.method.pieces if p.name == call.name), None)
     if piece is None:
         return call.name
     names = [f.name for f in fields(piece)]

@@ -177,7 +177,7 @@ class Maximise(Study):
     def _ascend_run(self, label: str, run: Finished) -> dict[str, tuple[Sequence[int], Ascent]]:
         """Return (channels, ascent) by layer."""
         pixels = pixels_of(run, "activation maximisation")
-        if run.looks_at_batches:
+        if run.uses_batch_statistics:
             raise ConfigError(
                 f"norms of {label} use batch statistics, which would mix the images; study a run without bn=batch."
             )
@@ -282,7 +282,7 @@ def layers_of(run: Finished) -> tuple[nn.Module, dict[str, nn.Module]]:
     For a head that a method evaluates itself, the module is the network, as both have the same output.
     """
     layout, used = run.engine.parts.setup.layout, parameters_used_by(run)
-    model = ServedNetwork(run) if run.engine.kit.method.has("model") else run.module()
+    model = ServedNetwork(run) if run.engine.worker.method.has("model") else run.module()
     modules: dict[str, nn.Module] = {}
     for name in layout.names():
         weights = weights_of(layout, name)
