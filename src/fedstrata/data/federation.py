@@ -75,7 +75,7 @@ class Federation:
     notes: tuple[str, ...]
     seed: int = 0
     official: Samples | None = field(default=None, repr=False)
-    intake: InputPreprocessor | None = field(default=None, repr=False)
+    preprocessor: InputPreprocessor | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         samples = f"{len(self.train):,} training samples of shape {self.task.shape}"
@@ -267,7 +267,7 @@ def assemble(source: Source, spec: DataSpec) -> Federation:
         notes=(*source.notes, *partition.notes, *more, *small_clients(partition, spec.validation)),
         seed=spec.seed,
         official=source.test,
-        intake=source.intake,
+        preprocessor=source.preprocessor,
     )
     return _scaled(federation, source, server=convention in ("server", "both")) if source.scale else federation
 
@@ -287,7 +287,7 @@ def _scaled(federation: Federation, source: Source, *, server: bool) -> Federati
         train=scaled.train,
         test=scaled.test if server else None,
         official=scaled.test,
-        intake=scaled.intake,
+        preprocessor=scaled.preprocessor,
         notes=notes,
     )
 
