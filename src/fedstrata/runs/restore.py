@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from fedstrata.common.errors import StateError
 from fedstrata.config.config import Config
 from fedstrata.core.chain import Method
-from fedstrata.core.params import Params
-from fedstrata.core.state import flatten_state, restore_state
+from fedstrata.core.params import Model, Params
 from fedstrata.data.federation import Federation
 from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.engine.ledger import Cost
 from fedstrata.engine.rounds import Engine
-from fedstrata.engine.server import Server
+from fedstrata.engine.server import Server, planned
 from fedstrata.runs.folder import manifest_of, read_manifest, same_run
 from fedstrata.storage import Checkpoint, load
 from fedstrata.wire.frame import MessageSize
@@ -108,9 +107,9 @@ def restored(
     checkpoint = load(folder / CHECKPOINTS)
     refuse_another(checkpoint, parts, folder / CHECKPOINTS)
     engine = Engine(parts, "loop", 1)
-    load(folder / CHECKPOINTS, engine.rows)
+    load(folder / CHECKPOINTS, engine.states)
     take_up(engine, checkpoint)
-    engine.ready()
+    engine.serving.ready()
     return engine, notes
 
 
@@ -134,36 +133,30 @@ def refuse_another(checkpoint: Checkpoint, parts: RunComponents, folder: Path) -
 
 def take_up(engine: Engine, checkpoint: Checkpoint) -> None:
     """Put an engine where the checkpoint was made."""
-    meta = checkpoint.meta
+    meta, rules = checkpoint.meta, engine.parts.rules
     engine.server = _server(checkpoint, engine.server)
-    engine.plan = engine.plan_now()
+    engine.plan = planned(rules.base, engine.server, rules, {})
     engine.seconds, engine.lowest, engine.stopped_by = meta["seconds"], meta["lowest"], meta["stopped_by"]
-    up, up_framing, down, down_framing, flops = meta["bill"]
+    up, up_framing, down, down_framing, flops = meta["cost"]
     engine.ledger.total = Cost(MessageSize(up, up_framing), MessageSize(down, down_framing), flops)
     engine.ledger.costs = dict(meta["costs"])
 
 
 def tensors_of(server: Server) -> dict[str, Tensor]:
-    """What a checkpoint keeps of a server: parameters, statistics and slots by name."""
-    assert server.params.buffers is not None
-    found = {"params": server.params.flat, "statistics": server.params.buffers.flat}
-    for piece, slot in server.slots.items():
-        for name, value in flatten_state(slot).items():
-            found[f"slot/{piece}/{name}"] = value.flat if isinstance(value, Params) else value
-    return found
+    """Return what a checkpoint keeps of a server: parameters, statistics and the pieces' states by name."""
+    tensors = {"params": server.model.flat, "statistics": server.model.statistics.flat}
+    for piece, state in server.states.items():
+        tensors |= {f"state/{piece}/{name}": tensor for name, tensor in state.tensors().items()}
+    return tensors
 
 
 def _server(checkpoint: Checkpoint, template: Server) -> Server:
-    tensors = checkpoint.tensors
-    assert template.params.buffers is not None
-    params = Params(
-        tensors["params"], template.params.spec, buffers=Params(tensors["statistics"], template.params.buffers.spec)
-    )
-    slots = {}
-    for piece, slot in template.slots.items():
-        found: dict[str, Params | Tensor] = {}
-        for name, value in flatten_state(slot).items():
-            tensor = tensors[f"slot/{piece}/{name}"]
-            found[name] = Params(tensor, value.spec) if isinstance(value, Params) else tensor
-        slots[piece] = restore_state(found)
-    return Server(checkpoint.round + 1, params, slots)
+    tensors, like = checkpoint.tensors, template.model
+    statistics = Params(tensors["statistics"], like.statistics.spec)
+    model = Model(Params(tensors["params"], like.spec), statistics)
+    states = {}
+    for piece, state in template.states.items():
+        prefix = f"state/{piece}/"
+        mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        states[piece] = state.filled(mine)
+    return Server(checkpoint.round + 1, model, states)
