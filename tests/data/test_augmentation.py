@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedstrata.common.errors import ConfigError, DataError
-from fedstrata.data import DataSpec, loading, parse_augment
+from fedstrata.data import DataSpec, load, parse_augment
 
 DARK = (-2.0, -1.0, -0.5)
 ALL = "crop(pad=2) + flip + rotate(degrees=15) + resized_crop(low=0.3)"
@@ -108,7 +108,7 @@ def test_fedpart_cifar100_recipe_pads_in_normalised_units():
 
 
 def test_digits_are_black_at_zero_and_augment_in_a_federation():
-    fed = loading(DataSpec(augment="crop(pad=1)"))
+    fed = load(DataSpec(augment="crop(pad=1)"))
     x = fed.train.take(fed.training(0)[:4])
     assert fed.augment(x, torch.zeros(4, 2))[:, :, 0].abs().max() == 0
 
@@ -132,7 +132,7 @@ def test_settings_that_cannot_be_meant_are_refused(text):
 
 def test_samples_that_are_no_images_are_refused():
     with pytest.raises(DataError, match="leave augment out"):
-        loading(DataSpec(data="wine", augment="flip"))
+        load(DataSpec(data="wine", augment="flip"))
 
 
 def test_shapes_that_do_not_fit_are_refused():

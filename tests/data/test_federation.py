@@ -22,7 +22,7 @@ from fedstrata.data import (
     datasets,
     duplicates,
     label_table,
-    loading,
+    load,
     partition_picture,
 )
 from helpers import lab
@@ -34,7 +34,7 @@ def arrays(n=200, classes=4, features=3, seed=0):
 
 
 def test_digits_is_the_default_and_its_test_fifth_does_not_move_with_the_seed():
-    one, other = loading(DataSpec()), loading(DataSpec(seed=9))
+    one, other = load(DataSpec()), load(DataSpec(seed=9))
     assert one.task.shape == (1, 8, 8)
     assert torch.equal(one.test.y, other.test.y)
     assert len(one.train) + len(one.test) == 1797
@@ -47,7 +47,7 @@ def test_digits_is_the_default_and_its_test_fifth_does_not_move_with_the_seed():
 
 
 def test_validation_is_taken_out_of_training_and_leaves_at_least_one():
-    fed = loading(DataSpec(partition="dirichlet(alpha=0.1, min=1)", clients=50, validation=0.3))
+    fed = load(DataSpec(partition="dirichlet(alpha=0.1, min=1)", clients=50, validation=0.3))
     for i in range(50):
         train, late, held = fed.training(i), fed.validating(i), fed.partition.indices(i)
         assert sorted([*train.tolist(), *late.tolist()]) == sorted(held.tolist())
@@ -57,13 +57,13 @@ def test_validation_is_taken_out_of_training_and_leaves_at_least_one():
 
 
 def test_counts_are_those_of_the_training_samples():
-    fed = loading(DataSpec(partition="dirichlet(alpha=0.3)", validation=0.2))
+    fed = load(DataSpec(partition="dirichlet(alpha=0.3)", validation=0.2))
     assert torch.equal(fed.counts(3), fed.train.y[fed.training(3)].bincount(minlength=10))
     assert torch.equal(label_table(fed, [3, 4])[0], fed.counts(3))
 
 
 def test_own_tests_draw_what_the_client_holds_of_each_class():
-    fed = loading(DataSpec(partition="dirichlet(alpha=0.1)", clients=10, test="both"))
+    fed = load(DataSpec(partition="dirichlet(alpha=0.1)", clients=10, test="both"))
     whole = fed.test.y.bincount(minlength=10)
     for i in range(10):
         samples, rows = fed.testing(i)
@@ -74,7 +74,7 @@ def test_own_tests_draw_what_the_client_holds_of_each_class():
 
 
 def test_the_test_convention_says_who_tests():
-    server, client, both, own = (loading(DataSpec(test=how)) for how in ("server", "client", "both", "own(share=0.25)"))
+    server, client, both, own = (load(DataSpec(test=how)) for how in ("server", "client", "both", "own(share=0.25)"))
     assert server.test is not None
     assert server.own_test is None
     assert server.testing(0) is None
@@ -88,7 +88,7 @@ def test_the_test_convention_says_who_tests():
 
 @pytest.mark.parametrize("by", ["label", "random"])
 def test_own_splits_never_meet_training_or_validation(by):
-    fed = loading(
+    fed = load(
         DataSpec(partition="dirichlet(alpha=0.1, min=1)", clients=40, test=f"own(share=0.25, by={by})", validation=0.2)
     )
     for i in range(40):
@@ -100,7 +100,7 @@ def test_own_splits_never_meet_training_or_validation(by):
 
 
 def test_own_splits_keep_the_class_mix():
-    fed = loading(DataSpec(clients=4, test="own(share=0.2)"))
+    fed = load(DataSpec(clients=4, test="own(share=0.2)"))
     _, rows = fed.testing(0)
     held = fed.train.y[torch.from_numpy(fed.partition.indices(0).copy())].bincount(minlength=10)
     assert (fed.train.y[rows].bincount(minlength=10) - 0.2 * held).abs().max() < 1
@@ -119,7 +119,7 @@ def test_recipe_t4_one_sample_or_one_a_class_is_no_crash_and_is_reported():
 
 
 def test_row_59_clients_without_samples_are_named():
-    fed = loading(DataSpec(partition="dirichlet(alpha=0.01, min=0)", clients=40))
+    fed = load(DataSpec(partition="dirichlet(alpha=0.01, min=0)", clients=40))
     empty = [i for i in range(40) if fed.partition.size(i) == 0]
     assert empty
     assert any(f"{len(empty)} clients ({empty[0]}" in note and "cannot train" in note for note in fed.notes)
@@ -128,7 +128,7 @@ def test_row_59_clients_without_samples_are_named():
 
 
 def test_recipe_t6_sets_are_disjoint_the_official_test_is_untouched_and_counts_are_printed():
-    fed = loading(DataSpec(partition="dirichlet(alpha=0.3)", test="both", validation=0.1))
+    fed = load(DataSpec(partition="dirichlet(alpha=0.3)", test="both", validation=0.1))
     found = duplicates(fed)
     assert (found.train_test, found.within_train, found.across_clients) == (0, 0, 0)
     told = fed.describe()
@@ -150,17 +150,17 @@ def test_row_61_planted_duplicates_are_counted():
 
 
 def test_heldout_clients_are_a_seeded_share():
-    fed = loading(DataSpec(clients=20, heldout=0.25))
+    fed = load(DataSpec(clients=20, heldout=0.25))
     assert len(fed.heldout) == 5
     assert list(fed.heldout) == sorted(set(fed.heldout))
     with pytest.raises(DataError, match="which is 0"):
-        loading(DataSpec(clients=20, heldout=0.01))
+        load(DataSpec(clients=20, heldout=0.01))
 
 
 def test_a_million_registered_clients_cost_no_memory():
-    loading(DataSpec())  # imports and the digits themselves
+    load(DataSpec())  # imports and the digits themselves
     tracemalloc.start()
-    fed = loading(DataSpec(partition="overlap(size=20)", clients=1_000_000, test="both", validation=0.1))
+    fed = load(DataSpec(partition="overlap(size=20)", clients=1_000_000, test="both", validation=0.1))
     fed.training(123_456)
     fed.testing(999_999)
     peak = tracemalloc.get_traced_memory()[1]
@@ -171,8 +171,8 @@ def test_a_million_registered_clients_cost_no_memory():
 
 def test_the_fingerprint_is_that_of_the_data_and_the_split():
     base = DataSpec(partition="dirichlet(alpha=0.3)")
-    one = loading(base).fingerprint
-    assert one == loading(replace(base, partition="dirichlet(0.3, min=10)")).fingerprint
+    one = load(base).fingerprint
+    assert one == load(replace(base, partition="dirichlet(0.3, min=10)")).fingerprint
     changed = [
         replace(base, seed=1),
         replace(base, partition="iid"),
@@ -180,7 +180,7 @@ def test_the_fingerprint_is_that_of_the_data_and_the_split():
         replace(base, validation=0.1),
         replace(base, test="both"),
     ]
-    assert len({one, *(loading(spec).fingerprint for spec in changed)}) == 6
+    assert len({one, *(load(spec).fingerprint for spec in changed)}) == 6
 
 
 def test_the_fingerprint_is_the_same_in_another_process_and_folder(tmp_path):
@@ -189,11 +189,11 @@ def test_the_fingerprint_is_the_same_in_another_process_and_folder(tmp_path):
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     ).stdout.strip()
-    assert found == loading(DataSpec(data="synthetic", clients=5)).fingerprint
+    assert found == load(DataSpec(data="synthetic", clients=5)).fingerprint
 
 
 def test_a_federation_travels_to_another_process():
-    fed = loading(DataSpec(partition="shards(s=2)", test="both", augment="flip"))
+    fed = load(DataSpec(partition="shards(s=2)", test="both", augment="flip"))
     copy = pickle.loads(pickle.dumps(fed))
     assert torch.equal(copy.training(3), fed.training(3))
     assert torch.equal(copy.testing(3)[1], fed.testing(3)[1])
@@ -297,24 +297,24 @@ def test_the_list_of_data_sets_says_what_each_is():
 
 @pytest.mark.parametrize("name", [row.name for row in datasets() if row.offline])
 def test_recipe_t34_bundled_data_need_no_network_and_no_files(name):
-    fed = loading(DataSpec(data=name, clients=4, partition="iid"))
+    fed = load(DataSpec(data=name, clients=4, partition="iid"))
     assert fed.train.take(fed.training(0)[:2]).shape[1:] == fed.task.shape
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar100", "tiny_imagenet", "pacs", "ag_news", "shakespeare"])
 def test_recipe_t34_missing_files_name_the_folder_and_the_remedy(name, tmp_path):
     with pytest.raises(DataError, match=r"say data.root=FOLDER .*data=digits needs no files"):
-        loading(DataSpec(data=name))
+        load(DataSpec(data=name))
     with pytest.raises(DataError, match=r"nowhere does not exist; say data\.root=FOLDER"):
-        loading(DataSpec(data=name, root=tmp_path / "nowhere"))
+        load(DataSpec(data=name, root=tmp_path / "nowhere"))
     with pytest.raises(DataError, match="found none of"):
-        loading(DataSpec(data=name, root=tmp_path))
+        load(DataSpec(data=name, root=tmp_path))
 
 
 def test_the_environment_names_a_root_where_none_is_given(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path / "elsewhere"))
     with pytest.raises(DataError, match="elsewhere does not exist"):
-        loading(DataSpec(data="mnist"))
+        load(DataSpec(data="mnist"))
 
 
 @pytest.mark.parametrize(
@@ -326,42 +326,42 @@ def test_the_environment_names_a_root_where_none_is_given(tmp_path, monkeypatch)
     ],
 )
 def test_the_partition_picture_is_drawn_for_any_federation(spec, tmp_path):
-    partition_picture(loading(spec), tmp_path / "p.png")
+    partition_picture(load(spec), tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size > 2000
 
 
 def test_the_partition_picture_has_a_bound(tmp_path):
     with pytest.raises(DataError, match="at most 100"):
-        partition_picture(loading(DataSpec(clients=200)), tmp_path / "p.png", range(101))
+        partition_picture(load(DataSpec(clients=200)), tmp_path / "p.png", range(101))
 
 
 def test_synthetic_follows_the_released_rule():
-    fed = loading(DataSpec(data="synthetic(alpha=1, beta=1)", test="both"))
+    fed = load(DataSpec(data="synthetic(alpha=1, beta=1)", test="both"))
     assert fed.clients == 30
     sizes = [fed.partition.size(i) + len(fed.testing(i)[1]) for i in range(30)]
     assert min(sizes) >= 50
     assert [fed.partition.size(i) for i in range(30)] == [int(0.9 * size) for size in sizes]
-    wide = loading(DataSpec(data="synthetic_iid", clients=40)).train.x
+    wide = load(DataSpec(data="synthetic_iid", clients=40)).train.x
     assert torch.allclose(wide.var(0), torch.arange(1, 61) ** -1.2, rtol=0.2)  # 10,000 samples or more: a few percent
 
 
 def test_synthetic_does_not_move_with_the_run_seed():
-    one, other = (loading(DataSpec(data="synthetic", seed=s)) for s in (0, 1))
+    one, other = (load(DataSpec(data="synthetic", seed=s)) for s in (0, 1))
     assert torch.equal(one.train.x, other.train.x)
 
 
 def test_synthetic_clients_are_made_once_and_may_be_dealt_anew():
     with pytest.raises(DataError, match=r"would take 108\.0 GB; say synthetic\(clients="):
-        loading(DataSpec(data="synthetic", clients=1_000_000, partition="overlap(size=20)"))
-    fed = loading(DataSpec(data="synthetic(clients=5)", clients=1_000_000, partition="overlap(size=20)"))
+        load(DataSpec(data="synthetic", clients=1_000_000, partition="overlap(size=20)"))
+    fed = load(DataSpec(data="synthetic(clients=5)", clients=1_000_000, partition="overlap(size=20)"))
     assert fed.clients == 1_000_000
 
 
 def test_overlap_tests_have_the_size_asked_for():
-    fed = loading(DataSpec(partition="overlap(size=30, test=9)", test="client"))
+    fed = load(DataSpec(partition="overlap(size=30, test=9)", test="client"))
     assert len(fed.testing(0)[1]) == 9
     with pytest.raises(DataError, match="use test=359 or less"):
-        loading(DataSpec(partition="overlap(size=30, test=400)", test="client"))
+        load(DataSpec(partition="overlap(size=30, test=400)", test="client"))
 
 
 def test_the_fingerprint_of_arrays_sees_their_features():

@@ -380,7 +380,7 @@ def test_published_settings_are_checked_and_take_a_step_of_one_client(path, stan
         outcome = session.train(session.begin())
         reply = session.reply(outcome)
         assert 1 < reply.loss < 8, "chance is 2.3 on ten classes, 4.6 on a hundred"
-        assert messages.weigh_up(reply).payload == 4 * (
+        assert messages.size_up(reply).payload == 4 * (
             sent or next(reversed(parts.setup.layout.groups.values())).numel
         )
 
@@ -411,4 +411,4 @@ def test_the_config_of_progfed_is_checked_and_takes_a_step_of_its_first_stage(st
     reply = session.reply(outcome)
     assert 1 < reply.loss < 8, "chance is 2.3 on ten classes"
     front, statistics = 9_408 - 7 * 7 * 3 * 64 + 3 * 3 * 3 * 64 + 128 + 4 * 36_992, 2 * 5 * 64
-    assert messages.weigh_up(reply).payload == 4 * (front + statistics + 10 * 65 + 1)
+    assert messages.size_up(reply).payload == 4 * (front + statistics + 10 * 65 + 1)

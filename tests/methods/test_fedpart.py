@@ -237,7 +237,7 @@ def test_5_a_partial_message_holds_the_active_groups_names_and_four_bytes_a_numb
             frame = messages.up(reply)
             assert set(frame.tensors) == {f"delta/{n}" for n in groups[turn].names}
             assert sum(t.numel() * t.element_size() for t in frame.tensors.values()) == 4 * groups[turn].numel
-            assert messages.weigh_up(reply).payload == 4 * groups[turn].numel
+            assert messages.size_up(reply).payload == 4 * groups[turn].numel
             down = messages.down(work).tensors
             assert all(n.startswith("model/") for n in down), "no mask is sent: what is active follows from the round"
 
@@ -424,7 +424,7 @@ def test_9_gradients_of_the_active_group_are_those_of_the_full_backward_pass(nor
         bound.mode(training=True)
         bound.train_only(frozenset(names))
         worker.features.clear()
-        return dict(zip(names, bound.gradients(worker.plain_loss(bound.params, batch), names)[0], strict=True))
+        return dict(zip(names, bound.gradients(worker.plain_loss(bound.model, batch), names)[0], strict=True))
 
     whole = gradients(list(worker.bound.spec.names))
     for group in worker.setup.layout.groups.values():

@@ -225,7 +225,7 @@ def test_costs_of_layers_are_those_of_the_whole_network():
     for name, group in plain.parts.setup.layout.groups.items():
         names = frozenset(group.names)
         assert cost(grown.worker, batch, names).flops == cost(plain.worker, batch, names).flops, name
-    assert grown.worker.bound.params.integer(LEFT) == 2, "and the network is as it was"
+    assert grown.worker.bound.model.integer(LEFT) == 2, "and the network is as it was"
     grown.close()
     plain.close()
 

@@ -16,7 +16,7 @@ class Loop:
     name = "loop"
     workers = 1
 
-    def __init__(self, make: WorkerMaker) -> None:
+    def __init__(self, make: WorkerMaker, workers: int = 1, threads: int = 1) -> None:  # every executor's arguments
         self.worker = make()
 
     def train(self, tasks: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:

@@ -36,7 +36,7 @@ class ExecutorRow:
 
 
 EXECUTORS: dict[str, ExecutorRow] = {
-    "loop": ExecutorRow(lambda make, workers, threads: Loop(make), "one client after the other in this process"),
+    "loop": ExecutorRow(Loop, "one client after the other in this process"),
     "threads": ExecutorRow(Threads, "several clients at a time in threads; bit-equal to loop"),
     "processes": ExecutorRow(
         Processes, "several clients at a time in forked processes with shared memory; bit-equal to loop"

@@ -168,6 +168,10 @@ class Tools(Protocol):
         """
 
 
+OUTSIDE = CohortSlot(-1, -1)
+"""Outside a round, where a client forms its personal model."""
+
+
 # ---- what server code sees ------------------------------------------------------------------------------------------
 
 
@@ -243,7 +247,7 @@ class ServerContext:
     plan: Plan
     make_rng: Callable[[], Generator] = field(repr=False)
     answers: QueryResult | None = None
-    slot: CohortSlot = CohortSlot(-1, -1)
+    slot: CohortSlot = OUTSIDE
     contributions: Sequence[Contribution] = ()
     sent: Sequence[Model] = ()
     payload_sums: State = field(default_factory=State)

@@ -129,7 +129,7 @@ class Evaluator:
 
         Args:
             worker: the worker.
-            work: what the client receives.
+            task: what the client receives.
             adapt: the private steps, on the plain loss whatever the method; None takes none.
         """
         held = self.federation.testing(task.client)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from fedstrata.data import DataSpec, loading
+from fedstrata.data import DataSpec, load
 from helpers import lab
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.1])
 def test_row_59_a_skewed_split_with_empty_clients_trains_and_names_them(alpha):
-    data = loading(DataSpec(data="digits", partition=f"dirichlet(alpha={alpha}, min=0)", clients=40))
+    data = load(DataSpec(data="digits", partition=f"dirichlet(alpha={alpha}, min=0)", clients=40))
     empty = {i for i in range(40) if data.partition.size(i) == 0}
     assert empty
     module = lab.filled(

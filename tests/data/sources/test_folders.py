@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from fedstrata.common.errors import ConfigError, DataError
-from fedstrata.data import DataSpec, loading
+from fedstrata.data import DataSpec, load
 
 
 def picture(path, colour=(255, 0, 0), size=(20, 10)):
@@ -33,7 +33,7 @@ def folder(path, **more):
 
 
 def test_class_folders_are_read_a_batch_at_a_time(tree):
-    fed = loading(folder(tree))
+    fed = load(folder(tree))
     assert fed.train.lazy
     assert fed.task.labels == ("cat", "dog")
     assert (len(fed.train), len(fed.test)) == (8, 2)
@@ -51,7 +51,7 @@ def test_the_middle_of_a_wide_picture_is_kept(tmp_path):
     pixels = np.zeros((8, 24, 3), dtype=np.uint8)
     pixels[:, 8:16] = 255
     Image.fromarray(pixels).save(tmp_path / "a" / "0.png")
-    fed = loading(folder(tmp_path, test=0.3))
+    fed = load(folder(tmp_path, test=0.3))
     rows = [k for k, path in enumerate(fed.train.paths) if path.parent.name == "a" and path.name == "0.png"]
     samples, row = (
         (fed.train, rows[0]) if rows else (fed.test, next(k for k, p in enumerate(fed.test.paths) if p.name == "0.png"))
@@ -65,7 +65,7 @@ def test_a_folder_of_clients_or_domains_is_natural(kind, tmp_path):
         for label in ("x", "y"):
             for k in range(n):
                 picture(tmp_path / who / label / f"{k}.jpg")
-    fed = loading(folder(tmp_path, layout=f"{kind}/class/file"))
+    fed = load(folder(tmp_path, layout=f"{kind}/class/file"))
     assert fed.partition.law == f"natural(by={kind})"
     assert [fed.partition.size(i) for i in range(2)] == [6, 10]
 
@@ -83,7 +83,7 @@ def office(root, inner):
 @pytest.mark.parametrize(("inner", "layout"), [("images", "domain/images/class/file"), ("", "domain/class/file")])
 def test_office_31_is_one_client_a_domain_with_a_fifth_of_each_class_for_testing(tmp_path, inner, layout):
     office(tmp_path, inner)
-    fed = loading(replace(folder(tmp_path, layout=layout), clients=3, test="client"))
+    fed = load(replace(folder(tmp_path, layout=layout), clients=3, test="client"))
     assert [fed.client_name(i) for i in range(3)] == ["amazon", "dslr", "webcam"]
     assert fed.partition.law == "natural(by=domain)"
     assert fed.task.labels == ("back_pack", "mug")
@@ -97,15 +97,15 @@ def test_a_layout_that_is_not_the_folders_own_names_the_one_that_is(tmp_path):
     with pytest.raises(
         DataError, match=r"amazon/images holds folders of pictures.*say layout='domain/images/class/file'"
     ):
-        loading(folder(tmp_path / "archive", layout="domain/class/file"))
+        load(folder(tmp_path / "archive", layout="domain/class/file"))
     office(tmp_path / "flat", "")
     with pytest.raises(DataError, match=r"amazon holds no folder images.*say layout='domain/class/file'"):
-        loading(folder(tmp_path / "flat", layout="domain/images/class/file"))
+        load(folder(tmp_path / "flat", layout="domain/images/class/file"))
 
 
 def test_grey_and_random_resized_crop(tree):
     spec = folder(tree, channels=1)
-    fed = loading(DataSpec(data=spec.data, augment="resized_crop + flip", clients=2))
+    fed = load(DataSpec(data=spec.data, augment="resized_crop + flip", clients=2))
     x = fed.train.take(torch.tensor([0]))
     assert fed.augment(x, torch.rand(1, 5)).shape == (1, 1, 8, 8)
 
@@ -116,18 +116,18 @@ def test_train_and_test_folders_are_the_two_sets(tree, tmp_path_factory):
         for label in ("cat", "dog"):
             for k in range(3):
                 picture(root / part / label / f"{k}.png")
-    fed = loading(folder(root))
+    fed = load(folder(root))
     assert (len(fed.train), len(fed.test)) == (6, 6)
     picture(root / "test" / "emu" / "0.png")
     with pytest.raises(DataError, match="class emu has no training picture"):
-        loading(folder(root))
+        load(folder(root))
 
 
 def test_row_58_hidden_files_are_ignored_and_others_are_counted(tree):
     (tree / ".DS_Store").write_bytes(b"x")
     (tree / "cat" / ".hidden.png").write_bytes(b"x")
     (tree / "cat" / "notes.txt").write_text("x")
-    fed = loading(folder(tree))
+    fed = load(folder(tree))
     assert len(fed.train) + len(fed.test) == 10
     assert any("1 files are no pictures" in note for note in fed.notes)
 
@@ -135,7 +135,7 @@ def test_row_58_hidden_files_are_ignored_and_others_are_counted(tree):
 def test_row_58_an_empty_class_folder_is_refused(tree):
     (tree / "emu").mkdir()
     with pytest.raises(DataError, match=r"emu holds no picture .*remove the folder"):
-        loading(folder(tree))
+        load(folder(tree))
 
 
 def test_pictures_a_level_too_deep_name_the_layout_that_is_meant(tmp_path):
@@ -146,22 +146,22 @@ def test_pictures_a_level_too_deep_name_the_layout_that_is_meant(tmp_path):
     with pytest.raises(
         DataError, match=r"ann holds folders of pictures, and no picture itself; say layout='client/class/file'"
     ):
-        loading(folder(tmp_path))
+        load(folder(tmp_path))
     with pytest.raises(DataError, match=r"holds no pictures by layout client/class/file; say layout='class/file'\."):
-        loading(folder(tmp_path / "ann", layout="client/class/file"))
+        load(folder(tmp_path / "ann", layout="client/class/file"))
     with pytest.raises(DataError, match=r"nowhere does not exist; say path="):
-        loading(folder(tmp_path / "nowhere"))
+        load(folder(tmp_path / "nowhere"))
 
 
 def test_the_name_is_the_call_and_the_fingerprint_sees_other_pictures(tmp_path):
     for what in ("x", "y"):
         for k in range(3):
             picture(tmp_path / "pets" / what / f"{k}.png")
-    first = loading(folder(tmp_path / "pets"))
+    first = load(folder(tmp_path / "pets"))
     assert first.name == "folder(pets, size=8, norm=raw)"
-    assert loading(folder(tmp_path / "pets")).fingerprint == first.fingerprint
+    assert load(folder(tmp_path / "pets")).fingerprint == first.fingerprint
     (tmp_path / "pets" / "x" / "0.png").rename(tmp_path / "pets" / "x" / "9.png")
-    assert loading(folder(tmp_path / "pets")).fingerprint != first.fingerprint
+    assert load(folder(tmp_path / "pets")).fingerprint != first.fingerprint
 
 
 def test_row_58_a_client_may_lack_a_class(tmp_path):
@@ -170,7 +170,7 @@ def test_row_58_a_client_may_lack_a_class(tmp_path):
             picture(tmp_path / who / "x" / f"{k}.png")
     picture(tmp_path / "ann" / "y" / "0.png")
     (tmp_path / "bob" / "y").mkdir()
-    assert loading(folder(tmp_path, layout="client/class/file")).task.labels == ("x", "y")
+    assert load(folder(tmp_path, layout="client/class/file")).task.labels == ("x", "y")
 
 
 @pytest.mark.parametrize("target", ["outside", "loop", "file", "broken"])
@@ -186,12 +186,12 @@ def test_row_58_links_out_of_the_root_loops_and_broken_links_are_refused(target,
     else:
         (tree / "cat" / "9.png").symlink_to(tree / "cat" / "none.png")
     with pytest.raises(DataError, match="are not followed"):
-        loading(folder(tree))
+        load(folder(tree))
 
 
 def test_row_58_a_link_to_a_file_below_the_root_is_read(tree):
     (tree / "cat" / "9.png").symlink_to(tree / "cat" / "0.png")
-    fed = loading(folder(tree))
+    fed = load(folder(tree))
     assert len(fed.train) + len(fed.test) == 11
 
 
@@ -199,23 +199,23 @@ def test_a_damaged_picture_is_named(tree):
     for path in tree.glob("*/*.png"):
         path.write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"\.png: a picture cannot be read"):
-        loading(folder(tree))
+        load(folder(tree))
 
 
 def test_a_folder_without_pictures_or_that_is_a_file_is_refused(tmp_path):
     with pytest.raises(DataError, match="holds no pictures"):
-        loading(folder(tmp_path))
+        load(folder(tmp_path))
     (tmp_path / "f").write_text("x")
     with pytest.raises(DataError, match="is a file"):
-        loading(folder(tmp_path / "f"))
+        load(folder(tmp_path / "f"))
     with pytest.raises(ConfigError, match="in \\(0, 1\\)"):
-        loading(folder(tmp_path, test=2.0))
+        load(folder(tmp_path, test=2.0))
 
 
 def test_the_fingerprint_does_not_hold_the_folder(tree, tmp_path_factory):
     other = tmp_path_factory.mktemp("copy") / "elsewhere"
     shutil.copytree(tree, other)
-    assert loading(folder(tree)).fingerprint == loading(folder(other)).fingerprint
+    assert load(folder(tree)).fingerprint == load(folder(other)).fingerprint
 
 
 def test_the_official_tiny_imagenet_folder(tmp_path):
@@ -226,7 +226,7 @@ def test_the_official_tiny_imagenet_folder(tmp_path):
         picture(root / "val" / "images" / f"val_{wnid}.JPEG", size=(64, 64))
     (root / "wnids.txt").write_text("n02\nn01\n")
     (root / "val" / "val_annotations.txt").write_text("val_n01.JPEG\tn01\t0\t0\t1\t1\nval_n02.JPEG\tn02\t0\t0\t1\t1\n")
-    fed = loading(DataSpec(data="tiny_imagenet(size=32)", root=tmp_path, clients=2))
+    fed = load(DataSpec(data="tiny_imagenet(size=32)", root=tmp_path, clients=2))
     assert (len(fed.train), len(fed.test), fed.task.shape) == (6, 2, (3, 32, 32))
     assert fed.test.y.tolist() == [0, 1]
     assert fed.test.take(torch.tensor([0])).shape == (1, 3, 32, 32)
@@ -240,7 +240,7 @@ def test_resize_then_cut_keeps_the_middle(tmp_path):
     pixels[4:12, 4:12] = 255
     for path in tmp_path.glob("*/*.png"):
         Image.fromarray(pixels).save(path)
-    fed = loading(folder(tmp_path, resize=16))
+    fed = load(folder(tmp_path, resize=16))
     assert fed.train.take(torch.tensor([0])).min() == 1
     with pytest.raises(ConfigError, match="resize >= size"):
-        loading(folder(tmp_path, resize=4))
+        load(folder(tmp_path, resize=4))

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from fedstrata.common.errors import DataError
-from fedstrata.data import DataSpec, loading
+from fedstrata.data import DataSpec, load
 from fedstrata.data.io.formats import open_picture, read_idx, read_npz
 from fedstrata.data.location import Place
 from fedstrata.data.sources.images import DEBIAN_FASHION, NORMS
@@ -63,7 +63,7 @@ def write_npz(folder, n=12, side=32, **more):
 @pytest.mark.parametrize("below", ["mnist", "MNIST/raw", "."])
 def test_idx_files_are_read_plain_and_gzipped(zipped, below, tmp_path):
     made = write_idx(tmp_path / below, zipped=zipped)
-    fed = loading(DataSpec(data="mnist(norm=raw)", root=tmp_path, clients=2))
+    fed = load(DataSpec(data="mnist(norm=raw)", root=tmp_path, clients=2))
     assert torch.equal(
         (fed.train.take(torch.arange(40)) * 255).round().to(torch.uint8)[:, 0], torch.from_numpy(made["train"][0])
     )
@@ -73,22 +73,22 @@ def test_idx_files_are_read_plain_and_gzipped(zipped, below, tmp_path):
 def test_debian_fashion_mnist_is_found_where_no_root_is_given(tmp_path, monkeypatch):
     monkeypatch.setattr("fedstrata.data.sources.images.DEBIAN_FASHION", tmp_path)
     write_idx(tmp_path, zipped=True)
-    assert loading(DataSpec(data="fashion_mnist", clients=2)).task.labels[9] == "Ankle boot"
+    assert load(DataSpec(data="fashion_mnist", clients=2)).task.labels[9] == "Ankle boot"
     with pytest.raises(DataError, match="found none of"):
-        loading(DataSpec(data="fashion_mnist", root=tmp_path / ".."))
+        load(DataSpec(data="fashion_mnist", root=tmp_path / ".."))
 
 
 def test_debian_fashion_mnist_itself():
     if not DEBIAN_FASHION.is_dir():
         pytest.skip("apt-get install dataset-fashion-mnist")
-    fed = loading(DataSpec(data="fashion_mnist"))
+    fed = load(DataSpec(data="fashion_mnist"))
     assert (len(fed.train), len(fed.test)) == (60_000, 10_000)
 
 
 def test_fashion_mnist_without_any_folder_names_the_package_folder(monkeypatch, tmp_path):
     monkeypatch.setattr("fedstrata.data.sources.images.DEBIAN_FASHION", tmp_path / "none")
     with pytest.raises(DataError, match="or install the files under"):
-        loading(DataSpec(data="fashion_mnist"))
+        load(DataSpec(data="fashion_mnist"))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_cut_gzip_is_refused(tmp_path):
 def test_row_56_a_label_out_of_range_names_file_and_row(tmp_path):
     write_idx(tmp_path / "mnist", y=np.array([*range(10), 10, *([0] * 29)], dtype=np.uint8))
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: row 10 has label 10"):
-        loading(DataSpec(data="mnist", root=tmp_path))
+        load(DataSpec(data="mnist", root=tmp_path))
 
 
 def cifar(folder, label_bytes, names):
@@ -133,7 +133,7 @@ def test_official_cifar10_binary(tmp_path):
     made = cifar(
         tmp_path / "cifar-10-batches-bin", 1, [*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"]
     )
-    fed = loading(DataSpec(data="cifar10(norm=raw)", root=tmp_path, clients=2))
+    fed = load(DataSpec(data="cifar10(norm=raw)", root=tmp_path, clients=2))
     assert len(fed.train) == 30
     x = (fed.train.take(torch.tensor([7])) * 255).round()
     assert torch.equal(x.flatten(), torch.from_numpy(made["data_batch_2.bin"][0][1]).float())
@@ -143,7 +143,7 @@ def test_official_cifar10_binary(tmp_path):
 @pytest.mark.parametrize(("labels", "classes", "column"), [("fine", 100, 1), ("coarse", 20, 0)])
 def test_official_cifar100_binary_fine_and_coarse(labels, classes, column, tmp_path):
     made = cifar(tmp_path / "cifar-100-binary", 2, ["train.bin", "test.bin"])
-    fed = loading(DataSpec(data=f"cifar100(labels={labels})", root=tmp_path, clients=2))
+    fed = load(DataSpec(data=f"cifar100(labels={labels})", root=tmp_path, clients=2))
     assert fed.task.classes == classes
     assert fed.train.y.tolist() == made["train.bin"][1][:, column].tolist()
 
@@ -153,12 +153,12 @@ def test_a_cut_cifar_file_is_refused(tmp_path):
     whole = (tmp_path / "cifar-100-binary/test.bin").read_bytes()
     (tmp_path / "cifar-100-binary/test.bin").write_bytes(whole[:-1])
     with pytest.raises(DataError, match="no multiple of a record of 3074"):
-        loading(DataSpec(data="cifar100", root=tmp_path))
+        load(DataSpec(data="cifar100", root=tmp_path))
 
 
 def test_webp_stacks_are_normalised_when_taken(tmp_path):
     pixels = write_npz(tmp_path / "cifar10")
-    fed = loading(DataSpec(data="cifar10", root=tmp_path, clients=2))
+    fed = load(DataSpec(data="cifar10", root=tmp_path, clients=2))
     x = fed.train.take(torch.tensor([9, 0]))
     mean, std = (np.array(v) for v in NORMS["cifar10"])
     assert fed.train.x.dtype == torch.uint8
@@ -170,7 +170,7 @@ def test_webp_stacks_are_normalised_when_taken(tmp_path):
 
 def test_augment_black_is_a_black_pixel(tmp_path):
     write_npz(tmp_path / "cifar10")
-    fed = loading(DataSpec(data="cifar10", root=tmp_path, clients=2, augment="crop(pad=4)"))
+    fed = load(DataSpec(data="cifar10", root=tmp_path, clients=2, augment="crop(pad=4)"))
     corner = fed.augment(fed.train.take(torch.tensor([0])), torch.zeros(1, 2))[0, :, 0, 0]
     mean, std = (torch.tensor(v) for v in NORMS["cifar10"])
     assert torch.allclose(corner, -mean / std)
@@ -188,7 +188,7 @@ def test_a_damaged_npz_is_refused(cut, tmp_path):
     file = tmp_path / "cifar10/train.npz"
     file.write_bytes(file.read_bytes()[:cut])
     with pytest.raises(DataError, match=r"train\.npz"):
-        loading(DataSpec(data="cifar10", root=tmp_path))
+        load(DataSpec(data="cifar10", root=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ def test_a_damaged_npz_is_refused(cut, tmp_path):
 def test_an_npz_that_contradicts_itself_is_refused(more, said, tmp_path):
     write_npz(tmp_path / "cifar10", **more)
     with pytest.raises(DataError, match=said):
-        loading(DataSpec(data="cifar10", root=tmp_path))
+        load(DataSpec(data="cifar10", root=tmp_path))
 
 
 def test_the_files_of_another_set_are_refused(tmp_path):
     write_npz(tmp_path)
     with pytest.raises(DataError, match=r"Does data\.root mean another set"):
-        loading(DataSpec(data="mnist(norm=raw)", root=tmp_path))
+        load(DataSpec(data="mnist(norm=raw)", root=tmp_path))
 
 
 def test_pictures_with_too_many_pixels_are_refused(monkeypatch, tmp_path):
@@ -223,9 +223,9 @@ def test_pictures_with_too_many_pixels_are_refused(monkeypatch, tmp_path):
 
 def test_a_replaced_file_is_read_again(tmp_path):
     write_npz(tmp_path / "cifar10")
-    one = loading(DataSpec(data="cifar10", root=tmp_path, clients=2)).train.x
+    one = load(DataSpec(data="cifar10", root=tmp_path, clients=2)).train.x
     write_npz(tmp_path / "cifar10")
-    assert not torch.equal(one, loading(DataSpec(data="cifar10", root=tmp_path, clients=2)).train.x)
+    assert not torch.equal(one, load(DataSpec(data="cifar10", root=tmp_path, clients=2)).train.x)
 
 
 def test_a_file_is_looked_for_below_the_root_first(tmp_path):
@@ -246,7 +246,7 @@ def test_a_file_is_looked_for_below_the_root_first(tmp_path):
 )
 def test_real_images(data, shape, classes, sizes, real):
     root = real("tiny_imagenet_sub" if data.startswith("tiny") else data)
-    fed = loading(DataSpec(data=data, root=root, partition="iid"))
+    fed = load(DataSpec(data=data, root=root, partition="iid"))
     assert (fed.task.shape, fed.task.classes) == (shape, classes)
     assert (len(fed.train), len(fed.test)) == sizes
     x = fed.train.take(fed.training(0)[:256])
@@ -255,7 +255,7 @@ def test_real_images(data, shape, classes, sizes, real):
 
 
 def test_mnist_writers_are_clients_and_their_tests_are_by_class_mix(real):
-    fed = loading(DataSpec(data="mnist", root=real("mnist"), partition="natural", test="client"))
+    fed = load(DataSpec(data="mnist", root=real("mnist"), partition="natural", test="client"))
     assert fed.clients == 539
     which, rows = fed.own_test.indices(0)
     assert which == "test"
@@ -263,7 +263,7 @@ def test_mnist_writers_are_clients_and_their_tests_are_by_class_mix(real):
 
 
 def test_pacs_domains_are_clients_and_test_on_their_own_domain(real):
-    fed = loading(DataSpec(data="pacs(size=16)", root=real("pacs"), partition="natural", test="both"))
+    fed = load(DataSpec(data="pacs(size=16)", root=real("pacs"), partition="natural", test="both"))
     assert [len(fed.testing(i)[1]) + fed.partition.size(i) for i in range(4)] in (
         [1670, 2048, 2344, 3929],
         [2048, 2344, 1670, 3929],
@@ -272,10 +272,10 @@ def test_pacs_domains_are_clients_and_test_on_their_own_domain(real):
 
 
 def test_cifar10_says_which_test_images_are_not_exact(real):
-    assert "9000 of 10000" in loading(DataSpec(data="cifar10", root=real("cifar10"))).notes[0]
+    assert "9000 of 10000" in load(DataSpec(data="cifar10", root=real("cifar10"))).notes[0]
 
 
 def test_the_pickled_cifar_is_refused_with_the_way_out(tmp_path):
     (tmp_path / "cifar-10-batches-py").mkdir()
     with pytest.raises(DataError, match="get the binary version"):
-        loading(DataSpec(data="cifar10", root=tmp_path))
+        load(DataSpec(data="cifar10", root=tmp_path))

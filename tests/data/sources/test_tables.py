@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedstrata.common.errors import ConfigError, DataError
-from fedstrata.data import DataSpec, loading
+from fedstrata.data import DataSpec, load
 from fedstrata.data.io.scaling import Scaling, Sums
 
 ROWS = 60
@@ -40,7 +40,7 @@ def spec(path, **more):
 
 
 def test_a_table_with_a_client_column_is_natural(tmp_path):
-    fed = loading(spec(table(tmp_path / "t.csv", **columns())))
+    fed = load(spec(table(tmp_path / "t.csv", **columns())))
     assert fed.clients == 3
     assert fed.task.labels == ("no", "yes")
     assert fed.task.shape == (4,)  # two numbers, two words
@@ -49,7 +49,7 @@ def test_a_table_with_a_client_column_is_natural(tmp_path):
 
 def test_numbers_are_normalised_by_what_the_clients_train_on(tmp_path):
     base = replace(spec(table(tmp_path / "t.csv", **columns())), validation=0.25, heldout=0.34, test="both")
-    fed = loading(base)
+    fed = load(base)
     rows = torch.cat([fed.training(i) for i in range(3) if i not in fed.heldout])
     x = fed.train.take(rows)[:, :2].double()
     assert torch.allclose(x.mean(0), torch.zeros(2, dtype=torch.double), atol=1e-6)  # float32
@@ -74,7 +74,7 @@ def test_sums_of_clients_give_what_the_pool_gives():
 
 
 def test_row_62_a_constant_column_becomes_zero_and_is_named(tmp_path):
-    fed = loading(spec(table(tmp_path / "t.csv", **columns(weight=np.full(ROWS, 0.1)))))
+    fed = load(spec(table(tmp_path / "t.csv", **columns(weight=np.full(ROWS, 0.1)))))
     assert (fed.train.x[:, 1] == 0).all()
     assert (fed.test.x[:, 1] == 0).all()
     assert any("'weight' is constant" in note for note in fed.notes)
@@ -87,29 +87,29 @@ def test_row_62_a_missing_number_is_refused_or_imputed_by_config(gap, tmp_path):
     with pytest.raises(
         DataError, match=r"column 'weight', row 17 is missing \(1 rows in all\); use missing=impute or drop=\[weight\]"
     ):
-        loading(spec(path))
-    fed = loading(spec(path, missing="impute"))
+        load(spec(path))
+    fed = load(spec(path, missing="impute"))
     both = torch.cat([fed.train.x, fed.test.x])
     assert int((both[:, 1] == 0).sum()) == 1  # the training mean
-    assert loading(spec(path, drop="[weight]")).task.shape == (3,)
+    assert load(spec(path, drop="[weight]")).task.shape == (3,)
 
 
 def test_a_missing_word_is_a_level_of_its_own(tmp_path):
     path = table(tmp_path / "t.csv", **columns(colour=["" if k % 5 == 0 else "red" for k in range(ROWS)]))
-    assert loading(spec(path, missing="impute")).task.shape == (4,)
+    assert load(spec(path, missing="impute")).task.shape == (4,)
 
 
 def test_a_level_of_the_test_rows_only_is_all_zeros(tmp_path):
     split = ["test" if k % 4 == 0 else "train" for k in range(ROWS)]
     colour = ["blue" if k == 0 else "red" if k % 2 else "green" for k in range(ROWS)]
-    fed = loading(spec(table(tmp_path / "t.csv", **columns(colour=colour, part=split)), split="part"))
+    fed = load(spec(table(tmp_path / "t.csv", **columns(colour=colour, part=split)), split="part"))
     assert len(fed.test) == 15
     assert fed.test.x[0, 2:].tolist() == [0, 0]
     assert (fed.test.x[1:, 2:].sum(1) == 1).all()
 
 
 def test_numbers_may_be_names(tmp_path):
-    fed = loading(spec(table(tmp_path / "t.csv", **columns(age=np.arange(ROWS) % 5)), categorical="[age]"))
+    fed = load(spec(table(tmp_path / "t.csv", **columns(age=np.arange(ROWS) % 5)), categorical="[age]"))
     assert fed.task.shape == (8,)
 
 
@@ -124,7 +124,7 @@ def test_numbers_may_be_names(tmp_path):
 )
 def test_row_56_labels_that_cannot_be_meant_are_refused(label, more, said, tmp_path):
     with pytest.raises(DataError, match=said):
-        loading(spec(table(tmp_path / "t.csv", **columns(ill=label)), **more))
+        load(spec(table(tmp_path / "t.csv", **columns(ill=label)), **more))
 
 
 @pytest.mark.parametrize(
@@ -136,21 +136,21 @@ def test_row_56_labels_that_cannot_be_meant_are_refused(label, more, said, tmp_p
     ],
 )
 def test_the_task_follows_from_the_label(label, kind, classes, tmp_path):
-    fed = loading(spec(table(tmp_path / "t.csv", **columns(ill=label))))
+    fed = load(spec(table(tmp_path / "t.csv", **columns(ill=label))))
     assert (fed.task.kind, fed.task.classes) == (kind, classes)
 
 
 def test_class_numbers_keep_their_own_order(tmp_path):
-    assert loading(spec(table(tmp_path / "t.csv", **columns(ill=[2, 10, 1] * 20)))).task.labels == ("1", "2", "10")
+    assert load(spec(table(tmp_path / "t.csv", **columns(ill=[2, 10, 1] * 20)))).task.labels == ("1", "2", "10")
 
 
 def test_regression_targets_are_in_standard_deviations_or_raw(tmp_path):
     path = table(tmp_path / "t.csv", **columns(ill=np.arange(ROWS) * 1000.5))
-    fed = loading(spec(path))
+    fed = load(spec(path))
     assert torch.allclose(fed.train.y.std(unbiased=False), torch.tensor(1.0))
     assert fed.counts(0).tolist() == [16]
     assert any("standard deviations" in note for note in fed.notes)
-    assert loading(spec(path, target="raw")).train.y.max() > 50_000
+    assert load(spec(path, target="raw")).train.y.max() > 50_000
 
 
 @pytest.mark.parametrize(
@@ -166,33 +166,33 @@ def test_regression_targets_are_in_standard_deviations_or_raw(tmp_path):
 def test_a_file_that_is_no_table_is_refused(text, said, tmp_path):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(DataError, match=said):
-        loading(spec(tmp_path / "t.csv", client=None))
+        load(spec(tmp_path / "t.csv", client=None))
 
 
 def test_wrong_names_files_and_settings_are_refused(tmp_path):
     path = table(tmp_path / "t.csv", **columns())
     with pytest.raises(DataError, match="Did you mean 'site'"):
-        loading(spec(path, client="sites"))
+        load(spec(path, client="sites"))
     with pytest.raises(DataError, match=r"\.csv, \.tsv and \.parquet"):
-        loading(spec(path.rename(tmp_path / "t.xls")))
+        load(spec(path.rename(tmp_path / "t.xls")))
     with pytest.raises(DataError, match=r"say path=FILE"):
-        loading(spec(tmp_path / "none.csv"))
+        load(spec(tmp_path / "none.csv"))
     with pytest.raises(ConfigError, match="give one"):
-        loading(spec(path, split="a", tested="b"))
+        load(spec(path, split="a", tested="b"))
     long = table(tmp_path / "l.csv", a=[f"id{k}" for k in range(1100)], ill=["x", "y"] * 550)
     with pytest.raises(DataError, match="looks like an identifier"):
-        loading(spec(long, client=None))
+        load(spec(long, client=None))
 
 
 def test_an_identifier_as_client_column_makes_single_sample_clients_that_are_reported(tmp_path):
-    fed = loading(spec(table(tmp_path / "t.csv", **columns(site=[f"p{k}" for k in range(57)] + ["q"] * 3))))
+    fed = load(spec(table(tmp_path / "t.csv", **columns(site=[f"p{k}" for k in range(57)] + ["q"] * 3))))
     assert fed.clients == 58
     assert any("57 clients" in note and "a single sample" in note for note in fed.notes)
 
 
 def test_a_second_file_is_the_test_set(tmp_path):
     one, two = table(tmp_path / "a.csv", **columns()), table(tmp_path / "b.csv", **columns(seed=1))
-    fed = loading(spec(one, tested=repr(str(two))))
+    fed = load(spec(one, tested=repr(str(two))))
     assert (len(fed.train), len(fed.test)) == (60, 60)
 
 
@@ -200,33 +200,33 @@ def test_parquet_and_csv_read_the_same(tmp_path):
     pd = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     made = columns()
-    csv = loading(spec(table(tmp_path / "t.csv", **made)))
+    csv = load(spec(table(tmp_path / "t.csv", **made)))
     pd.DataFrame(made).to_parquet(tmp_path / "t.parquet")
-    parquet = loading(spec(tmp_path / "t.parquet"))
+    parquet = load(spec(tmp_path / "t.parquet"))
     assert torch.equal(csv.train.x, parquet.train.x)
     assert csv.task == parquet.task
 
 
 def test_the_fingerprint_of_a_table_does_not_hold_its_folder(tmp_path):
     (tmp_path / "other").mkdir()
-    one, two = (loading(spec(table(tmp_path / place / "t.csv", **columns()))) for place in (".", "other"))
+    one, two = (load(spec(table(tmp_path / place / "t.csv", **columns()))) for place in (".", "other"))
     assert one.fingerprint == two.fingerprint
 
 
 def test_a_lazy_partition_normalises_by_the_whole_training_set(tmp_path):
-    fed = loading(replace(spec(table(tmp_path / "t.csv", **columns())), partition="overlap(size=5)", clients=10**6))
+    fed = load(replace(spec(table(tmp_path / "t.csv", **columns())), partition="overlap(size=5)", clients=10**6))
     assert fed.train.x[:, :2].mean(0).abs().max() < 1e-6
 
 
 def test_own_splits_of_a_table_pool_and_normalise(tmp_path):
-    fed = loading(replace(spec(table(tmp_path / "t.csv", **columns())), test="own(share=0.25)"))
+    fed = load(replace(spec(table(tmp_path / "t.csv", **columns())), test="own(share=0.25)"))
     rows = torch.cat([fed.training(i) for i in range(3)])
     assert len(rows) == 45
     assert fed.train.take(rows)[:, :2].mean(0).abs().max() < 1e-6
 
 
 def test_the_tables_of_scikit_learn_cover_binary_multiclass_and_regression():
-    kinds = {name: loading(DataSpec(data=name, clients=3)).task for name in ("breast_cancer", "wine", "diabetes")}
+    kinds = {name: load(DataSpec(data=name, clients=3)).task for name in ("breast_cancer", "wine", "diabetes")}
     assert [(task.kind, task.classes) for task in kinds.values()] == [
         ("classification", 2),
         ("classification", 3),
@@ -236,14 +236,14 @@ def test_the_tables_of_scikit_learn_cover_binary_multiclass_and_regression():
 
 def test_the_name_of_a_file_is_the_call_and_the_fingerprint_sees_its_content(tmp_path):
     made = columns()
-    first = loading(spec(table(tmp_path / "t.csv", **made), drop="[age]"))
+    first = load(spec(table(tmp_path / "t.csv", **made), drop="[age]"))
     assert first.name == "table(t.csv, label=ill, client=site, drop=[age])"
-    assert loading(spec(table(tmp_path / "t.csv", **made), drop="[age]")).fingerprint == first.fingerprint
+    assert load(spec(table(tmp_path / "t.csv", **made), drop="[age]")).fingerprint == first.fingerprint
     made["weight"][0] += 1
-    assert loading(spec(table(tmp_path / "t.csv", **made), drop="[age]")).fingerprint != first.fingerprint
-    line = loading(DataSpec(data=series(tmp_path)))
+    assert load(spec(table(tmp_path / "t.csv", **made), drop="[age]")).fingerprint != first.fingerprint
+    line = load(DataSpec(data=series(tmp_path)))
     assert line.name == "series(s.csv, value=load, client=who, time=t, window=4, horizon=2)"
-    assert loading(DataSpec(data=series(tmp_path, other=np.zeros(60)))).fingerprint != line.fingerprint
+    assert load(DataSpec(data=series(tmp_path, other=np.zeros(60)))).fingerprint != line.fingerprint
 
 
 def series(tmp_path, **more):
@@ -255,7 +255,7 @@ def series(tmp_path, **more):
 
 
 def test_a_window_forecasts_its_own_client_some_steps_ahead(tmp_path):
-    fed = loading(DataSpec(data=series(tmp_path), test="both"))
+    fed = load(DataSpec(data=series(tmp_path), test="both"))
     assert fed.clients == 2
     assert fed.task.shape == (4,)
     assert [fed.partition.size(i) + len(fed.testing(i)[1]) for i in range(2)] == [25, 25]
@@ -267,28 +267,28 @@ def test_a_window_forecasts_its_own_client_some_steps_ahead(tmp_path):
 
 
 def test_a_series_is_normalised_by_its_training_targets(tmp_path):
-    fed = loading(DataSpec(data=series(tmp_path)))
+    fed = load(DataSpec(data=series(tmp_path)))
     assert fed.train.y.mean().abs() < 1e-6
     assert torch.allclose(fed.train.y.std(unbiased=False), torch.tensor(1.0))
 
 
 def test_short_series_and_gaps_are_refused_or_reported(tmp_path):
     path = table(tmp_path / "s.csv", who=["a"] * 20 + ["b"] * 3, load=range(23))
-    fed = loading(DataSpec(data=f"series(path={str(path)!r}, value=load, client=who, window=5)"))
+    fed = load(DataSpec(data=f"series(path={str(path)!r}, value=load, client=who, window=5)"))
     assert fed.clients == 1
     assert any("1 of 2 series are shorter" in note for note in fed.notes)
     with pytest.raises(DataError, match="the longest series has 20 values"):
-        loading(DataSpec(data=f"series(path={str(path)!r}, value=load, client=who, window=20)"))
+        load(DataSpec(data=f"series(path={str(path)!r}, value=load, client=who, window=20)"))
     path = table(tmp_path / "g.csv", who=["a"] * 20, load=[*range(19), ""])
     with pytest.raises(DataError, match="column 'load', row 19 is missing"):
-        loading(DataSpec(data=f"series(path={str(path)!r}, value=load, client=who, window=5)"))
+        load(DataSpec(data=f"series(path={str(path)!r}, value=load, client=who, window=5)"))
     with pytest.raises(ConfigError, match="horizon 0"):
-        loading(DataSpec(data=f"series(path={str(path)!r}, value=load, client=who, horizon=0)"))
+        load(DataSpec(data=f"series(path={str(path)!r}, value=load, client=who, horizon=0)"))
 
 
 def test_the_eeg_can_be_forecast():
     """A least-squares line over 16 past values explains most of the next: the task is real."""
-    fed = loading(DataSpec(data="eeg"))
+    fed = load(DataSpec(data="eeg"))
     x, y = fed.train.take(torch.arange(len(fed.train))).double(), fed.train.y.double()
     weights = torch.linalg.lstsq(x, y[:, None]).solution
     late = fed.test.take(torch.arange(len(fed.test))).double()
@@ -299,5 +299,5 @@ def test_the_eeg_can_be_forecast():
 def test_clients_of_one_row_leave_no_test_rows_and_the_way_out_is_named(tmp_path):
     path = table(tmp_path / "t.csv", **columns(site=range(ROWS)))
     with pytest.raises(DataError, match=r"has no test set; use test='own"):
-        loading(spec(path))
-    assert loading(replace(spec(path), test="own", partition="iid", clients=3)).own_test.which == "train"
+        load(spec(path))
+    assert load(replace(spec(path), test="own", partition="iid", clients=3)).own_test.which == "train"

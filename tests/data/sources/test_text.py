@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedstrata.common.errors import ConfigError, DataError
-from fedstrata.data import DataSpec, loading
+from fedstrata.data import DataSpec, load
 from fedstrata.data.sources.text import build_vocabulary, encode, tokenize
 
 
@@ -43,7 +43,7 @@ def news(root, texts=("World peace now", "The match ended"), late=("peace match"
 
 def test_news_is_cut_or_padded_to_the_longest_training_text_and_unknown_words_are_unknown(tmp_path):
     news(tmp_path, late=("peace match", "unheard words " * 9))
-    fed = loading(DataSpec(data="ag_news", root=tmp_path, clients=2))
+    fed = load(DataSpec(data="ag_news", root=tmp_path, clients=2))
     assert fed.task.shape == (6,)
     assert fed.task.vocabulary == 2 + 9
     x = fed.test.take(torch.tensor([0, 1]))
@@ -56,19 +56,19 @@ def test_row_62_empty_text_is_refused_or_kept_by_config(tmp_path):
     news(tmp_path)
     parquet(tmp_path / "ag_news/test.parquet", label=[0, 1], title=["a b", '"'], description=["c", ""])
     with pytest.raises(DataError, match=r"test\.parquet: row 1 has a text without words; .*empty=keep"):
-        loading(DataSpec(data="ag_news", root=tmp_path))
-    fed = loading(DataSpec(data="ag_news(empty=keep)", root=tmp_path, clients=2))
+        load(DataSpec(data="ag_news", root=tmp_path))
+    fed = load(DataSpec(data="ag_news(empty=keep)", root=tmp_path, clients=2))
     assert fed.test.take(torch.tensor([1]))[0, 0] == 0
 
 
 def test_official_news_csv(tmp_path):
     for part in ("train", "test"):
         (tmp_path / f"{part}.csv").write_text("".join(f'"{k % 4 + 1}","title {k}","some, text"\n' for k in range(20)))
-    fed = loading(DataSpec(data="ag_news(least=1)", root=tmp_path, clients=2))
+    fed = load(DataSpec(data="ag_news(least=1)", root=tmp_path, clients=2))
     assert fed.train.y.tolist() == [k % 4 for k in range(20)]
     (tmp_path / "test.csv").write_text('"5","a","b"\n')
     with pytest.raises(DataError, match="row 0 is"):
-        loading(DataSpec(data="ag_news", root=tmp_path))
+        load(DataSpec(data="ag_news", root=tmp_path))
 
 
 def speeches(root):
@@ -83,7 +83,7 @@ def speeches(root):
 
 def test_the_label_is_the_next_character_of_the_same_role(tmp_path):
     speeches(tmp_path)
-    fed = loading(DataSpec(data="shakespeare(window=3, stride=2)", root=tmp_path, test="both"))
+    fed = load(DataSpec(data="shakespeare(window=3, stride=2)", root=tmp_path, test="both"))
     letters = fed.task.labels
     said = "abcdefghij\nabcdefghij"
     rows = fed.training(0)
@@ -102,7 +102,7 @@ def test_characters_of_the_test_only_are_unknown(tmp_path):
         text=["abababab", "abzabz"],
         split=["train", "test"],
     )
-    fed = loading(DataSpec(data="shakespeare(window=2, stride=1)", root=tmp_path))
+    fed = load(DataSpec(data="shakespeare(window=2, stride=1)", root=tmp_path))
     assert fed.task.labels == ("<unk>", "a", "b")
     assert fed.test.y[0] == 0
 
@@ -110,17 +110,17 @@ def test_characters_of_the_test_only_are_unknown(tmp_path):
 @pytest.mark.parametrize("data", ["shakespeare(window=0)", "shakespeare(stride=0)", "ag_news(length=0)"])
 def test_settings_that_cannot_be_meant_are_refused(data):
     with pytest.raises(ConfigError, match="at least 1"):
-        loading(DataSpec(data=data))
+        load(DataSpec(data=data))
 
 
 def test_real_news(real):
-    fed = loading(DataSpec(data="ag_news", root=real("ag_news")))
+    fed = load(DataSpec(data="ag_news", root=real("ag_news")))
     assert (len(fed.train), len(fed.test), fed.task.classes) == (6080, 1520, 4)
     assert fed.train.x.max() < fed.task.vocabulary
 
 
 def test_real_shakespeare(real):
-    fed = loading(DataSpec(data="shakespeare", root=real("shakespeare"), clients=100, test="both"))
+    fed = load(DataSpec(data="shakespeare", root=real("shakespeare"), clients=100, test="both"))
     assert fed.clients == 100
     assert fed.task.shape == (80,)
     assert fed.train.take(fed.training(0)[:3]).dtype == torch.int64
@@ -129,15 +129,15 @@ def test_real_shakespeare(real):
 def test_the_hub_extra_says_what_to_install_or_reads_a_saved_folder(tmp_path):
     if importlib.util.find_spec("datasets") is None:
         with pytest.raises(DataError, match=r"pip install 'fedstrata\[hub\]'"):
-            loading(DataSpec(data="hub(path='nobody/nothing')"))
+            load(DataSpec(data="hub(path='nobody/nothing')"))
         return
     datasets = importlib.import_module("datasets")
     rows = {"text": ["one two", "two three"] * 10, "label": [0, 1] * 10, "who": ["a", "b"] * 10}
     datasets.DatasetDict(
         {"train": datasets.Dataset.from_dict(rows), "test": datasets.Dataset.from_dict(rows)}
     ).save_to_disk(str(tmp_path / "saved"))
-    fed = loading(DataSpec(data="hub(path=saved, text=text, client=who)", root=tmp_path))
+    fed = load(DataSpec(data="hub(path=saved, text=text, client=who)", root=tmp_path))
     assert fed.clients == 2
     assert fed.task.vocabulary == 2 + 3
-    words = loading(DataSpec(data="hub(path=saved, client=who)", root=tmp_path))
+    words = load(DataSpec(data="hub(path=saved, client=who)", root=tmp_path))
     assert words.task.shape == (2,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstrata.data import Copy, DataSpec, Federation, duplicates, loading
+from fedstrata.data import Copy, DataSpec, Federation, duplicates, load
 
 
 def arrays(n, seed=0):
@@ -65,7 +65,7 @@ def test_almost_equal_is_not_equal():
 
 
 def test_clients_that_overlap_by_law_are_only_compared_when_asked():
-    fed = loading(DataSpec(partition="overlap(size=200)", clients=1_000_000, test="both"))
+    fed = load(DataSpec(partition="overlap(size=200)", clients=1_000_000, test="both"))
     assert duplicates(fed, ()).across_clients == 0
     assert duplicates(fed, range(20)).across_clients > 500  # 20 draws of 200 out of 1,438
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstrata.common.errors import DataError, StateError
-from fedstrata.data import DataSpec, Facts, Federation, facts_of, loading
+from fedstrata.data import DataSpec, Facts, Federation, facts_of, load
 from fedstrata.data.statistics.divergence import (
     between_share,
     effective_classes,
@@ -31,7 +31,7 @@ def federation(owners, y, *, x=None, features=4, seed=0, **more):
 
 
 def dealt(law, seed=0, **more):
-    return facts_of(loading(DataSpec(partition=law, seed=seed, **more))).skew
+    return facts_of(load(DataSpec(partition=law, seed=seed, **more))).skew
 
 
 # ---- counts and names
@@ -49,7 +49,7 @@ def test_sizes_counts_and_names_are_those_of_the_clients():
 @pytest.mark.parametrize("test", ["server", "client", "both", "own(share=0.2)"])
 @pytest.mark.parametrize("validation", [0.0, 0.2])
 def test_totals_are_the_sums_over_the_splits(test, validation):
-    fed = loading(DataSpec(partition="dirichlet(alpha=0.3)", test=test, validation=validation, heldout=0.2))
+    fed = load(DataSpec(partition="dirichlet(alpha=0.3)", test=test, validation=validation, heldout=0.2))
     facts = facts_of(fed)
     assert facts.train == sum(len(fed.training(i)) for i in range(20))
     assert facts.validation == sum(len(fed.validating(i)) for i in range(20))
@@ -80,7 +80,7 @@ def test_more_than_two_hundred_clients_are_shown_evenly_and_counted_all():
 
 
 def test_a_million_derived_clients_cost_what_the_shown_ones_cost():
-    fed = loading(DataSpec(partition="overlap(size=20)", clients=1_000_000, test="both", validation=0.1))
+    fed = load(DataSpec(partition="overlap(size=20)", clients=1_000_000, test="both", validation=0.1))
     before = time.perf_counter()
     facts = facts_of(fed)
     assert time.perf_counter() - before < 5  # 200 clients take a tenth of a second
@@ -106,7 +106,7 @@ def test_fifty_thousand_listed_clients_are_counted_exactly_and_at_once():
 
 
 def test_clients_without_names_are_called_by_their_number():
-    fed = loading(DataSpec(clients=5))
+    fed = load(DataSpec(clients=5))
     assert not fed.named
     assert [fed.client_name(i) for i in (0, 4)] == ["0", "4"]
     with pytest.raises(DataError, match="client 5 does not exist"):
@@ -134,7 +134,7 @@ def test_columns_that_hold_the_numbers_themselves_are_no_names():
     "spec", [DataSpec(), DataSpec(data="diabetes"), DataSpec(data="eeg"), DataSpec(partition="pooled")], ids=str
 )
 def test_facts_survive_json(spec):
-    facts = facts_of(loading(spec))
+    facts = facts_of(load(spec))
     assert Facts.read(json.loads(json.dumps(facts.as_dict(), allow_nan=False))) == facts
 
 
@@ -153,13 +153,13 @@ def test_facts_survive_json(spec):
     ],
 )
 def test_facts_that_cannot_be_meant_are_refused_by_field(change, said):
-    plain = facts_of(loading(DataSpec())).as_dict()
+    plain = facts_of(load(DataSpec())).as_dict()
     with pytest.raises(StateError, match=said):
         Facts.read(plain | change)
 
 
 def test_a_missing_field_and_another_thing_are_refused():
-    plain = facts_of(loading(DataSpec())).as_dict()
+    plain = facts_of(load(DataSpec())).as_dict()
     for name in plain:
         with pytest.raises(StateError, match=f"lack {name}"):
             Facts.read({key: value for key, value in plain.items() if key != name})
@@ -296,7 +296,7 @@ def test_tokens_that_one_client_alone_uses_are_feature_skew():
 
 
 def test_one_client_differs_from_nobody():
-    skew = facts_of(loading(DataSpec(partition="pooled"))).skew
+    skew = facts_of(load(DataSpec(partition="pooled"))).skew
     assert {name for name, value in skew.items() if value is None} >= {
         "label_js",
         "label_js_chance",
@@ -334,7 +334,7 @@ def test_nobody_with_a_sample_gives_facts_all_the_same():
 
 
 def test_pictures_read_from_files_are_left_alone_unless_asked(tmp_path, monkeypatch):
-    fed = loading(DataSpec())
+    fed = load(DataSpec())
     lazy = replace(fed, train=_Lazy(fed.train))
     assert "feature_shift" not in facts_of(lazy).skew
     assert facts_of(lazy, features=True).skew["feature_shift"] == facts_of(fed).skew["feature_shift"]
@@ -351,7 +351,7 @@ class _Lazy:
 
 
 def test_the_quick_way_and_the_walk_count_alike():
-    fed = loading(DataSpec(partition="dirichlet(alpha=0.3)", clients=30))
+    fed = load(DataSpec(partition="dirichlet(alpha=0.3)", clients=30))
     quick = survey(fed)
     walked = survey(replace(fed, partition=_Walked(fed.partition)))
     assert np.array_equal(quick.training, walked.training)
@@ -378,7 +378,7 @@ class _Walked:
 
 
 def test_cifar10_with_a_hundred_clients_takes_a_moment(real):
-    fed = loading(DataSpec(data="cifar10", root=real("cifar10"), partition="dirichlet(alpha=0.1)", clients=100))
+    fed = load(DataSpec(data="cifar10", root=real("cifar10"), partition="dirichlet(alpha=0.1)", clients=100))
     before = time.perf_counter()
     facts = facts_of(fed)
     assert time.perf_counter() - before < 3  # 0.3 s on an idle core
@@ -397,7 +397,7 @@ def test_cifar10_with_a_hundred_clients_takes_a_moment(real):
     ],
 )
 def test_words_fit_what_everybody_knows_about_these_data(real, data, law, label, features):
-    fed = loading(DataSpec(data=data, root=real(data), partition=law, clients=100 if data == "cifar10" else None))
+    fed = load(DataSpec(data=data, root=real(data), partition=law, clients=100 if data == "cifar10" else None))
     found = {meaning.name: meaning.word for meaning in meanings(facts_of(fed, features=True).skew)}
     assert (found["label_skew"], found["feature_shift"]) == (label, features)
 
