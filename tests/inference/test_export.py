@@ -18,7 +18,7 @@ from torch import nn
 
 from fedstrata.common.errors import ConfigError, StateError
 from fedstrata.data.federation import Federation
-from fedstrata.inference import export, finished_run, load
+from fedstrata.inference import export, load, open_run
 from fedstrata.inference import export as package_export
 from helpers import lab
 from helpers.finished_runs import command, digest, quick, toy_run
@@ -42,7 +42,7 @@ def test_all_files_say_what_the_runs_evaluation_says(folder, tmp_path):
     made = export(folder, tmp_path / "out", 3, "all")
     assert set(made.files) == {"model.safetensors", "model.pt2", "model.onnx", "signature.json", "MODEL_CARD.md"}
     assert {p.name for p in made.folder.iterdir()} == set(made.files)
-    found = finished_run(folder)
+    found = open_run(folder)
     test = found.federation.test
     index = torch.arange(len(test))
     x, wanted = test.take(index), found.engine.evaluator.predict(found.engine.worker, found.params(3), test, index)
@@ -77,6 +77,7 @@ def test_the_program_of_a_changed_model_holds_the_change(tmp_path):
     assert "the weights alone are not the model" in (made.folder / "MODEL_CARD.md").read_text()
 
 
+@pytest.mark.full
 def test_every_block_of_the_card_runs(folder, tmp_path):
     out = export(folder, tmp_path / "out", None, "all").folder
     blocks = re.findall(r"```python\n(.*?)```", (out / "MODEL_CARD.md").read_text(), re.DOTALL)
@@ -89,7 +90,7 @@ def test_every_block_of_the_card_runs(folder, tmp_path):
 
 def test_the_card_tells_scores_data_training_costs_and_hashes(folder, tmp_path):
     made = export(folder, tmp_path / "out", 3)
-    text, found = (made.folder / "MODEL_CARD.md").read_text(), finished_run(folder)
+    text, found = (made.folder / "MODEL_CARD.md").read_text(), open_run(folder)
     summary = found.result.summary
     for title in (
         "Use",
@@ -106,8 +107,10 @@ def test_the_card_tells_scores_data_training_costs_and_hashes(folder, tmp_path):
         assert f"\n## {title}\n" in text
     assert f"| {summary['accuracy']['final']:.4f} | 359 samples of the server's test set |" in text
     n = len(found.federation.testing(3)[1])
-    assert f"| this model, on the client's own test | {found.result.clients[3]['personal']:.4f} | {n} samples |" in text
-    assert "the own tests of 2 held-out clients" in text
+    assert (
+        f"| this model, on the client's test split | {found.result.clients[3]['personal']:.4f} | {n} samples |" in text
+    )
+    assert "the test splits of 2 held-out clients" in text
     assert "Arivazhagan et al., 2019" in text
     assert "`test=both`" in text
     assert summary["model_sha256"] in text
@@ -166,7 +169,7 @@ def test_norms_that_look_at_the_batch_are_said_to_do_so(tmp_path, settings, sing
     told = json.loads((export(run, tmp_path / "out", None, "safetensors").folder / "signature.json").read_text())[
         "batch_norm"
     ]
-    assert ("outputs hang on the other samples" in told) == (single is not None)
+    assert ("outputs depend on the other samples" in told) == (single is not None)
     assert ("a single sample" in told) == bool(single)
 
 

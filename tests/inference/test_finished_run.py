@@ -9,7 +9,7 @@ import torch
 
 from fedstrata.common.errors import ConfigError, StateError
 from fedstrata.data.federation import Federation
-from fedstrata.inference import finished_run, load
+from fedstrata.inference import load, open_run
 from fedstrata.runs.run import Stopped, run
 from helpers import lab
 from helpers.finished_runs import quick, toy_run
@@ -25,37 +25,37 @@ def test_a_client_is_found_by_number_and_by_name(tmp_path):
     folder, _, given = toy_run(
         tmp_path, "fedper", (named(["ada", "bob", "cid", "dan", "eve", "fay"]), lab.small()), cohort=6
     )
-    found = finished_run(folder, **given)
-    assert [found.number(who) for who in (None, 2, "2", "#2", "cid")] == [None, 2, 2, 2, 2]
+    found = open_run(folder, **given)
+    assert [found.client_number(who) for who in (None, 2, "2", "#2", "cid")] == [None, 2, 2, 2, 2]
     x = found.federation.train.x
     assert torch.equal(load(folder, "cid", **given)(x), load(folder, 2, **given)(x))
     assert not torch.equal(load(folder, "cid", **given)(x), load(folder, 1, **given)(x))
     with pytest.raises(ConfigError, match=r"there is no client 'cit'; clients are 0 to 5. Did you mean 'cid'"):
-        found.number("cit")
+        found.client_number("cit")
     for wrong in (6, -1, "6", "-1", "#", "", "9" * 40):
         with pytest.raises(ConfigError, match="there is no client"):
-            found.number(wrong)
+            found.client_number(wrong)
 
 
 def test_a_text_that_is_one_clients_name_and_anothers_number_is_refused_with_both(tmp_path):
     folder, _, given = toy_run(tmp_path, "fedper", (named(["10", "11", "12", "13", "2", "5"]), lab.small()), cohort=6)
-    found = finished_run(folder, **given)
+    found = open_run(folder, **given)
     with pytest.raises(ConfigError, match=r"'2' is the name of client #\d and the number of '12'; write #\d or #2"):
-        found.number("2")
-    assert found.number("#2") == 2
-    assert found.number(2) == 2
-    assert found.number("10") == 0
+        found.client_number("2")
+    assert found.client_number("#2") == 2
+    assert found.client_number(2) == 2
+    assert found.client_number("10") == 0
 
 
 def test_clients_that_never_came_or_were_held_out_are_said_to_be_so(tmp_path):
     folder = quick(tmp_path, method="fedper", heldout=0.2, cohort=2, clients=10)
-    found = finished_run(folder)
+    found = open_run(folder)
     came = {client for row in found.result.rounds for client in row["cohort"]}
     out = found.federation.heldout[0]
     idle = next(i for i in range(10) if i not in came and i not in found.federation.heldout)
-    assert found.told(min(came)) == ()
-    assert "never took part" in found.told(idle)[0]
-    assert "held out of training" in found.told(out)[0]
+    assert found.notes_for(min(came)) == ()
+    assert "never took part" in found.notes_for(idle)[0]
+    assert "held out of training" in found.notes_for(out)[0]
     x = found.federation.test.take(torch.arange(9))
     start = found.engine.parts.setup.model  # nobody has given a head to those two: it is the one that all began with
     for client in (idle, out):
@@ -66,7 +66,7 @@ def test_clients_that_never_came_or_were_held_out_are_said_to_be_so(tmp_path):
 
 def test_personal_scores_of_the_run_are_those_of_its_exported_models(tmp_path):
     folder = quick(tmp_path, method="ditto(mu=0.5)", test="client", clients=8)
-    found = finished_run(folder)
+    found = open_run(folder)
     for client in range(8):
         samples, index = found.federation.testing(client)
         right = load(folder, client)(samples.take(index)).argmax(1) == samples.y[index]
@@ -108,7 +108,7 @@ def test_a_summary_of_another_model_is_refused(tmp_path):
     folder, _, given = toy_run(tmp_path, "fedavg", "layer")
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(summary | {"model_sha256": "0" * 64}))
-    with pytest.raises(StateError, match=r"summary.json speaks of another model"):
+    with pytest.raises(StateError, match=r"summary.json describes another model"):
         load(folder, **given)
 
 
@@ -125,7 +125,7 @@ def test_what_was_given_from_python_must_be_given_again_and_be_the_same(tmp_path
 
 def test_a_personal_model_that_diverged_is_refused(tmp_path):
     folder, _, given = toy_run(tmp_path, "finetune(steps=80, lr=1e20)", "layer")
-    found = finished_run(folder, **given)
+    found = open_run(folder, **given)
     assert found.module()(given["federation"].test.x).isfinite().all()
     with pytest.raises(StateError, match="is not finite: its private training diverged"):
         found.module(0)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedstrata.common.errors import DataError, StateError
 from fedstrata.data.federation import Federation
-from fedstrata.inference import finished_run, load, predict
+from fedstrata.inference import load, open_run, predict
 from fedstrata.inference.inputs import SEEN
 from helpers import lab
 from helpers.finished_runs import command, digest, quick, toy_run
@@ -64,7 +64,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["ill", "gaps"])
 def test_a_table_is_encoded_and_standardised_as_in_training(place, name, tmp_path):
-    found = finished_run(place / name)
+    found = open_run(place / name)
     frame = pd.read_csv(place / ("gaps.csv" if name == "gaps" else "full.csv"))
     shuffled = (
         frame[["ill", "income", "site", "flat", "city", "age"]].assign(note="hello").sample(frac=1, random_state=1)
@@ -171,7 +171,7 @@ def test_a_table_that_the_model_cannot_read_is_refused_by_column_and_row(place, 
         ("empty.csv", b"", r"is empty"),
         ("head.csv", b"age,city,income,flat\n", r"there is no data row"),
         ("a.txt", b"hello\n", r"is a text; this model takes a table"),
-        ("a.xlsx", b"PK", r"files are read by their ending, and '.xlsx' is none of"),
+        ("a.xlsx", b"PK", r"the file type follows from its suffix, and '.xlsx' is none of"),
         ("a.npy", b"\x93NUMPY", r"damaged or no .npy|a.npy"),
     ],
 )
@@ -218,7 +218,7 @@ def painted(tmp_path_factory):
 
 def test_pictures_are_cut_and_normalised_as_in_training(painted):
     run, folder = painted
-    found, told = finished_run(run), predict(run, folder)
+    found, told = open_run(run), predict(run, folder)
     federation = found.federation
     seen = {
         str(p.relative_to(folder.resolve())): (s, i)
@@ -244,7 +244,7 @@ def test_a_single_picture_of_any_size_and_a_folder_without_classes(painted, tmp_
     assert told.names == ("12.jpg", "200.jpg", "40.jpg")
     assert told.predicted == ["red"] * 3
     assert told.score is None
-    assert "1 files are no pictures" in told.notes[0]
+    assert "1 files are not images" in told.notes[0]
     (tmp_path / "red").mkdir()
     (tmp_path / "40.jpg").rename(tmp_path / "red" / "40.jpg")
     assert "2 of 3 pictures lie in no folder named after a class" in " ".join(predict(run, tmp_path).notes)
@@ -252,7 +252,7 @@ def test_a_single_picture_of_any_size_and_a_folder_without_classes(painted, tmp_
 
 def test_damaged_pictures_links_and_empty_folders_are_refused(painted, tmp_path):
     run, _ = painted
-    with pytest.raises(DataError, match="holds no picture"):
+    with pytest.raises(DataError, match="holds no image"):
         predict(run, tmp_path)
     (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nnonsense")
     with pytest.raises(DataError, match=r"bad.png: a picture cannot be read"):
@@ -264,7 +264,7 @@ def test_damaged_pictures_links_and_empty_folders_are_refused(painted, tmp_path)
 
 
 def test_arrays_of_bytes_are_normalised_and_floats_are_read_as_they_are(digits, tmp_path):
-    test = finished_run(digits).federation.official
+    test = open_run(digits).federation.official
     x = test.take(torch.arange(len(test))).numpy()
     np.savez(tmp_path / "a.npz", x=x, y=test.y.numpy())
     np.save(tmp_path / "b.npy", x)
@@ -306,7 +306,7 @@ def test_labels_of_another_number_or_range_are_refused(digits, tmp_path):
 
 
 def test_the_runs_own_test_set_gives_the_runs_own_scores(digits):
-    found = finished_run(digits)
+    found = open_run(digits)
     told = predict(digits, "digits", split="test")
     for name, value in found.result.summary["metrics"].items():
         if name in told.score:
@@ -344,7 +344,7 @@ def test_a_score_on_what_the_run_was_trained_on_is_said_to_be_one(place, digits,
         (
             "digit",
             (
-                r"digit does not exist; give a file, a folder of pictures, or a data set such as digits. Did you mean"
+                r"digit does not exist; give a file, a folder of images, or a data set such as digits. Did you mean"
                 r" 'digits'"
             ),
         ),
@@ -462,7 +462,7 @@ def test_nothing_of_the_run_folder_is_changed(place):
 
 def test_a_data_set_that_does_not_say_how_it_prepares_samples_takes_arrays(tmp_path):
     data, module = lab.TOYS["layer"]()
-    silent = dataclasses.replace(data, intake=None)
+    silent = dataclasses.replace(data, preprocessor=None)
     folder, _, given = toy_run(tmp_path, "fedavg", (silent, module))
     assert len(predict(folder, data.test.x, **given)) == 30
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")

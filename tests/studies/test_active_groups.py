@@ -15,7 +15,7 @@ from fedstrata.client.step_cost import whole
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
-from fedstrata.inference.finished_run import finished
+from fedstrata.inference.finished_run import open_run
 from fedstrata.studies import find, inversion
 from fedstrata.studies.active_groups import parameters_used_by
 from fedstrata.studies.directions import filterwise
@@ -65,7 +65,7 @@ def seen(request, tmp_path_factory):
     unused, used = (
         (DROPPED, ["layers.0.linear", *late]) if request.param == "last" else (late, ["layers.0.linear", *DROPPED])
     )
-    return finished(folder / "run"), unused, used
+    return open_run(folder / "run"), unused, used
 
 
 def said(unused):

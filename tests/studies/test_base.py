@@ -13,7 +13,7 @@ from PIL import Image
 import fedstrata
 from fedstrata.common.errors import ConfigError, StateError
 from fedstrata.diagnostics.panel import Panel
-from fedstrata.inference.finished_run import finished
+from fedstrata.inference.finished_run import open_run
 from fedstrata.report.page.data_table import Grid, Head, figure, word
 from fedstrata.report.page.drawing import Picture
 from fedstrata.studies import Outcome, Study, replay, run_labels, table
@@ -274,7 +274,7 @@ def test_a_panel_with_very_many_columns_is_thinned_in_the_terminal_alone():
 
 
 def test_a_replay_trains_the_run_again_bit_for_bit(runs):
-    run = finished(runs / "one")
+    run = open_run(runs / "one")
     seen = [(done, params.flat.clone()) for done, params in replay(run)]
     assert [done for done, _ in seen] == [0, 1, 2]
     assert bool((seen[-1][1] == run.engine.server.model.flat).all())

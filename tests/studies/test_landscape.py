@@ -12,7 +12,7 @@ from torch import nn
 
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.params import Params
-from fedstrata.inference.finished_run import finished
+from fedstrata.inference.finished_run import open_run
 from fedstrata.runs.run import run as run_it
 from fedstrata.studies import write_outcome
 from fedstrata.studies.directions import gaussian
@@ -28,7 +28,7 @@ def trained(folder, name, toy="images", **settings):
     run_it(
         lab.config(method="fedavg", rounds=1, out=str(folder), name=name, **settings), federation=data, module=module
     )
-    return finished(folder / name, federation=data, module=module)
+    return open_run(folder / name, federation=data, module=module)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_rescaling_neighbouring_layers_leaves_the_map_as_it_is(tmp_path):
             module[2].weight.div_(factor)
         config = lab.config(method="fedavg", rounds=1, out=str(tmp_path), name=f"x{factor:g}", local_lr=1e-9)
         run_it(config, federation=data, module=module)
-        run = finished(tmp_path / f"x{factor:g}", federation=data, module=module)
+        run = open_run(tmp_path / f"x{factor:g}", federation=data, module=module)
         maps.append(SMALL.study({"a": run}).numbers["runs"]["a"]["grid"])
     assert np.array(maps[0]) == pytest.approx(np.array(maps[1]), rel=1e-4)
     assert np.ptp(np.array(maps[0])) > 0.05

@@ -8,7 +8,7 @@ from torch import nn
 
 import fedstrata
 from fedstrata.common.errors import ConfigError
-from fedstrata.inference.finished_run import finished
+from fedstrata.inference.finished_run import open_run
 from fedstrata.runs.run import run as run_it
 from fedstrata.studies.path import Path, barrier_of, recompute_statistics
 from helpers import lab
@@ -20,7 +20,7 @@ def trained(folder, name, toy="layer", **settings):
     data, module = lab.TOYS[toy]() if isinstance(toy, str) else toy
     known = {"rounds": 2, "out": str(folder), "name": name, "cohort": min(3, data.clients)}
     run_it(lab.config(method="fedavg", **known | settings), federation=data, module=module)
-    return finished(folder / name, federation=data, module=module)
+    return open_run(folder / name, federation=data, module=module)
 
 
 @pytest.fixture(scope="module")

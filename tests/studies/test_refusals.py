@@ -13,7 +13,7 @@ import fedstrata
 from fedstrata.common.errors import ConfigError, StateError
 from fedstrata.core.piece import require
 from fedstrata.diagnostics.panel import Panel
-from fedstrata.inference.finished_run import finished
+from fedstrata.inference.finished_run import open_run
 from fedstrata.studies import Outcome, Study, find
 from fedstrata.studies.base import finite
 from fedstrata.studies.surface import cut
@@ -79,7 +79,7 @@ def test_a_study_that_trains_nothing_again_needs_no_rounds(run):
 
 
 def test_a_whole_run_has_its_rounds(whole):
-    assert finished(whole).rounds == 4
+    assert open_run(whole).rounds == 4
 
 
 # ---- numbers

@@ -14,7 +14,7 @@ from torch import nn
 import fedstrata
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.params import Model, Params
-from fedstrata.inference.finished_run import finished
+from fedstrata.inference.finished_run import open_run
 from fedstrata.runs.run import run as run_it
 from fedstrata.studies.directions import filterwise, gaussian
 from fedstrata.studies.sharpness import Sharpness
@@ -33,7 +33,7 @@ def trained(folder, toy="layer", method="fedavg", name="run", **settings):
     data, module = lab.TOYS[toy]() if isinstance(toy, str) else toy
     known = {"rounds": 2, "cohort": min(3, data.clients), "out": str(folder), "name": name}
     run_it(lab.config(method=method, **known | settings), federation=data, module=module)
-    return finished(folder / name, federation=data, module=module)
+    return open_run(folder / name, federation=data, module=module)
 
 
 def linear(width=4, regression=True, samples=24):
@@ -63,8 +63,8 @@ def dense(surface):
     x, y = (torch.cat(parts) for parts in zip(*surface.batches, strict=True))
 
     def loss(flat):
-        surface.worker.memo.clear()
-        p = Model(Params(flat, surface.layout.spec), surface.statistics, still=surface.still)
+        surface.worker.features.clear()
+        p = Model(Params(flat, surface.layout.spec, eval_mode=surface.eval_mode), surface.statistics)
         return surface.worker.net.loss(surface.worker.net(p, x), y).mean()
 
     def slope(flat):

@@ -55,7 +55,7 @@ class Federation:
     notes: tuple[str, ...]
     seed: int = 0
     official: Samples | None = field(default=None, repr=False)
-    intake: InputPreprocessor | None = field(default=None, repr=False)
+    preprocessor: InputPreprocessor | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         samples = f"{len(self.train):,} training samples of shape {self.task.shape}"

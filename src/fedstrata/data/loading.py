@@ -115,7 +115,7 @@ def assemble(source: Source, spec: DataSpec) -> Federation:
         notes=(*source.notes, *partition.notes, *more, *_small(partition, spec.validation)),
         seed=spec.seed,
         official=source.test,
-        intake=source.intake,
+        preprocessor=source.preprocessor,
     )
     return _scaled(federation, source, server=convention in ("server", "both")) if source.scale else federation
 
@@ -237,6 +237,6 @@ def _scaled(federation: Federation, source: Source, *, server: bool) -> Federati
         train=scaled.train,
         test=scaled.test if server else None,
         official=scaled.test,
-        intake=scaled.intake,
+        preprocessor=scaled.preprocessor,
         notes=notes,
     )

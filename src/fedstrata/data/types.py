@@ -132,5 +132,5 @@ class Source:
     dark: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     scale: Callable[[list[Ints]], Source] | None = None
-    intake: InputPreprocessor | None = None
+    preprocessor: InputPreprocessor | None = None
     identity: str = ""

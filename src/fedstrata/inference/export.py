@@ -1,4 +1,4 @@
-"""A model as files for other programs: weights, a program, its signature and a model card."""
+"""Export a model as files for other programs: weights, a program, a signature and a model card."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ from fedstrata.common.errors import ConfigError, StateError
 from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
-from fedstrata.inference.finished_run import Finished, Who, finished, threads_kept
+from fedstrata.inference.finished_run import ClientRef, Finished, keep_threads, open_run
 from fedstrata.inference.model_card import card
-from fedstrata.inference.programs import NEAR, SAMPLES, difference, exported_bytes, onnx_bytes, program_of, require_onnx
+from fedstrata.inference.programs import (
+    SAMPLES,
+    TOLERANCE,
+    difference,
+    exported_bytes,
+    onnx_bytes,
+    program_of,
+    require_onnx,
+)
 from fedstrata.inference.signature import signature
 from fedstrata.runs.folder import as_json
 from fedstrata.storage import container
@@ -39,15 +47,15 @@ WEIGHTS, PROGRAM, ONNX, SIGNATURE, CARD = (
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The files that were written.
 
     Attributes:
-        folder: that holds the files.
+        folder: of the files.
         files: SHA-256 by name.
-        difference: the largest difference of outputs from the run's evaluation, against the largest output, by what was
-            compared.
+        difference: the largest difference of outputs from the run's evaluation, relative to the largest output, by
+            program.
         client: whose model it is; None for the shared one.
-        notes: what a user must be told.
+        notes: for the user.
     """
 
     folder: Path
@@ -60,8 +68,8 @@ class Exported:
 def export(
     run: str | Path,
     out: str | Path | None = None,
-    client: Who = None,
-    format: Format = "torch-export",  # the command's word  # noqa: A002
+    client: ClientRef = None,
+    format: Format = "torch-export",  # the command's name for it  # noqa: A002
     *,
     root: str | Path | None = None,
     federation: Federation | None = None,
@@ -70,13 +78,13 @@ def export(
 ) -> Exported:
     """Write the model of a finished run into a new folder: all files of it, or none.
 
-    Always model.safetensors (the module's state_dict), signature.json (what it reads and says) and MODEL_CARD.md; by
-    format a program that needs nothing of ours. Before anything is written, every program is held against the run's
-    evaluation on real samples.
+    The folder always has model.safetensors (the module's state_dict), signature.json (its input and output) and
+    MODEL_CARD.md; with a format that asks for one, a program that runs without fedstrata. Before anything is written,
+    every program is compared with the run's evaluation on real samples.
 
     Args:
-        run: the run folder; it is only read.
-        out: the new folder; default export/RUN, with the client's number behind it.
+        run: the run folder; it is not changed.
+        out: the new folder; default export/RUN, followed by the client's number.
         client: None for the shared model; a number or name for the model that this client uses itself.
         format: safetensors (no program), torch-export (model.pt2), onnx (model.onnx; an extra), or all.
         root: folder of the data, where they are not where the run had them.
@@ -84,42 +92,44 @@ def export(
         module: again, where the run was given one.
         method: again, where the run was given pieces instead of text.
     Raises:
-        ConfigError: there is no such client or format, a folder that is in use, or a model that cannot be written so.
-        StateError: see :func:`fedstrata.inference.load`; or a program that does not compute what the run's evaluation
-            did.
+        ConfigError: there is no such client or format, a folder that is in use, or a model that the format cannot hold.
+        StateError: see :func:`fedstrata.inference.load`; or a program whose outputs differ from the run's
+            evaluation.
     """
     if format not in FORMATS:
         raise ConfigError(f"format is {format!r}; it is one of {', '.join(FORMATS)}.")
     if format in ("onnx", "all"):
         require_onnx()
     if out is not None:
-        _free(Path(out), Path(run))
-    with threads_kept():
-        found = finished(run, root=root, federation=federation, module=module, method=method)
-        who = found.number(client)
+        _check_free(Path(out), Path(run))
+    with keep_threads():
+        finished = open_run(run, root=root, federation=federation, module=module, method=method)
+        client_id = finished.client_number(client)
         folder = (
             Path(out)
             if out is not None
-            else Path("export") / (found.result.name + ("" if who is None else f"-client-{who}"))
+            else Path("export") / (finished.result.name + ("" if client_id is None else f"-client-{client_id}"))
         )
-        _free(folder, found.folder)
-        files, seen = _contents(found, who, format)
-    notes = (*found.notes, *found.told(who))
-    told = signature(found, who) | {
-        "difference": seen,
+        _check_free(folder, finished.folder)
+        files, differences = _contents(finished, client_id, format)
+    notes = (*finished.notes, *finished.notes_for(client_id))
+    description = signature(finished, client_id) | {
+        "difference": differences,
         "files": {name: {"bytes": _size(parts)} for name, parts in files.items()},
     }
-    return _written(folder, files, told, found, who, seen, notes)
+    return _write(folder, files, description, finished, client_id, differences, notes)
 
 
-def _free(folder: Path, run: Path) -> None:
-    """Refuse a folder that is in use, and one inside the run's.
+def _check_free(folder: Path, run: Path) -> None:
+    """Refuse a folder that is in use, or inside the run folder.
 
     Raises:
-        ConfigError: with the way out.
+        ConfigError: with the remedy.
     """
     if folder.resolve().is_relative_to(run.resolve()):
-        raise ConfigError(f"--out {folder} lies in the run folder, which stays as it is; choose another place.")
+        raise ConfigError(
+            f"--out {folder} lies in the run folder, which export does not change; choose another folder."
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists; remove it, or choose another --out.")
 
@@ -127,28 +137,28 @@ def _free(folder: Path, run: Path) -> None:
 Parts = list[bytes | memoryview]
 
 
-def _contents(found: Finished, client: int | None, format: Format) -> tuple[dict[str, Parts], dict[str, float]]:  # noqa: A002
-    """The bytes of weights and programs, and how far each is from the run's evaluation."""
-    module = found.module(client)
-    x, wanted = _probe(found, client)
-    seen = {"module": _near(module(x).detach(), wanted, found, "the plain module")}
+def _contents(finished: Finished, client: int | None, format: Format) -> tuple[dict[str, Parts], dict[str, float]]:  # noqa: A002
+    """Return the bytes of weights and programs, and how far each is from the run's evaluation."""
+    module = finished.module(client)
+    x, expected = _probe(finished, client)
+    differences = {"module": _compare(module(x).detach(), expected, finished, "the plain module")}
     files = {WEIGHTS: weights(module)}
     if format == "safetensors":
-        return files, seen
+        return files, differences
     program = program_of(module, x)
-    seen["torch.export"] = _near(program.module()(x).detach(), wanted, found, "the torch.export program")
+    differences["torch.export"] = _compare(program.module()(x).detach(), expected, finished, "the torch.export program")
     if format in ("torch-export", "all"):
         files[PROGRAM] = [exported_bytes(program)]
     if format in ("onnx", "all"):
         content = onnx_bytes(program)
-        seen["onnx"] = _near(_run_onnx(content, x), wanted, found, "the ONNX program")
+        differences["onnx"] = _compare(_run_onnx(content, x), expected, finished, "the ONNX program")
         files[ONNX] = [content]
-    return files, seen
+    return files, differences
 
 
-def _probe(found: Finished, client: int | None) -> tuple[Tensor, Tensor]:
-    """Up to SAMPLES real samples, at least two rows, and what the run's evaluation says of them."""
-    federation, engine = found.federation, found.engine
+def _probe(finished: Finished, client: int | None) -> tuple[Tensor, Tensor]:
+    """Return up to SAMPLES real samples, at least two rows, and their outputs in the run's evaluation."""
+    federation, engine = finished.federation, finished.engine
     held = None if client is None else federation.testing(client)
     if held is not None and len(held[1]):
         samples, index = held[0], held[1][:SAMPLES]
@@ -156,31 +166,31 @@ def _probe(found: Finished, client: int | None) -> tuple[Tensor, Tensor]:
         samples = federation.train if federation.official is None else federation.official
         index = torch.arange(min(SAMPLES, len(samples)))
     index = index if len(index) > 1 else index.repeat(2)
-    return samples.take(index), engine.evaluator.predict(engine.worker, found.params(client), samples, index)
+    return samples.take(index), engine.evaluator.predict(engine.worker, finished.params(client), samples, index)
 
 
-def _near(outputs: Tensor, wanted: Tensor, found: Finished, what: str) -> float:
-    """How far outputs are from the run's evaluation.
+def _compare(outputs: Tensor, expected: Tensor, finished: Finished, what: str) -> float:
+    """Return how far outputs are from the run's evaluation.
 
     Raises:
-        StateError: farther than rounding explains.
+        StateError: the difference is larger than rounding explains.
     """
-    far = difference(outputs, wanted)
-    if not far <= _tolerance(found):
+    distance = difference(outputs, expected)
+    if not distance <= _tolerance(finished):
         raise StateError(
-            f"{what} differs from the run's evaluation by {far:.2g} of the largest output; it is not written. Please"
+            f"{what} differs from the run's evaluation by {distance:.2g} of the largest output; it is not written. Please"
             " report this."
         )
-    return far
+    return distance
 
 
-def _tolerance(found: Finished) -> float:
-    """What rounding explains."""
-    if found.engine.parts.config.local.precision != "float32":
+def _tolerance(finished: Finished) -> float:
+    """Return the difference that rounding explains."""
+    if finished.engine.parts.config.local.precision != "float32":
         return 0.05  # the evaluation kept eight bits of each product
-    if found.looks_at_batches:
-        return 1e-2  # norms of a few samples divide by a spread that may be small, which amplifies rounding
-    return NEAR
+    if finished.uses_batch_statistics:
+        return 1e-2  # the norms of a few samples may divide by a small spread, which amplifies rounding
+    return TOLERANCE
 
 
 def _run_onnx(content: bytes, x: Tensor) -> Tensor:
@@ -193,7 +203,7 @@ def _run_onnx(content: bytes, x: Tensor) -> Tensor:
 
 
 def weights(module: nn.Module) -> Parts:
-    """A module's state_dict as a safetensors file."""
+    """Return a module's state_dict as the bytes of a safetensors file."""
     tensors = {name: tensor.detach() for name, tensor in module.state_dict().items()}
     head, order, _ = container.head({n: (tuple(t.shape), t.dtype) for n, t in tensors.items()}, {"format": "pt"})
     return [head, *(container.raw(tensors[n]) for n in order)]
@@ -203,26 +213,26 @@ def _size(parts: Parts) -> int:
     return sum(len(part) for part in parts)
 
 
-def _written(
+def _write(
     folder: Path,
     files: Mapping[str, Parts],
-    told: Mapping[str, Any],
-    found: Finished,
+    description: Mapping[str, Any],
+    finished: Finished,
     client: int | None,
-    seen: Mapping[str, float],
+    differences: Mapping[str, float],
     notes: tuple[str, ...],
 ) -> Exported:
-    """All files in a draft folder, which then takes the name."""
+    """Write all files into a draft folder, then rename it."""
     make_folder(folder.absolute().parent)
     draft = folder.absolute().parent / f".draft-{folder.name}-{secrets.token_hex(4)}"
     try:
         draft.mkdir()
         hashes = {name: write_file(draft / name, parts, "export").sha256 for name, parts in files.items()}
-        described = dict(told) | {
-            "files": {name: {**told["files"][name], "sha256": digest} for name, digest in hashes.items()}
+        described = dict(description) | {
+            "files": {name: {**description["files"][name], "sha256": digest} for name, digest in hashes.items()}
         }
         hashes[SIGNATURE] = write_file(draft / SIGNATURE, [as_json(described)], "export").sha256
-        text = card(found, client, described, hashes, notes)
+        text = card(finished, client, described, hashes, notes)
         hashes[CARD] = write_file(draft / CARD, [text.encode()], "export").sha256
         sync_folder(draft)
         draft.replace(folder)
@@ -233,4 +243,4 @@ def _written(
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return Exported(folder, hashes, seen, client, notes)
+    return Exported(folder, hashes, differences, client, notes)

@@ -1,4 +1,4 @@
-"""A finished run, opened to be used: its models as its evaluation formed them."""
+"""Open a finished run for use: its models as its evaluation formed them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from fedstrata.runs.result import Result
 from fedstrata.runs.summary import fingerprint
 
 MANY = 12  # names of clients that a message lists
-Who = int | str | None
-"""A client: its number, its name as text, "#7" for a number that is also a name; None is the shared model."""
+ClientRef = int | str | None
+"""A client: its number, its name as text, or "#7" for a number that is also a name; None is the shared model."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished run.
+    """A finished run with its engine restored.
 
     Attributes:
         result: its summary, rounds and clients' scores.
-        engine: as it stood at the end.
-        notes: what a user must be told.
+        engine: in the state after the last round.
+        notes: for the user.
     """
 
     result: Result
@@ -43,30 +43,28 @@ class Finished:
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """The run folder."""
         assert self.result.folder is not None, "a result that was read has a folder"
         return self.result.folder
 
     @property
     def federation(self) -> Federation:
-        """That it ran on."""
+        """The data of the run."""
         return self.engine.parts.federation
 
     @property
     def rounds(self) -> int:
-        """How many it had, after a check that rounds.jsonl holds each of them.
+        """The number of rounds; checks that rounds.jsonl holds each of them.
 
         Raises:
-            StateError: it does not.
+            StateError: a round is missing or out of order.
         """
-        done, found = self.engine.server.round, [row.get("round") for row in self.result.rounds]
-        if found != list(range(done)):
-            told = (
-                f"has {len(found)} lines" if len(found) != done else "has lines that are not its rounds in their order"
-            )
+        done, logged = self.engine.server.round, [row.get("round") for row in self.result.rounds]
+        if logged != list(range(done)):
+            problem = f"has {len(logged)} lines" if len(logged) != done else "does not list its rounds in order"
             raise StateError(
-                f"{self.folder / 'rounds.jsonl'} is damaged: it {told}, and the run had {done} rounds; put the whole"
-                " file back."
+                f"{self.folder / 'rounds.jsonl'} is damaged: it {problem}, and the run had {done} rounds; restore the"
+                " whole file."
             )
         return done
 
@@ -76,17 +74,17 @@ class Finished:
         return self.engine.serving.model().clone()
 
     @property
-    def looks_at_batches(self) -> bool:
-        """Whether norms look at the batch in hand in evaluation, so that an output hangs on the other samples."""
+    def uses_batch_statistics(self) -> bool:
+        """Whether norms use batch statistics in evaluation: an output then depends on the other samples of its batch."""
         return self.engine.evaluator.batch_statistics or any(
             norm.running_mean is None for norm in self.engine.worker.bound.norms
         )
 
-    def number(self, client: Who) -> int | None:
-        """The number of a client that is given by number or name.
+    def client_number(self, client: ClientRef) -> int | None:
+        """Find the number of a client that is given by number or name.
 
         Raises:
-            ConfigError: there is no such client, or the text means two.
+            ConfigError: there is no such client, or the text is ambiguous.
         """
         if client is None:
             return None
@@ -103,16 +101,16 @@ class Finished:
                 f"client {text!r} is the name of client #{by_name} and the number of {names[by_number or 0]!r}; write"
                 f" #{by_name} or #{text}."
             )
-        found = by_number if by_name is None else by_name
-        if found is None:
+        number = by_number if by_name is None else by_name
+        if number is None:
             some = f" Their names: {', '.join(names[:MANY])}{', ...' if len(names) > MANY else ''}." if names else ""
             raise ConfigError(
                 f"there is no client {text!r}; clients are 0 to {federation.clients - 1}.{nearest(text, names)}{some}"
             )
-        return found
+        return number
 
     def params(self, client: int | None = None) -> Model:
-        """The model's values: the shared ones, or a client's own exactly as the run's evaluation formed them.
+        """Return the parameters of the shared model, or of a client's personal model as the run's evaluation formed it.
 
         Raises:
             StateError: they are not finite.
@@ -128,8 +126,8 @@ class Finished:
             )
         return values
 
-    def told(self, client: int | None) -> tuple[str, ...]:
-        """What a user must know of the model of a client."""
+    def notes_for(self, client: int | None) -> tuple[str, ...]:
+        """Return what the user must know about the model of a client, or about the shared one."""
         if client is None:
             whose = self.engine.serving.norm_source_client
             return (
@@ -142,7 +140,7 @@ class Finished:
                     ),
                 )
             )
-        name = self.name(client)
+        name = self.client_label(client)
         if client in self.federation.heldout:
             return (
                 (
@@ -153,18 +151,18 @@ class Finished:
         if not any(client in row.get("cohort", ()) for row in self.result.rounds):
             return (
                 (
-                    f"client {name} never took part: its model is what the method makes of the shared one, with nothing"
-                    " stored of its own."
+                    f"client {name} never took part: its model is what the method makes of the shared one, without"
+                    " state that the client stored."
                 ),
             )
         return ()
 
-    def name(self, client: int) -> str:
-        """Number, and name where it has one."""
+    def client_label(self, client: int) -> str:
+        """Return the client's number, with its name where it has one."""
         return f"{client} ({self.federation.client_name(client)})" if self.federation.named else str(client)
 
     def module(self, client: int | None = None) -> nn.Module:
-        """The model as a plain module; see :func:`load`."""
+        """Return the model as a plain module; see :func:`load`."""
         return plain(
             self.engine.worker,
             self.params(client),
@@ -173,7 +171,7 @@ class Finished:
         )
 
 
-def finished(
+def open_run(
     run: str | Path,
     *,
     root: str | Path | None = None,
@@ -181,7 +179,7 @@ def finished(
     module: nn.Module | None = None,
     method: Piece | Method | None = None,
 ) -> Finished:
-    """Open a finished run; its folder is only read.
+    """Open a finished run; its folder is read, not changed.
 
     Args:
         run: the run folder.
@@ -200,25 +198,25 @@ def finished(
     result = Result.read(folder)
     if result.summary.get("model_sha256") != fingerprint(engine.server.model):
         raise StateError(
-            f"{folder}: summary.json speaks of another model than the checkpoint holds; write it anew: fedstrata resume"
-            f" {folder}"
+            f"{folder}: summary.json describes another model than the checkpoint holds; write it again: fedstrata"
+            f" resume {folder}"
         )
     return Finished(result, engine, (*notes, *result.notes))
 
 
 def load(
     run: str | Path,
-    client: Who = None,
+    client: ClientRef = None,
     federation: Federation | None = None,
     module: nn.Module | None = None,
     *,
     method: Piece | Method | None = None,
     root: str | Path | None = None,
 ) -> nn.Module:
-    """The model of a finished run as a plain ``nn.Module`` in evaluation mode: [B, *shape] -> [B, classes].
+    """Load the model of a finished run as a plain ``nn.Module`` in evaluation mode: [B, *shape] -> [B, classes].
 
-    What the method changes in the model holds in it; its dropout is torch's; parameters have the names of the network's
-    own state_dict. With ``bn=batch`` its norms look at the batch in hand, as the run's evaluation did.
+    The module includes the method's changes to the model; its dropout is torch's; parameters have the names of the
+    network's state_dict. With ``bn=batch`` its norms use the statistics of the batch, as the run's evaluation did.
 
     Args:
         run: the run folder.
@@ -235,14 +233,14 @@ def load(
     >>> model = load("runs/one", client=3)  # doctest: +SKIP
     >>> model(torch.zeros(1, 1, 8, 8)).argmax(1)  # doctest: +SKIP
     """
-    with threads_kept():
-        found = finished(run, root=root, federation=federation, module=module, method=method)
-        return found.module(found.number(client))
+    with keep_threads():
+        finished = open_run(run, root=root, federation=federation, module=module, method=method)
+        return finished.module(finished.client_number(client))
 
 
 @contextmanager
-def threads_kept() -> Iterator[None]:
-    """The engine sets the number of intra-op threads; afterwards it is what it was."""
+def keep_threads() -> Iterator[None]:
+    """Restore the number of intra-op threads, which the engine sets."""
     threads = torch.get_num_threads()
     try:
         yield

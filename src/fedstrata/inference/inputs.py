@@ -1,4 +1,4 @@
-"""What a prediction is asked for: a file, a folder, or a data set, read as samples of the run."""
+"""Read samples to predict from a file, a folder or a data set, prepared as the run's samples."""
 
 from __future__ import annotations
 
@@ -26,65 +26,67 @@ from fedstrata.runs.folder import read_manifest
 
 Split = Literal["test", "train"]
 SEEN = (
-    "the run was trained on samples of these: the score says how well they were learned, not how well the model does on"
-    " others."
+    "the run was trained on some of these samples: the score shows how well they were learned, not how well the model"
+    " generalizes."
 )
 TABLES, ARRAYS, TEXTS = (".csv", ".tsv", ".parquet"), (".npy", ".npz"), (".txt",)
 
 
-def intake_of(found: Finished) -> InputPreprocessor:
-    """How the run's data set prepares samples; one that does not say takes arrays as the model reads them."""
-    if found.federation.intake is not None:
-        return found.federation.intake
-    task = found.federation.task
+def preprocessor_of(finished: Finished) -> InputPreprocessor:
+    """Return how the run's data set prepares samples; by default it accepts arrays as the model reads them."""
+    if finished.federation.preprocessor is not None:
+        return finished.federation.preprocessor
+    task = finished.federation.task
     return Numbers(task.shape, task.classes if task.has_classes else 0, task.vocabulary)
 
 
 def read(
     data: str | Path | Tensor | NDArray[Any],
-    found: Finished,
+    finished: Finished,
     *,
     client: int | None = None,
     split: Split | None = None,
     unknown: Unknown = "refuse",
 ) -> PreparedInputs:
-    """Samples to predict.
+    """Read samples to predict.
 
     Args:
-        data: a file, a folder of pictures, a data set in call syntax, or an array.
-        found: the run.
-        client: whose own test samples are meant, where the data set is the run's own and clients have some.
-        split: test or train, of a data set in call syntax; given, ``data`` is one.
-        unknown: what a word that no training row has becomes.
+        data: a file, a folder of images, a data set in call syntax, or an array.
+        finished: the run.
+        client: whose test samples to read, where the data set is the run's and clients have some.
+        split: test or train; with it, ``data`` is a data set in call syntax.
+        unknown: how to treat a word that no training row has.
     Raises:
         DataError: nothing there, nothing in it, or samples that the model was not trained to read.
         ConfigError: an unknown data set.
     """
-    intake = intake_of(found)
+    preprocessor = preprocessor_of(finished)
     if not isinstance(data, str | Path):
-        return intake.array(
+        return preprocessor.array(
             data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data), None, "the array"
         )
     if not str(data):
-        raise DataError(
-            "the name of the data is empty; give a file, a folder of pictures, or a data set such as digits."
-        )
+        raise DataError("the name of the data is empty; give a file, a folder of images, or a data set such as digits.")
     path = Path(data)
     if split is None and path.exists():
-        taken = _folder(path, intake, found.federation.task) if path.is_dir() else _file(path, intake, unknown)
-        return _seen(taken) if path.resolve() == _trained_on(found) else taken
-    if split is None and str(data) != found.federation.name and not _is_data_set(str(data)):
+        prepared = (
+            _folder(path, preprocessor, finished.federation.task)
+            if path.is_dir()
+            else _file(path, preprocessor, unknown)
+        )
+        return _with_seen_note(prepared) if path.resolve() == _training_path(finished) else prepared
+    if split is None and str(data) != finished.federation.name and not _is_data_set(str(data)):
         raise DataError(
-            f"{data} does not exist; give a file, a folder of pictures, or a data set such as"
+            f"{data} does not exist; give a file, a folder of images, or a data set such as"
             f" digits.{nearest(str(data), _names())}"
         )
-    return data_set(str(data), found, client, split or "test")
+    return data_set(str(data), finished, client, split or "test")
 
 
-def _trained_on(found: Finished) -> Path | None:
-    """The file or folder that the run's data set was read from; None where it names none."""
-    config = found.engine.parts.config
-    if "federation" in read_manifest(found.folder)["custom"]:
+def _training_path(finished: Finished) -> Path | None:
+    """Return the file or folder that the run's data set was read from; None where it names none."""
+    config = finished.engine.parts.config
+    if "federation" in read_manifest(finished.folder)["custom"]:
         return None
     call = parse_call(config.data)
     named = getattr(bind(call, find_dataset(call.name).factory, what="data"), "path", None)
@@ -96,9 +98,9 @@ def _trained_on(found: Finished) -> Path | None:
         return None
 
 
-def _seen(taken: PreparedInputs) -> PreparedInputs:
-    """With a word on what a score is worth."""
-    return replace(taken, notes=(*taken.notes, SEEN))
+def _with_seen_note(prepared: PreparedInputs) -> PreparedInputs:
+    """Add the note that a score on training samples is not one on new samples."""
+    return replace(prepared, notes=(*prepared.notes, SEEN))
 
 
 def _names() -> list[str]:
@@ -112,23 +114,23 @@ def _is_data_set(text: str) -> bool:
         return False
 
 
-def _file(path: Path, intake: InputPreprocessor, unknown: Unknown) -> PreparedInputs:
+def _file(path: Path, preprocessor: InputPreprocessor, unknown: Unknown) -> PreparedInputs:
     kind = path.suffix.lower()
     if not path.stat().st_size:
         raise DataError(f"{path} is empty.")
     if kind in TABLES:
-        return intake.table(read_columns(path), str(path), unknown=unknown)
+        return preprocessor.table(read_columns(path), str(path), unknown=unknown)
     if kind in PICTURES:
-        return intake.pictures([path], [path.name], None, str(path))
+        return preprocessor.pictures([path], [path.name], None, str(path))
     if kind in ARRAYS:
         x, y = _arrays(path)
-        return intake.array(x, y, str(path))
+        return preprocessor.array(x, y, str(path))
     if kind in TEXTS:
-        return intake.texts(_lines(path), str(path))
+        return preprocessor.texts(_lines(path), str(path))
     known = ", ".join([*TABLES, *ARRAYS, *TEXTS, *PICTURES[:3]])
     raise DataError(
-        f"{path}: files are read by their ending, and {kind or 'none'!r} is none of {known}. This model takes"
-        f" {intake.takes}."
+        f"{path}: the file type follows from its suffix, and {kind or 'none'!r} is none of {known}. This model"
+        f" accepts {preprocessor.accepts}."
     )
 
 
@@ -136,11 +138,11 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text (byte {error.start}); save it as one.") from error
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8.") from error
 
 
 def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """x, and y where there is one."""
+    """Read x, and y where there is one."""
     if path.suffix.lower() == ".npz":
         stored = read_npz(path)
         if "x" in stored:
@@ -148,66 +150,67 @@ def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
         if len(stored) == 1:
             return next(iter(stored.values())), None
         raise DataError(
-            f"{path} holds the arrays {', '.join(sorted(stored)[:12]) or 'none'}; x, and y for a score, are wanted."
+            f"{path} holds the arrays {', '.join(sorted(stored)[:12]) or 'none'}; it must have x, and y for a score."
         )
     try:
         with path.open("rb") as file:
             return np.load(file, allow_pickle=False), None
     except ValueError as error:
         raise DataError(
-            f"{path} is no array that can be read ({str(error).rstrip('.')}); one of numbers, whole, is wanted. "
-            "Arrays of Python objects need pickle, which can run code, and are refused."
+            f"{path} holds no readable array ({str(error).rstrip('.')}); it must be a complete array of numbers. Arrays of"
+            " Python objects need pickle, which can run code, and are refused."
         ) from error
     except (OSError, EOFError) as error:
-        raise DataError(f"{path} is damaged or no .npy file ({error}).") from error
+        raise DataError(f"{path} is damaged or not a .npy file ({error}).") from error
 
 
-def _folder(path: Path, intake: InputPreprocessor, task: Task) -> PreparedInputs:
-    """All pictures below a folder; one that lies in a folder named after a class is labelled."""
+def _folder(path: Path, preprocessor: InputPreprocessor, task: Task) -> PreparedInputs:
+    """Read all images below a folder; an image in a folder named after a class is labelled."""
     root = path.resolve()
-    files, passed = _pictures(root, root)
+    files, skipped = _pictures(root, root)
     if not files:
-        raise DataError(f"{path} holds no picture ({', '.join(PICTURES[:4])}, ...).")
-    known = {label: place for place, label in enumerate(task.labels)}
-    classes = [known.get(file.parent.name) if file.parent != root else None for file in files]
-    labels = [place for place in classes if place is not None]
-    taken = intake.pictures(
+        raise DataError(f"{path} holds no image ({', '.join(PICTURES[:4])}, ...).")
+    class_numbers = {label: number for number, label in enumerate(task.labels)}
+    classes = [class_numbers.get(file.parent.name) if file.parent != root else None for file in files]
+    labels = [number for number in classes if number is not None]
+    prepared = preprocessor.pictures(
         files, [str(file.relative_to(root)) for file in files], labels if len(labels) == len(files) else None, str(path)
     )
-    notes = list(taken.notes)
-    if passed:
-        notes.append(f"{path}: {passed} files are no pictures and were passed over.")
+    notes = list(prepared.notes)
+    if skipped:
+        notes.append(f"{path}: {skipped} files are not images and were skipped.")
     if 0 < len(labels) < len(files):
         notes.append(
-            f"{path}: {len(files) - len(labels)} of {len(files)} pictures lie in no folder named after a class, so"
+            f"{path}: {len(files) - len(labels)} of {len(files)} images are in no folder named after a class;"
             " there is no score."
         )
-    return PreparedInputs(taken.samples, taken.names, taken.labelled, tuple(notes))
+    return PreparedInputs(prepared.samples, prepared.names, prepared.labelled, tuple(notes))
 
 
 def _pictures(folder: Path, root: Path) -> tuple[list[Path], int]:
-    found: list[Path] = []
-    other = 0
+    """Return all images below a folder, and the number of other files."""
+    images: list[Path] = []
+    skipped = 0
     for entry in children(folder, root):
         if entry.is_dir():
-            more, passed = _pictures(entry, root)
-            found, other = found + more, other + passed
+            more, others = _pictures(entry, root)
+            images, skipped = images + more, skipped + others
         elif entry.suffix.lower() in PICTURES:
-            found.append(entry)
+            images.append(entry)
         else:
-            other += 1
-    return found, other
+            skipped += 1
+    return images, skipped
 
 
-def data_set(text: str, found: Finished, client: int | None, split: Split) -> PreparedInputs:
-    """Samples of a data set in call syntax.
+def data_set(text: str, finished: Finished, client: int | None, split: Split) -> PreparedInputs:
+    """Read samples of a data set in call syntax.
 
     Raises:
-        DataError: another task, or samples that are prepared in another way than the run's.
+        DataError: another task, or samples that are prepared differently from the run's.
     """
-    config, federation = found.engine.parts.config, found.federation
+    config, federation = finished.engine.parts.config, finished.federation
     if text == federation.name:
-        return _own(found, client, split)
+        return _run_data(finished, client, split)
     call = parse_call(text)
     reader = bind(call, find_dataset(call.name).factory, what="data")
     source = reader.read(
@@ -217,45 +220,51 @@ def data_set(text: str, found: Finished, client: int | None, split: Split) -> Pr
         )
     )
     if source.name == federation.name:
-        return _own(found, client, split)
-    _same_task(source, found)
-    samples = source.train if split == "train" else _there(source.test, f"{text} has no test set; use --split train.")
+        return _run_data(finished, client, split)
+    _same_task(source, finished)
+    samples = (
+        source.train if split == "train" else _required(source.test, f"{text} has no test set; use --split train.")
+    )
     return _all(samples)
 
 
-def _own(found: Finished, client: int | None, split: Split) -> PreparedInputs:
-    """The run's own data: a client's, where one is asked for and has some of its own."""
-    federation = found.federation
+def _run_data(finished: Finished, client: int | None, split: Split) -> PreparedInputs:
+    """Select from the run's data: the client's samples where a client is given and has some, else all."""
+    federation = finished.federation
     if client is not None and split == "train":
-        return _seen(
-            _chosen(
-                federation.train, federation.training(client), f"client {found.name(client)} has no training sample."
+        return _with_seen_note(
+            _select(
+                federation.train,
+                federation.training(client),
+                f"client {finished.client_label(client)} has no training sample.",
             )
         )
     if client is not None and (held := federation.testing(client)) is not None:
-        return _chosen(*held, f"client {found.name(client)} has no test sample of its own.")
+        return _select(*held, f"client {finished.client_label(client)} has no test samples.")
     missing = (
-        f"{federation.name}: the run pooled its test set; give --client, whose own test samples are then read, or"
+        f"{federation.name}: the run pooled its test set; give --client to read a client's test samples, or"
         " --split train."
     )
-    return _seen(_all(federation.train)) if split == "train" else _all(_there(federation.official, missing))
+    return (
+        _with_seen_note(_all(federation.train)) if split == "train" else _all(_required(federation.official, missing))
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class SelectedSamples:
-    """Some of many samples."""
+    """Samples at selected positions."""
 
     samples: Samples
     index: Tensor
 
     @property
     def y(self) -> Tensor:
-        """[N] labels."""
+        """Labels, [N]."""
         return self.samples.y[self.index]
 
     @property
     def lazy(self) -> bool:
-        """As the samples."""
+        """Whether taking reads files."""
         return self.samples.lazy
 
     def __len__(self) -> int:
@@ -266,7 +275,7 @@ class SelectedSamples:
         return self.samples.take(self.index[index])
 
 
-def _chosen(samples: Samples, index: Tensor, otherwise: str) -> PreparedInputs:
+def _select(samples: Samples, index: Tensor, otherwise: str) -> PreparedInputs:
     if not len(index):
         raise DataError(otherwise)
     return PreparedInputs(SelectedSamples(samples, index), tuple(map(str, index.tolist())), labelled=True)
@@ -276,28 +285,30 @@ def _all(samples: Samples) -> PreparedInputs:
     return PreparedInputs(samples, tuple(map(str, range(len(samples)))), labelled=True)
 
 
-def _there(samples: Samples | None, otherwise: str) -> Samples:
+def _required(samples: Samples | None, otherwise: str) -> Samples:
     if samples is None:
         raise DataError(otherwise)
     return samples
 
 
-def _same_task(source: Source, found: Finished) -> None:
+def _same_task(source: Source, finished: Finished) -> None:
     """Refuse samples that the model would misread."""
-    ours, theirs = found.federation.task, source.task
+    ours, theirs = finished.federation.task, source.task
     other = (
-        f"{source.name} prepares its samples in another way than {found.federation.name}; give the file itself, and it"
-        " is read as in training."
+        f"{source.name} prepares its samples differently from {finished.federation.name}; give the file itself, which is"
+        " then read as in training."
     )
-    if source.scale is not None:  # by its own training rows
+    if source.scale is not None:  # by statistics of its training rows
         raise DataError(other)
-    for name, mine, its in (
+    for name, expected, actual in (
         ("a sample has the shape", ours.shape, theirs.shape),
         ("the vocabulary is", ours.vocabulary, theirs.vocabulary),
         ("the classes are", ours.labels[:20], theirs.labels[:20]),
         ("the task is", ours.kind, theirs.kind),
     ):
-        if mine != its:
-            raise DataError(f"{source.name} is not what the model was trained for: {name} {its} there and {mine} here.")
-    if source.intake != found.federation.intake:
+        if expected != actual:
+            raise DataError(
+                f"{source.name} is not what the model was trained for: {name} {actual} there and {expected} here."
+            )
+    if source.preprocessor != finished.federation.preprocessor:
         raise DataError(other)

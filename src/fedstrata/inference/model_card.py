@@ -1,4 +1,4 @@
-"""MODEL_CARD.md: what a reader must know of a model, from the files of its run."""
+"""Write MODEL_CARD.md: what a reader must know about a model, from the files of its run."""
 
 from __future__ import annotations
 
@@ -18,48 +18,52 @@ CLASSES = 30  # classes that the card lists
 
 
 def card(
-    found: Finished, client: int | None, described: Mapping[str, Any], hashes: Mapping[str, str], notes: Sequence[str]
+    finished: Finished,
+    client: int | None,
+    described: Mapping[str, Any],
+    hashes: Mapping[str, str],
+    notes: Sequence[str],
 ) -> str:
-    """The card as Markdown.
+    """Write the card as Markdown.
 
     Args:
-        found: the run.
+        finished: the run.
         client: whose model it is; None for the shared one.
-        described: what signature.json holds.
+        described: the content of signature.json.
         hashes: SHA-256 of the files beside the card.
-        notes: what a user must be told.
+        notes: for the user.
     """
-    facts = facts_of(found.federation, features=False)
+    facts = facts_of(finished.federation, features=False)
     sections = {
         "Use": _use(described, hashes),
         "Input and output": _reads(described),
-        "Scores": _scores(found, client, facts),
+        "Scores": _scores(finished, client, facts),
         "Data": _data(facts),
-        "Training": _training(found),
-        "Costs": _costs(found),
-        "Limits": _limits(found, client, described, facts, notes),
+        "Training": _training(finished),
+        "Costs": _costs(finished),
+        "Limits": _limits(finished, client, described, facts, notes),
         "Intended use": _intended(),
         "Licence": _licence(),
-        "Versions and hashes": _versions(found, hashes),
+        "Versions and hashes": _versions(finished, hashes),
     }
-    blocks = [f"# Model card: {_text(found.result.name)}", _what(found, client, facts)]
+    blocks = [f"# Model card: {_text(finished.result.name)}", _what(finished, client, facts)]
     for title, lines in sections.items():
         blocks += [f"## {title}", "\n".join(lines)]
     return "\n\n".join(blocks) + "\n"
 
 
 def _text(value: object) -> str:
-    """Text in one line without Markdown of its own: names of clients, classes and files are the user's."""
+    """Escape Markdown and line breaks: names of clients, classes and files come from the user."""
     plain = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", plain)
 
 
-def _what(found: Finished, client: int | None, facts: Facts) -> str:
-    parts, summary = found.engine.parts, found.result.summary
-    whose = "The shared model" if client is None else f"The model of client {_text(found.name(client))}"
+def _what(finished: Finished, client: int | None, facts: Facts) -> str:
+    parts, summary = finished.engine.parts, finished.result.summary
+    whose = "The shared model" if client is None else f"The model of client {_text(finished.client_label(client))}"
     return (
         f"{whose} of a federated run:"
-        f" `{parts.config.model_for(found.federation.task)}`{' (given from Python)' if 'module' in manifest(found.folder).get('custom', ()) else ''}"
+        f" `{parts.config.model_for(finished.federation.task)}`{' (given from Python)' if 'module' in manifest(finished.folder).get('custom', ()) else ''}"
         f" with {parts.parameters:,} parameters, trained by `{summary['method']}` on {_text(facts.name)}, dealt to"
         f" {facts.clients:,} clients, in {summary['rounds']} rounds (seed {summary['seed']})."
     )
@@ -79,7 +83,7 @@ def _use(described: Mapping[str, Any], hashes: Mapping[str, str]) -> Iterator[st
         yield 'session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])'
         yield f"x = numpy.zeros((2, {shape}), dtype=numpy.{dtype})"
         yield from ("print(session.run(None, {session.get_inputs()[0].name: x})[0].shape)", "```")
-    yield from ("", "The weights by name, for a network of your own (`load_state_dict`):", "", "```python")
+    yield from ("", "The weights by name, for your network (`load_state_dict`):", "", "```python")
     yield from (
         "from safetensors.torch import load_file",
         "",
@@ -119,34 +123,34 @@ def _reads(described: Mapping[str, Any]) -> Iterator[str]:
         )
     if described["after_the_model"]:
         target = described["after_the_model"]
-        yield f"- A number is turned into the units of the data by value * {target['std']:.6g} + {target['mean']:.6g}."
+        yield f"- To get the units of the data, compute value * {target['std']:.6g} + {target['mean']:.6g}."
     if described["batch_norm"]:
         yield f"- Batch norms: {described['batch_norm']}."
 
 
-def _scores(found: Finished, client: int | None, facts: Facts) -> Iterator[str]:
-    summary = found.result.summary
+def _scores(finished: Finished, client: int | None, facts: Facts) -> Iterator[str]:
+    summary = finished.result.summary
     clients = sum(
         1
-        for i, s in found.result.clients.items()
-        if s.get("personal") is not None and i not in found.federation.heldout
+        for i, s in finished.result.clients.items()
+        if s.get("personal") is not None and i not in finished.federation.heldout
     )
     server = (
-        f"{facts.test:,} samples of the server's test set" if facts.test else f"the own tests of {clients:,} clients"
+        f"{facts.test:,} samples of the server's test set" if facts.test else f"the test splits of {clients:,} clients"
     )
     rows: list[tuple[str, float | None, str]] = []
     whose = "" if client is None else "the run: "
     if client is not None:
-        held = found.federation.testing(client)
-        own, n = found.result.clients.get(client, {}), 0 if held is None else len(held[1])
-        rows.append(("this model, on the client's own test", own.get("personal"), f"{n:,} samples"))
-        rows.append(("the shared model, on the client's own test", own.get("shared"), f"{n:,} samples"))
+        held = finished.federation.testing(client)
+        scores, n = finished.result.clients.get(client, {}), 0 if held is None else len(held[1])
+        rows.append(("this model, on the client's test split", scores.get("personal"), f"{n:,} samples"))
+        rows.append(("the shared model, on the client's test split", scores.get("shared"), f"{n:,} samples"))
     for key, value in (summary.get("accuracy") or {}).items():
-        out = f"the own tests of {facts.heldout:,} held-out clients"
+        out = f"the test splits of {facts.heldout:,} held-out clients"
         on = (
             out
             if key.startswith("heldout")
-            else f"the own tests of {clients:,} clients"
+            else f"the test splits of {clients:,} clients"
             if key.startswith("personal")
             else server
         )
@@ -167,10 +171,9 @@ def _scores(found: Finished, client: int | None, facts: Facts) -> Iterator[str]:
             yield f"| {_text(name)} | {number(value)} | {on} |"
     yield ""
     if facts.chance is not None:
-        yield f"Always naming the commonest class of the test data would reach {facts.chance:.4f}."
+        yield f"Always predicting the most frequent class of the test data would reach {facts.chance:.4f}."
     yield (
-        "All numbers are of one run with one seed; they say nothing about the spread over seeds (`fedstrata compare`"
-        " does)."
+        "All numbers are of one run with one seed; they do not show the spread over seeds (`fedstrata compare` does)."
     )
 
 
@@ -196,11 +199,11 @@ def _data(facts: Facts) -> Iterator[str]:
         )
     skew = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in facts.skew.items() if value is not None)
     yield f"- Skew between clients: {skew or 'not measured'}. `fedstrata doctor` explains these numbers."
-    yield "- Where the data come from, and under which terms, is for whoever publishes this model to say."
+    yield "- Where the data come from, and under which terms, is for the publisher of this model to state."
 
 
-def _training(found: Finished) -> Iterator[str]:
-    parts, summary = found.engine.parts, found.result.summary
+def _training(finished: Finished) -> Iterator[str]:
+    parts, summary = finished.engine.parts, finished.result.summary
     yield f"- Method: `{summary['method']}`."
     for piece in parts.method.pieces:
         yield f"  - {piece.name}: {_text(source_of(piece) or 'no publication is named')}."
@@ -219,12 +222,12 @@ def _training(found: Finished) -> Iterator[str]:
         if k not in NON_RESULT_SETTINGS and given[k] != KEYS[k].default and k != "rounds"
     ]
     yield f"- Settings besides the defaults: {', '.join(changed) or 'none'}."
-    if custom := manifest(found.folder).get("custom"):
-        yield f"- Given from Python, and so not in the configuration: {', '.join(custom)}."
+    if custom := manifest(finished.folder).get("custom"):
+        yield f"- Given from Python, and therefore not in the configuration: {', '.join(custom)}."
 
 
-def _costs(found: Finished) -> Iterator[str]:
-    s = found.result.summary
+def _costs(finished: Finished) -> Iterator[str]:
+    s = finished.result.summary
     yield f"- Sent by clients: {size(s.get('bytes_up'))} (and {size(s.get('framing_up'))} of framing)."
     yield f"- Sent to clients: {size(s.get('bytes_down'))} (and {size(s.get('framing_down'))} of framing)."
     yield (
@@ -234,26 +237,26 @@ def _costs(found: Finished) -> Iterator[str]:
 
 
 def _limits(
-    found: Finished, client: int | None, described: Mapping[str, Any], facts: Facts, notes: Sequence[str]
+    finished: Finished, client: int | None, described: Mapping[str, Any], facts: Facts, notes: Sequence[str]
 ) -> Iterator[str]:
     if client is not None:
         yield (
-            "- This model was formed for one client, on its own data where the method fits on them: treat it as"
+            "- This model was formed for one client, on its data where the method trains on them: treat it as"
             " confidential as those data."
         )
     else:
         yield (
-            "- A model that was trained on clients' data may tell something about single samples; nothing was done here"
-            " to bound that."
+            "- A model that was trained on clients' data may reveal something about single samples; nothing here limits"
+            " that."
         )
-    if found.engine.parts.config.local.precision != "float32":
+    if finished.engine.parts.config.local.precision != "float32":
         yield (
-            "- The run computed in bfloat16; the files here compute in float32, so outputs differ from its evaluation"
-            " in the third digit."
+            "- The run computed in bfloat16; the files here compute in float32; outputs differ from its evaluation in"
+            " the third digit."
         )
     worst = max(described["difference"].values())
     yield f"- On real samples the files differ from the run's evaluation by at most {worst:.1e} of the largest output."
-    refused = found.result.summary.get("refused") or {}
+    refused = finished.result.summary.get("refused") or {}
     if refused:
         yield (
             f"- Replies left out in training: {', '.join(f'{count} {_text(code)}' for code, count in refused.items())}."
@@ -264,24 +267,24 @@ def _limits(
 
 def _intended() -> Iterator[str]:
     yield (
-        "_To be written by whoever publishes this model: for whom and for what it is meant, what it must not be used"
-        " for, and who was asked._"
+        "_To be written by the publisher of this model: its intended users and uses, uses that are ruled out, and who"
+        " was consulted._"
     )
 
 
 def _licence() -> Iterator[str]:
     yield (
-        "_To be filled in by whoever publishes this model, from the terms of the data and of the network. Nothing here"
+        "_To be filled in by the publisher of this model, from the terms of the data and of the network. Nothing here"
         " grants a licence._"
     )
 
 
-def _versions(found: Finished, hashes: Mapping[str, str]) -> Iterator[str]:
-    told = manifest(found.folder)
-    for name, value in (told.get("versions") or {}).items():
+def _versions(finished: Finished, hashes: Mapping[str, str]) -> Iterator[str]:
+    record = manifest(finished.folder)
+    for name, value in (record.get("versions") or {}).items():
         yield f"- {_text(name)}: {_text(value)}"
-    yield f"- configuration: `{told['digest']}`"
-    yield f"- data and partition: `{told['fingerprint']}`"
-    yield f"- model of the run: `{found.result.summary['model_sha256']}`"
+    yield f"- configuration: `{record['digest']}`"
+    yield f"- data and partition: `{record['fingerprint']}`"
+    yield f"- model of the run: `{finished.result.summary['model_sha256']}`"
     for name, digest in hashes.items():
         yield f"- {name}: `{digest}`"

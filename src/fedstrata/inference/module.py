@@ -1,4 +1,4 @@
-"""A trained model as a plain module: torch's own layers, nothing of the engine, and what the method changes in it."""
+"""Turn a trained model into a plain module: torch's layers, no part of the engine, and the method's changes."""
 
 from __future__ import annotations
 
@@ -22,29 +22,27 @@ _CHANNELS = {3: nn.Dropout2d, 4: nn.Dropout3d}  # by the axes of a sample; any o
 
 
 def plain(kit: Worker, params: Model, task: Task, *, batch_statistics: bool) -> nn.Module:
-    """The module of a kit with these values, in evaluation mode.
+    """Build the module of a worker with these values, in evaluation mode.
 
     Args:
         kit: has the network and the method.
         params: values, with statistics.
         task: of the data.
-        batch_statistics: norms look at the batch in hand (``bn=batch``): they keep no running statistics.
+        batch_statistics: norms use the statistics of the batch (``bn=batch``) and keep no running statistics.
     """
     module = network(kit.bound, task)
     if kit.method.has("model"):
-        module = Changed(module, kit, batch_statistics=batch_statistics)
+        module = MethodModule(module, kit, batch_statistics=batch_statistics)
     elif batch_statistics:
         forget_statistics(module)
     fill(module, params)
-    if isinstance(module, Changed):
+    if isinstance(module, MethodModule):
         module.integers = {name: params.integer(name) for name in kit.setup.layout.integers}
     return module.eval()
 
 
 def network(bound: BoundModel, task: Task) -> nn.Module:
-    """A copy of a bound network with its head in place, torch's dropout instead of ours, and tensors that share no
-    memory.
-    """
+    """Copy a bound network with its head in place and torch's dropout instead of ours; tensors share no memory."""
     body, head = copy.deepcopy((bound.body, bound.head))  # together, so that tied weights stay tied
     body.set_submodule(bound.head_name, head)
     for name, part in list(body.named_modules()):
@@ -66,7 +64,7 @@ def network(bound: BoundModel, task: Task) -> nn.Module:
 
 
 def forget_statistics(module: nn.Module) -> None:
-    """Let norms look at the batch in hand, in evaluation too."""
+    """Make norms use the statistics of the batch, in evaluation too."""
     for part in module.modules():
         if isinstance(part, _NormBase):
             part.track_running_stats = False
@@ -74,26 +72,25 @@ def forget_statistics(module: nn.Module) -> None:
 
 
 def fill(module: nn.Module, params: Model) -> None:
-    """Write these values, and the statistics that the module has a place for, under their names."""
+    """Write these values, and the statistics that the module has buffers for, under their names."""
     with torch.no_grad():
         for name, value in params.views.items():
             attrgetter(name)(module).copy_(value)
         for name, value in params.statistics.views.items():
-            place = attrgetter(name)(module)
-            if place is not None:  # a norm that looks at the batch has none
-                place.copy_(value)
+            buffer = attrgetter(name)(module)
+            if buffer is not None:  # a norm with batch statistics has none
+                buffer.copy_(value)
 
 
-class Changed(nn.Module):
-    """A network with what its method changes in it: the network's own submodules under their own names, the method's
-    features and head.
+class MethodModule(nn.Module):
+    """A network with the method's changes: the network's submodules under their names, the method's features and head.
 
-    It stands in evaluation mode: it computes with the method's functions, and those look at the layers standing still.
+    It is in evaluation mode, because the method's functions read the layers as constants.
 
     Args:
         module: the network; its submodules become this module's.
         kit: has the method.
-        batch_statistics: norms look at the batch in hand.
+        batch_statistics: norms use the statistics of the batch.
     """
 
     def __init__(self, module: nn.Module, kit: Worker, *, batch_statistics: bool) -> None:
@@ -104,7 +101,7 @@ class Changed(nn.Module):
         self._spec, self._statistics = bound.spec, Spec((), ()) if batch_statistics else bound.statistics.spec
         self._eval_mode: EvalMode = "batch_stats" if batch_statistics else "eval"
         self.integers: dict[str, int] = {}  # which network it is, as a number of the program
-        self._moves = any(isinstance(part, _NormBase | _DropoutNd) for part in module.modules())
+        self._needs_eval = any(isinstance(part, _NormBase | _DropoutNd) for part in module.modules())
         self._take_over(module)
         kept = {id(attrgetter(name)(self)) for name in self._spec.names if _has(self, name)}
         for name, parameter in list(self.named_parameters()):
@@ -113,7 +110,7 @@ class Changed(nn.Module):
                 self.get_submodule(path)._parameters[local] = None  # dropped by the method
         for name, value in bound.parts.items():
             if not _has(self, name):
-                self._place(name, value.detach().clone())
+                self._add(name, value.detach().clone())
         if batch_statistics:
             forget_statistics(self)
 
@@ -125,8 +122,8 @@ class Changed(nn.Module):
         for name, buffer in module._buffers.items():
             self.register_buffer(name, buffer, persistent=name not in module._non_persistent_buffers_set)
 
-    def _place(self, name: str, value: Tensor) -> None:
-        """A parameter that the method adds."""
+    def _add(self, name: str, value: Tensor) -> None:
+        """Register a parameter that the method adds."""
         *path, local = name.split(".")
         owner: nn.Module = self
         for step in path:
@@ -136,24 +133,24 @@ class Changed(nn.Module):
         owner.register_parameter(local, nn.Parameter(value))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, *shape] -> [B, classes]."""
-        own = {name: attrgetter(name)(self) for name in self._spec.names}
-        kept = {name: attrgetter(name)(self) for name in self._statistics.names}
-        statistics = Params(_flat(kept), self._statistics, views=kept)
-        params = Params(_flat(own), self._spec, eval_mode=self._eval_mode, views=own, integers=self.integers)
+        """Compute outputs: [B, *shape] -> [B, classes]."""
+        values = {name: attrgetter(name)(self) for name in self._spec.names}
+        buffers = {name: attrgetter(name)(self) for name in self._statistics.names}
+        statistics = Params(_flat(buffers), self._statistics, views=buffers)
+        params = Params(_flat(values), self._spec, eval_mode=self._eval_mode, views=values, integers=self.integers)
         return self._net(Model(params, statistics), x)
 
     def train(self, mode: bool = True) -> Self:  # torch's signature  # noqa: FBT001, FBT002
-        """Evaluation mode only, where that makes a difference.
+        """Refuse training mode where it would compute something else.
 
         Raises:
             ConfigError: training mode of a network with dropout or batch norms.
         """
-        if mode and self._moves:
+        if mode and self._needs_eval:
             raise ConfigError(
-                "this module stands in evaluation mode: its method changes the model, and dropout and batch norms would"
-                " not move. Train on with fedstrata.run(..., module=...), or on a network of your own with these"
-                " weights."
+                "this module works in evaluation mode only: its method changes the model, and dropout and batch norms"
+                " would stay inactive. Train on with fedstrata.run(..., module=...), or load these weights into your"
+                " network."
             )
         return super().train(mode)
 

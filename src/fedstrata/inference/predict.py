@@ -1,4 +1,4 @@
-"""Predictions of a run on further data."""
+"""Predict with a run's model on further data."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
 from fedstrata.data.inputs.base import Unknown
-from fedstrata.inference.finished_run import Who, finished, threads_kept
-from fedstrata.inference.inputs import Split, intake_of, read
+from fedstrata.inference.finished_run import ClientRef, keep_threads, open_run
+from fedstrata.inference.inputs import Split, preprocessor_of, read
 from fedstrata.storage.atomic_files import write_file
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of samples.
+    """The predictions of a model.
 
     Attributes:
         names: one a sample: a row number, a file.
@@ -34,7 +34,7 @@ class Predictions:
         truth: [N] classes or numbers, where the data carry them.
         score: metrics, where there is a truth; None where one is undefined.
         client: whose model it is; None for the shared one.
-        notes: what a user must be told.
+        notes: for the user.
     """
 
     names: tuple[str, ...]
@@ -50,31 +50,27 @@ class Predictions:
 
     @property
     def predicted(self) -> list[str] | list[float]:
-        """The class with the largest probability, or the number, of each sample."""
+        """The most probable class, or the number, of each sample."""
         if self.labels:
-            return [self.labels[place] for place in self.values.argmax(1).tolist()]
+            return [self.labels[index] for index in self.values.argmax(1).tolist()]
         return [float(value) for value in self.values]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A mapping a sample: name, predicted, then probability by class, then label and whether it is right (or the
-        error).
-        """
-        for place, (name, told) in enumerate(zip(self.names, self.predicted, strict=True)):
-            row: dict[str, Any] = {"name": name, "predicted": told}
+        """Yield a mapping for each sample: name, predicted, probability by class, label, and correct (or the error)."""
+        for i, (name, predicted) in enumerate(zip(self.names, self.predicted, strict=True)):
+            row: dict[str, Any] = {"name": name, "predicted": predicted}
             if self.labels:
-                row |= {
-                    f"p_{label}": float(p) for label, p in zip(self.labels, self.values[place].tolist(), strict=True)
-                }
+                row |= {f"p_{label}": float(p) for label, p in zip(self.labels, self.values[i].tolist(), strict=True)}
             if self.truth is not None and self.labels:
-                label = self.labels[int(self.truth[place])]
-                row |= {"label": label, "correct": int(label == told)}
+                label = self.labels[int(self.truth[i])]
+                row |= {"label": label, "correct": int(label == predicted)}
             elif self.truth is not None:
-                truth = float(self.truth[place])
-                row |= {"label": truth, "error": float(self.values[place]) - truth}
+                truth = float(self.truth[i])
+                row |= {"label": truth, "error": float(self.values[i]) - truth}
             yield row
 
     def to_csv(self) -> str:
-        """A line a sample, with a line of names above; numbers with six digits."""
+        """Format as CSV: a header, then a line for each sample; numbers have six digits."""
         text = io.StringIO()
         table = None
         for row in self.rows():
@@ -85,11 +81,11 @@ class Predictions:
         return text.getvalue()
 
     def write(self, path: str | Path) -> Path:
-        """Write :meth:`to_csv` into a file, in one step.
+        """Write :meth:`to_csv` into a file, atomically.
 
         Raises:
-            ConfigError: the path is that of a folder.
-            StateError: the disk refuses.
+            ConfigError: the path is a folder.
+            StateError: the file cannot be written.
         """
         target = Path(path)
         if target.is_dir():
@@ -103,7 +99,7 @@ class Predictions:
 def predict(
     run: str | Path,
     data: str | Path | Tensor | NDArray[Any],
-    client: Who = None,
+    client: ClientRef = None,
     *,
     split: Split | None = None,
     unknown: Unknown = "refuse",
@@ -112,12 +108,12 @@ def predict(
     module: nn.Module | None = None,
     method: Piece | Method | None = None,
 ) -> Predictions:
-    """What the model of a finished run says of samples, prepared as those that it was trained on.
+    """Predict with the model of a finished run; samples are prepared as in training.
 
     Args:
         run: the run folder.
-        data: a table (.csv, .tsv, .parquet) with the run's columns, a picture or a folder of pictures, an array (.npy,
-            .npz, or in memory), a text file with a text a line, or a data set in call syntax.
+        data: a table (.csv, .tsv, .parquet) with the run's columns, an image or a folder of images, an array (.npy,
+            .npz, or in memory), a text file with one text per line, or a data set in call syntax.
         client: None for the shared model; a number or name for the model that this client uses itself.
         split: of a data set in call syntax: test (of the run's own data set and a client: its own test samples) or
             train.
@@ -132,29 +128,29 @@ def predict(
         ConfigError: there is no such client or data set.
         StateError: see :func:`fedstrata.inference.load`.
     """
-    with threads_kept():
-        found = finished(run, root=root, federation=federation, module=module, method=method)
-        who, task = found.number(client), found.federation.task
-        taken = read(data, found, client=who, split=split, unknown=unknown)
-        engine = found.engine
+    with keep_threads():
+        finished = open_run(run, root=root, federation=federation, module=module, method=method)
+        client_id, task = finished.client_number(client), finished.federation.task
+        prepared = read(data, finished, client=client_id, split=split, unknown=unknown)
+        engine = finished.engine
         outputs = engine.evaluator.predict(
-            engine.worker, found.params(who), taken.samples, torch.arange(len(taken.samples))
+            engine.worker, finished.params(client_id), prepared.samples, torch.arange(len(prepared.samples))
         )
         if not bool(outputs.isfinite().all()):
             row = int((~outputs.isfinite().all(1)).nonzero()[0])
             raise StateError(
-                f"the model's output for {taken.names[row]} is not finite; its numbers are far from those that it was"
-                " trained on."
+                f"the model's output for {prepared.names[row]} is not finite; its values are far from the"
+                " training data."
             )
-        intake = intake_of(found)
+        preprocessor = preprocessor_of(finished)
         classes, numbers = task.has_classes, task.definition.targets == "numbers"
-        values, truth = task.definition.predictions(outputs), taken.samples.y if taken.labelled else None
+        values, truth = task.definition.predictions(outputs), prepared.samples.y if prepared.labelled else None
         if numbers:
-            values, truth = intake.restore(values), None if truth is None else intake.restore(truth)
+            values, truth = preprocessor.restore(values), None if truth is None else preprocessor.restore(truth)
         score = None if truth is None else task.metrics(values[:, None] if numbers else outputs, truth)
-    notes = (*found.notes, *found.told(who), *taken.notes)
-    if found.looks_at_batches:
+    notes = (*finished.notes, *finished.notes_for(client_id), *prepared.notes)
+    if finished.uses_batch_statistics:
         notes += (
-            "norms look at the batch: what is said of a sample hangs on the others beside it, up to 500 at a time.",
+            "norms look at the batch: a prediction depends on the other samples of its batch, up to 500 at a time.",
         )
-    return Predictions(taken.names, task.labels if classes else (), values, truth, score, who, notes)
+    return Predictions(prepared.names, task.labels if classes else (), values, truth, score, client_id, notes)

@@ -1,4 +1,4 @@
-"""A plain module as a program that other tools run: torch.export and ONNX. Programs are written here, never read."""
+"""Write a plain module as a program that other tools run: torch.export and ONNX. Programs are never read here."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch import Tensor, nn
 
 from fedstrata.common.errors import ConfigError
 
-SAMPLES = 8  # real samples on which a program is held against the run's evaluation
-NEAR = 1e-5  # largest difference, against the largest output
+SAMPLES = 8  # real samples on which a program is compared with the run's evaluation
+TOLERANCE = 1e-5  # largest difference, relative to the largest output
 
 
 def program_of(module: nn.Module, x: Tensor) -> Any:
-    """The module as a ``torch.export`` program that takes any number of samples.
+    """Trace the module into a ``torch.export`` program that accepts any number of samples.
 
     Args:
         module: in evaluation mode.
         x: [B, *shape] samples, at least two.
     Raises:
-        ConfigError: the module cannot be traced; the message has torch's reason and the way out.
+        ConfigError: the module cannot be traced; the message has torch's reason and the remedy.
     """
     batch = torch.export.Dim("batch", min=1)
     try:
@@ -35,22 +35,22 @@ def program_of(module: nn.Module, x: Tensor) -> Any:
             return torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
     except Exception as error:
         raise ConfigError(
-            f"torch.export cannot trace this model: {_reason(error)} A model whose path hangs on its values, or on the"
-            " number of samples, has no program; --format safetensors writes the weights alone."
+            f"torch.export cannot trace this model: {_reason(error)} A model whose control flow depends on its values, or"
+            " on the number of samples, has no program; --format safetensors writes the weights alone."
         ) from error
 
 
 def exported_bytes(program: Any) -> bytes:
-    """What ``torch.export.save`` writes."""
-    held = io.BytesIO()
+    """Return the bytes that ``torch.export.save`` writes."""
+    buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.export.save(program, held)
-    return held.getvalue()
+        torch.export.save(program, buffer)
+    return buffer.getvalue()
 
 
 def require_onnx() -> None:
-    """Refuse, before anything is read, what the extra is needed for.
+    """Check that the ONNX extra is installed, before anything is read.
 
     Raises:
         ConfigError: the extra is not installed.
@@ -64,17 +64,17 @@ def require_onnx() -> None:
 
 
 def onnx_bytes(program: Any) -> bytes:
-    """The same program in ONNX.
+    """Convert the program to ONNX.
 
     Raises:
-        ConfigError: it holds an operation that ONNX does not have.
+        ConfigError: it has an operation that ONNX lacks.
     """
     try:
         with warnings.catch_warnings(), _quiet("torch.onnx"):
             warnings.simplefilter("ignore")  # of torch about itself
-            made = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False)
-            assert made is not None, "with dynamo=True a program comes back"
-            return bytes(made.model_proto.SerializeToString())
+            onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False)
+            assert onnx_program is not None, "with dynamo=True a program comes back"
+            return bytes(onnx_program.model_proto.SerializeToString())
     except Exception as error:
         raise ConfigError(
             f"this model cannot be written in ONNX: {_reason(error)} Use --format torch-export."
@@ -83,7 +83,7 @@ def onnx_bytes(program: Any) -> bytes:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Without a library's chatter about what is not installed."""
+    """Silence a library's notes about what is not installed."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -101,6 +101,6 @@ def _reason(error: Exception) -> str:
     )
 
 
-def difference(found: Tensor, wanted: Tensor) -> float:
-    """max|found - wanted| / max(1, max|wanted|)."""
-    return float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1.0))
+def difference(outputs: Tensor, expected: Tensor) -> float:
+    """Return max|outputs - expected| / max(1, max|expected|)."""
+    return float((outputs - expected).abs().max() / expected.abs().max().clamp(min=1.0))

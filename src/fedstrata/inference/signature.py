@@ -1,4 +1,4 @@
-"""What a model reads and says, as plain JSON for programs (signature.json)."""
+"""Describe a model's input and output as plain JSON for programs (signature.json)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 from fedstrata import __version__
 from fedstrata.inference.finished_run import Finished
-from fedstrata.inference.inputs import intake_of
+from fedstrata.inference.inputs import preprocessor_of
 
 FORMAT = 1
-SINGLE = "; a single sample, which the run (bn=batch) evaluated with running statistics, has none here"
+SINGLE_SAMPLE = "; a single sample, which the run (bn=batch) evaluated with running statistics, has none here"
 
 
-def signature(found: Finished, client: int | None) -> dict[str, Any]:
-    """Input, output, and what happened to samples before the model."""
-    task, parts = found.federation.task, found.engine.parts
+def signature(finished: Finished, client: int | None) -> dict[str, Any]:
+    """Describe input, output, and how samples are prepared before the model."""
+    task, parts = finished.federation.task, finished.engine.parts
     return {
         "format": FORMAT,
         "fedstrata": __version__,
@@ -25,34 +25,34 @@ def signature(found: Finished, client: int | None) -> dict[str, Any]:
             "dtype": str(task.input_dtype).removeprefix("torch."),
             "tokens_below": task.vocabulary or None,
         },
-        "before_the_model": intake_of(found).facts(),
+        "before_the_model": preprocessor_of(finished).facts(),
         "output": {
             "shape": ["batch", task.classes],
             "dtype": "float32",
             "meaning": task.definition.output_meaning,
         },
-        "after_the_model": None if task.has_classes else _units(found),
-        "client": None if client is None else {"number": client, "name": found.federation.client_name(client)},
+        "after_the_model": None if task.has_classes else _units(finished),
+        "client": None if client is None else {"number": client, "name": finished.federation.client_name(client)},
         "method": str(parts.method),
         "changed_by": [piece.name for piece in parts.method.pieces if piece.overrides("model")],
-        "batch_norm": batch_norm(found),
+        "batch_norm": batch_norm(finished),
     }
 
 
-def _units(found: Finished) -> dict[str, Any] | None:
-    """How a number gets the units of the data."""
-    target = intake_of(found).facts().get("target")
+def _units(finished: Finished) -> dict[str, Any] | None:
+    """Describe how a number gets the units of the data."""
+    target = preprocessor_of(finished).facts().get("target")
     return None if target is None else {"rule": "value * std + mean", **target}
 
 
-def batch_norm(found: Finished) -> str | None:
-    """How norms that look at batches stand in the module, in words; None where there are none."""
-    if not found.engine.worker.bound.norms:
+def batch_norm(finished: Finished) -> str | None:
+    """Describe which statistics batch norms use; None where there are no batch norms."""
+    if not finished.engine.worker.bound.norms:
         return None
-    if found.looks_at_batches:
+    if finished.uses_batch_statistics:
         return (
-            "statistics of the batch in hand, as the run was evaluated, 500 samples at a time: outputs hang on the"
-            " other samples of the batch, so give batches as mixed as the data"
-            + (SINGLE if found.engine.evaluator.batch_statistics else "")
+            "statistics of the batch, as the run was evaluated, 500 samples at a time: outputs depend on the other"
+            " samples of the batch; use batches as mixed as the data"
+            + (SINGLE_SAMPLE if finished.engine.evaluator.batch_statistics else "")
         )
-    return f"running statistics, as the run was evaluated (bn={found.engine.parts.config.bn})"
+    return f"running statistics, as the run was evaluated (bn={finished.engine.parts.config.bn})"

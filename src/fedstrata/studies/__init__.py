@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedstrata.common.errors import ConfigError
-from fedstrata.inference.finished_run import finished
+from fedstrata.inference.finished_run import open_run
 from fedstrata.studies.base import Outcome, Study, finite, replay
 from fedstrata.studies.outputs import writable_folder, write_outcome
 from fedstrata.studies.registry import find, table
@@ -48,7 +48,7 @@ def study(
                 f"out is {str(out)!r}, inside the run {str(folder)!r}, and a study never changes a run; name another"
                 " folder."
             )
-    opened = {label: finished(folder, root=root) for label, folder in zip(labels, folders, strict=True)}
+    opened = {label: open_run(folder, root=root) for label, folder in zip(labels, folders, strict=True)}
     if target is None:
         return finite(chosen.study(opened))
     with writable_folder(target):

@@ -83,7 +83,7 @@ class Landscape(Study):
         text = "Loss along the first random direction, through the served model at 0; flat where it hardly rises."
         panels = [Panel("Loss profile", text, "lines", at, profiles, x_name="lengths of the filters", y_name="loss")]
         panels += [self._table(label, one["grid"]) for label, one in maps.items()]
-        notes = [f"{label}: {note}" for label, run in runs.items() for note in (*run.told(None), *run.notes)]
+        notes = [f"{label}: {note}" for label, run in runs.items() for note in (*run.notes_for(None), *run.notes)]
         numbers = {"samples": next(iter(laid.values())).samples, "at": at, "runs": maps}
         return Outcome(numbers, panels, draw_maps(maps, at), notes=notes)
 

@@ -177,7 +177,7 @@ class Maximise(Study):
     def _ascend_run(self, label: str, run: Finished) -> dict[str, tuple[Sequence[int], Ascent]]:
         """Return (channels, ascent) by layer."""
         pixels = pixels_of(run, "activation maximisation")
-        if run.looks_at_batches:
+        if run.uses_batch_statistics:
             raise ConfigError(
                 f"norms of {label} use batch statistics, which would mix the images; study a run without bn=batch."
             )

@@ -76,7 +76,7 @@ class Path(Study):
             training = surfaces({first: runs[first]}, "train", self.samples, self.batch, self.seed)[first]
             drawn = [x for x, _ in training.batches]
         pairs = {f"{first} to {other}": self._segment(laid[first], laid[other], drawn) for other in others}
-        notes = [f"{label}: {note}" for label, run in runs.items() for note in (*run.told(None), *run.notes)]
+        notes = [f"{label}: {note}" for label, run in runs.items() for note in (*run.notes_for(None), *run.notes)]
         if recompute:
             notes.append(
                 "running statistics of norms were recomputed at every point, so the ends differ from the served models"

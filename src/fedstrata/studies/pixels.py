@@ -54,10 +54,10 @@ def pixels_of(run: Finished, title: str) -> Pixels:
             f"a study of {title} needs images, grey or in colours, and samples of {federation.name} have the shape"
             f" {task.shape}."
         )
-    if isinstance(federation.intake, Pictures):
+    if isinstance(federation.preprocessor, Pictures):
         mean, std = (
             torch.tensor(v, dtype=torch.float64)[:, None, None].float()
-            for v in (federation.intake.mean, federation.intake.std)
+            for v in (federation.preprocessor.mean, federation.preprocessor.std)
         )
         return Pixels(mean, std)
     first = federation.train.take(torch.arange(min(READ, len(federation.train))))

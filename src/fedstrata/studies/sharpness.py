@@ -96,7 +96,7 @@ class Sharpness(Study):
         laid = surfaces(runs, self.split, self.samples, self.batch, self.seed, getattr(torch, self.precision))
         computed = {label: self._compute(surface) for label, surface in laid.items()}
         panels = [self._table(computed), self._whole(computed), *self._groups(computed), *self._nearby(computed)]
-        notes = [f"{label}: {note}" for label, run in runs.items() for note in (*run.told(None), *run.notes)]
+        notes = [f"{label}: {note}" for label, run in runs.items() for note in (*run.notes_for(None), *run.notes)]
         if self.groups == "each":
             notes += [
                 f"{label}: {note}"

@@ -44,7 +44,7 @@ class InputPreprocessor:
     """
 
     @property
-    def takes(self) -> str:
+    def accepts(self) -> str:
         """What it takes, as the end of a sentence."""
         return "arrays (.npy, .npz) as the model reads them"
 
@@ -68,14 +68,14 @@ class InputPreprocessor:
 
     def facts(self) -> dict[str, Any]:
         """What happens to a sample before the model reads it, as plain JSON."""
-        return {"takes": self.takes}
+        return {"takes": self.accepts}
 
     def restore(self, values: Tensor) -> Tensor:
         """Predictions of a regression in the units of the data."""
         return values
 
     def _refuse(self, where: str, form: str) -> NoReturn:
-        raise DataError(f"{where} is {form}; this model takes {self.takes}.")
+        raise DataError(f"{where} is {form}; this model takes {self.accepts}.")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Numbers(InputPreprocessor):
     vocabulary: int = 0
 
     @property
-    def takes(self) -> str:
+    def accepts(self) -> str:
         """What is taken, in words."""
         what = f"tokens below {self.vocabulary}" if self.vocabulary else "floats, as the model reads them"
         return (
@@ -120,14 +120,14 @@ class Numbers(InputPreprocessor):
 
     def _floats(self, x: NDArray[Any], where: str) -> Tensor:
         if x.dtype.kind != "f":
-            raise DataError(f"{where} holds {x.dtype}; this model takes {self.takes}.")
+            raise DataError(f"{where} holds {x.dtype}; this model takes {self.accepts}.")
         found = torch.from_numpy(float32(x))
         finite_features(found, where)
         return found
 
     def facts(self) -> dict[str, Any]:
         """See :meth:`InputPreprocessor.facts`."""
-        return {"kind": "tokens" if self.vocabulary else "numbers", "takes": self.takes, "normalisation": None}
+        return {"kind": "tokens" if self.vocabulary else "numbers", "takes": self.accepts, "normalisation": None}
 
 
 def taken(x: Tensor, y: NDArray[Any] | None, classes: int, where: str) -> PreparedInputs:

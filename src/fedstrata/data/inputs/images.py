@@ -49,7 +49,7 @@ class Pictures(InputPreprocessor):
         return len(self.mean), self.height, self.width
 
     @property
-    def takes(self) -> str:
+    def accepts(self) -> str:
         """What is taken, in words."""
         shape = ", ".join(map(str, self.shape))
         return (
@@ -76,7 +76,7 @@ class Pictures(InputPreprocessor):
     def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> PreparedInputs:
         """See :meth:`InputPreprocessor.array`."""
         if tuple(x.shape[1:]) != self.shape or not len(x):
-            raise DataError(f"{where} has shape {list(x.shape)}; this model takes {self.takes}, and at least one.")
+            raise DataError(f"{where} has shape {list(x.shape)}; this model takes {self.accepts}, and at least one.")
         if x.dtype == np.uint8:
             found = taken(torch.from_numpy(np.ascontiguousarray(x)), y, self.classes, where)
             return PreparedInputs(
@@ -85,7 +85,7 @@ class Pictures(InputPreprocessor):
                 found.labelled,
             )
         if x.dtype.kind != "f":
-            raise DataError(f"{where} holds {x.dtype}; this model takes {self.takes}.")
+            raise DataError(f"{where} holds {x.dtype}; this model takes {self.accepts}.")
         floats = torch.from_numpy(float32(x))
         finite_features(floats, where)
         return taken(floats, y, self.classes, where)
@@ -122,7 +122,7 @@ class Pictures(InputPreprocessor):
         )
         return {
             "kind": "image",
-            "takes": self.takes,
+            "takes": self.accepts,
             "fit": cut if self.fit == "crop" else f"resized to {self.width} x {self.height} pixels (bicubic)",
             "normalisation": {
                 "rule": "(byte / 255 - mean) / std, by channel",
@@ -136,7 +136,7 @@ class Pictures(InputPreprocessor):
 class _Shown:
     """Pictures on disk, decoded when they are taken."""
 
-    intake: Pictures
+    preprocessor: Pictures
     paths: tuple[Path, ...]
     y: Tensor
     lazy: bool = field(default=True, init=False)
@@ -146,6 +146,6 @@ class _Shown:
 
     def take(self, index: Tensor) -> Tensor:
         """See :class:`fedstrata.data.io.samples.Samples`."""
-        batch = np.stack([self.intake.fitted(self.paths[row]) for row in index.tolist()])
-        scale, shift = affine(self.intake.mean, self.intake.std)
+        batch = np.stack([self.preprocessor.fitted(self.paths[row]) for row in index.tolist()])
+        scale, shift = affine(self.preprocessor.mean, self.preprocessor.std)
         return torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous().float().mul_(scale).add_(shift)  # [B, C, H, W]

@@ -41,7 +41,7 @@ class Rows(InputPreprocessor):
     labels: tuple[str, ...]
 
     @property
-    def takes(self) -> str:
+    def accepts(self) -> str:
         """What is taken, in words."""
         names = [*self.numbers, *(name for name, _ in self.words)]
         shown = ", ".join(names[:8]) + (f", ... ({len(names)} in all)" if len(names) > 8 else "")
@@ -143,7 +143,7 @@ class Rows(InputPreprocessor):
         target = {"mean": float(self.scaling.mean[count]), "std": float(self.scaling.std[count])}
         return {
             "kind": "table",
-            "takes": self.takes,
+            "takes": self.accepts,
             "label": self.how.label,
             "missing": self.how.missing,
             "normalisation": {
@@ -180,7 +180,7 @@ class SeriesRows(InputPreprocessor):
     scaling: Scaling
 
     @property
-    def takes(self) -> str:
+    def accepts(self) -> str:
         """What is taken, in words."""
         return (
             f"a table (.csv, .tsv, .parquet) of one series whose last {self.window} rows of {self.value!r} are read, "
@@ -216,7 +216,7 @@ class SeriesRows(InputPreprocessor):
         numbers = {"mean": float(self.scaling.mean[0]), "std": float(self.scaling.std[0])}
         return {
             "kind": "series",
-            "takes": self.takes,
+            "takes": self.accepts,
             "horizon": self.horizon,
             "normalisation": {"rule": "(value - mean) / std", **numbers},
             "target": numbers,

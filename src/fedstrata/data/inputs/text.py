@@ -39,7 +39,7 @@ class Words(InputPreprocessor):
     empty: bool = False
 
     @property
-    def takes(self) -> str:
+    def accepts(self) -> str:
         """What is taken, in words."""
         return (
             "texts: a .txt file with one a line, or a table (.csv, .tsv, .parquet) with the column"
@@ -93,7 +93,7 @@ class Words(InputPreprocessor):
         """See :meth:`InputPreprocessor.facts`."""
         return {
             "kind": "words",
-            "takes": self.takes,
+            "takes": self.accepts,
             "length": self.length,
             "normalisation": {
                 "rule": "basic English words, lower case; unknown words are token 0, padding on the right is token 1"
@@ -115,7 +115,7 @@ class Characters(InputPreprocessor):
     codes: Mapping[str, int] = field(repr=False)
 
     @property
-    def takes(self) -> str:
+    def accepts(self) -> str:
         """What is taken, in words."""
         return f"texts: a .txt file with one a line, of which the last {self.window} characters are read"
 
@@ -136,7 +136,7 @@ class Characters(InputPreprocessor):
         """See :meth:`InputPreprocessor.facts`."""
         return {
             "kind": "characters",
-            "takes": self.takes,
+            "takes": self.accepts,
             "length": self.window,
             "normalisation": {"rule": "one token a character; an unknown one is token 0"},
             "vocabulary": dict(self.codes),

@@ -69,7 +69,7 @@ def source_of(
         groups,
         natural=client is not None,
         dark=dark,
-        intake=_intake(train, made),
+        preprocessor=preprocessor_of(train, made),
         identity=identity,
     )
 
@@ -80,7 +80,7 @@ def _content(values: Given) -> str:
     return hashlib.sha256(repr((plain.dtype.str, plain.shape)).encode() + plain.tobytes()).hexdigest()
 
 
-def _intake(train: Samples, task: Task) -> InputPreprocessor:
+def preprocessor_of(train: Samples, task: Task) -> InputPreprocessor:
     """Further samples are given like these."""
     classes = task.classes if task.has_classes else 0
     if isinstance(train, Images):

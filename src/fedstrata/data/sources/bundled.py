@@ -35,7 +35,7 @@ class Digits:
         late = torch.from_numpy(stratified(labels.numpy(), 0.2, stream(0, "digits-test")))
         task = Task("classification", (1, 8, 8), 10, tuple("0123456789"))
         train, test = Tensors(x[~late], labels[~late]), Tensors(x[late], labels[late])
-        return Source("digits", task, train, test, dark=(0.0,), intake=Pictures(8, 8, (0.0,), (1.0,), 10))
+        return Source("digits", task, train, test, dark=(0.0,), preprocessor=Pictures(8, 8, (0.0,), (1.0,), 10))
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ class Folder:
             f" norm={self.norm}, test={self.test}) {content}"
         )
         test = sets[1] if len(sets[1]) else None
-        intake = replace(sets[0].fit, classes=len(labels))
+        preprocessor = replace(sets[0].fit, classes=len(labels))
         dark = dark_of(mean, std)
         return Source(
             name,
@@ -257,7 +257,7 @@ class Folder:
             natural=bool(groups),
             dark=dark,
             notes=notes,
-            intake=intake,
+            preprocessor=preprocessor,
             identity=identity,
         )
 
@@ -287,4 +287,6 @@ def tiny_folder(root: Path, size: int, norm: str, name: str) -> Source:
         Files(tuple(p for p, _ in part), torch.tensor([c for _, c in part]), size, mean, std) for part in (train, val)
     )
     task = Task("classification", (3, size, size), len(known), tuple(sorted(wnids)))
-    return Source(name, task, first, second, dark=dark_of(mean, std), intake=replace(first.fit, classes=len(known)))
+    return Source(
+        name, task, first, second, dark=dark_of(mean, std), preprocessor=replace(first.fit, classes=len(known))
+    )

@@ -168,9 +168,15 @@ class Hub:
         ]
         task = Task("classification", (length,), len(names), names, len(vocabulary))
         assert self.text is not None, "asked only where a column of text was named"
-        intake = Words((self.text,), self.label, names, vocabulary, length, tokenize, encode_text, empty=True)
+        preprocessor = Words((self.text,), self.label, names, vocabulary, length, tokenize, encode_text, empty=True)
         return Source(
-            identity, task, parts[0], parts[1], self._groups(sets), natural=self.client is not None, intake=intake
+            identity,
+            task,
+            parts[0],
+            parts[1],
+            self._groups(sets),
+            natural=self.client is not None,
+            preprocessor=preprocessor,
         )
 
 

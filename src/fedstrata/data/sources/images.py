@@ -91,8 +91,10 @@ def image_source(
     """A source of two image sets of the same shape; ``fit`` says how further pictures get it."""
     task = Task("classification", tuple(train.x.shape[1:]), len(names), names)
     _, height, width = task.shape
-    intake = Pictures(height, width, train.mean, train.std, len(names), fit=fit)
-    return Source(name, task, train, test, groups, dark=dark_of(train.mean, train.std), notes=notes, intake=intake)
+    preprocessor = Pictures(height, width, train.mean, train.std, len(names), fit=fit)
+    return Source(
+        name, task, train, test, groups, dark=dark_of(train.mean, train.std), notes=notes, preprocessor=preprocessor
+    )
 
 
 def expect(train: Images, shape: tuple[int, ...], classes: int, data: str, folder: Path) -> None:

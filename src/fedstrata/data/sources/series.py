@@ -203,10 +203,18 @@ class _Windows:
         )
         notes = (*self.notes, told) if scaled else self.notes
         task = Task("regression", (self.cut.window,), 1)
-        intake = SeriesRows(self.cut.window, self.cut.horizon, self.value, scaling) if scaled else None
+        preprocessor = SeriesRows(self.cut.window, self.cut.horizon, self.value, scaling) if scaled else None
         scale = None if scaled else self.scale
         return Source(
-            self.identity, task, sets[0], sets[1], groups, natural=True, notes=notes, scale=scale, intake=intake
+            self.identity,
+            task,
+            sets[0],
+            sets[1],
+            groups,
+            natural=True,
+            notes=notes,
+            scale=scale,
+            preprocessor=preprocessor,
         )
 
     def scale(self, parts: list[Ints]) -> Source:

@@ -107,4 +107,4 @@ def _source(
     groups = Groups(tuple(f"f_{k:05d}" for k in range(len(sizes))), owner[~tested], owner[tested])
     task = Task("classification", (FEATURES,), CLASSES, tuple("0123456789"))
     train, test = (Tensors(torch.from_numpy(features[m]), torch.from_numpy(labels[m])) for m in (~tested, tested))
-    return Source(name, task, train, test, {"client": groups}, natural=True, intake=Numbers((FEATURES,), CLASSES))
+    return Source(name, task, train, test, {"client": groups}, natural=True, preprocessor=Numbers((FEATURES,), CLASSES))

@@ -291,7 +291,13 @@ class _Build:
     notes: tuple[str, ...]
 
     def source(
-        self, numeric: Floats, y: np.ndarray, *, scaled: bool, notes: tuple[str, ...] = (), intake: Rows | None = None
+        self,
+        numeric: Floats,
+        y: np.ndarray,
+        *,
+        scaled: bool,
+        notes: tuple[str, ...] = (),
+        preprocessor: Rows | None = None,
     ) -> Source:
         x = torch.from_numpy(float32(np.concatenate([numeric, self.onehot], 1)))
         labels = torch.from_numpy(y)
@@ -308,7 +314,7 @@ class _Build:
             bool(self.groups),
             notes=self.notes + notes,
             scale=scale,
-            intake=intake,
+            preprocessor=preprocessor,
         )
 
     def scale(self, parts: list[Ints]) -> Source:
@@ -326,5 +332,5 @@ class _Build:
                 f"table: targets are in standard deviations: mean {scaling.mean[-1]:.6g}, std {scaling.std[-1]:.6g} of"
                 " the training rows."
             )
-        intake = Rows(self.how, self.columns, self.levels, scaling, self.task.labels)
-        return self.source(result[:, :-1], y, scaled=True, notes=tuple(notes), intake=intake)
+        preprocessor = Rows(self.how, self.columns, self.levels, scaling, self.task.labels)
+        return self.source(result[:, :-1], y, scaled=True, notes=tuple(notes), preprocessor=preprocessor)

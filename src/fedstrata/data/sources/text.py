@@ -94,11 +94,15 @@ class AgNews:
         length = min(self.length, max(len(text) for text in sets[0][0]))
         train, test = (Tensors(encode(texts, vocabulary, length), y) for texts, y in sets)
         task = Task("classification", (length,), len(TOPICS), TOPICS, len(vocabulary))
-        intake = Words(
+        preprocessor = Words(
             ("title", "description"), "label", TOPICS, vocabulary, length, tokenize, encode, empty=self.empty == "keep"
         )
         return Source(
-            f"ag_news(length={length}, least={self.least}, empty={self.empty})", task, train, test, intake=intake
+            f"ag_news(length={length}, least={self.least}, empty={self.empty})",
+            task,
+            train,
+            test,
+            preprocessor=preprocessor,
         )
 
     def _words(self, path: Path) -> tuple[list[list[str]], Tensor]:
@@ -177,7 +181,7 @@ class Shakespeare:
         task = Task("classification", (self.window,), len(codes) + 1, ("<unk>", *letters), len(codes) + 1)
         groups = {"role": Groups(names, train[1], test[1])}
         name = f"shakespeare(window={self.window}, stride={self.stride})"
-        return Source(name, task, train[0], test[0], groups, natural=True, intake=Characters(self.window, codes))
+        return Source(name, task, train[0], test[0], groups, natural=True, preprocessor=Characters(self.window, codes))
 
     def _windows(
         self, held: dict[str, str], names: tuple[str, ...], codes: dict[str, int]

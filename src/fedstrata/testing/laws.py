@@ -17,7 +17,7 @@ from fedstrata.core.piece import Direction, Piece, Reply
 from fedstrata.core.plan import Plan
 from fedstrata.methods import Limit, NoLimit
 from fedstrata.testing import toys
-from fedstrata.testing.play import Outcomes, Recorded, bits, copied, engine, finish, gap, play, played, same
+from fedstrata.testing.toy_runs import Outcomes, Recorded, bits, copied, engine, finish, gap, play, played, same
 from fedstrata.wire import decode, messages, unpack
 from fedstrata.wire.codec import Codecs
 from fedstrata.wire.frame import encode
