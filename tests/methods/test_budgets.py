@@ -380,9 +380,7 @@ def test_published_settings_are_checked_and_take_a_step_of_one_client(path, stan
         outcome = session.train(session.begin())
         reply = session.reply(outcome)
         assert 1 < reply.loss < 8, "chance is 2.3 on ten classes, 4.6 on a hundred"
-        assert messages.size_up(reply).payload == 4 * (
-            sent or next(reversed(parts.setup.layout.groups.values())).numel
-        )
+        assert messages.size_up(reply).payload == 4 * (sent or next(reversed(parts.setup.layout.groups.values())).numel)
 
 
 def test_there_is_a_config_for_each_published_setting():
