@@ -376,7 +376,7 @@ def across(comparisons: Sequence[tuple[Comparison, Findings]]) -> tuple[Flag, ..
     """What several comparisons show together: :func:`skew_flags` of those that differ in their partition alone.
 
     Args:
-        told: comparisons with their findings. Skew is that of labels; where there are none, of targets or features.
+        comparisons: each with their findings. Skew is that of labels; where there are none, of targets or features.
     """
     alike: dict[str, list[tuple[float, Findings]]] = {}
     for comparison, findings in comparisons:
@@ -397,7 +397,7 @@ def skew_flags(by_skew: Sequence[tuple[float, Findings]]) -> tuple[Flag, ...]:
     more, which is implausible.
 
     Args:
-        told: (skew number, findings) of comparisons that differ in their partition only; a larger number is more skew.
+        by_skew: (skew number, findings) of comparisons that differ in their partition only; a larger number is more skew.
     Returns:
         a flag for each neighbouring pair in which the mean rises by more than 0.01 (1 % of an error) and by more than
         two standard errors.

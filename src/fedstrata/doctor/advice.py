@@ -84,7 +84,7 @@ def advise(parts: RunComponents, summary: FederationSummary, module: nn.Module |
 
     Args:
         parts: of the run as configured.
-        seen: numbers for the rules.
+        summary: numbers for the rules.
         module: the user's own model, if there is one.
     """
     spoken = rules()

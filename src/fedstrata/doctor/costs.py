@@ -73,7 +73,7 @@ def costs(
     Args:
         parts: of the run.
         seen: its clients.
-        tried: one client's round, weighed.
+        probe: one client's round, weighed.
         memory: of this machine, in bytes.
         quick: leave out what has to be timed.
     """

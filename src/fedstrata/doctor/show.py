@@ -28,7 +28,7 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
     """Print all sections.
 
     Args:
-        found: the diagnosis.
+        diagnosis: the diagnosis.
         console: to print on.
     """
     console.print(facts_table(dict(_facts(diagnosis)), title="data and splits"))

@@ -59,7 +59,7 @@ def panel_picture(
     Args:
         panel: any.
         place: makes its name unique.
-        scene: gives methods their strokes.
+        palette: gives methods their strokes.
         like: panels of the same measure; maps of one measure have one scale of colours.
         name: of its files; default measure-PLACE.
     """
