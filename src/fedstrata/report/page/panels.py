@@ -58,10 +58,10 @@ def panel_picture(
 
     Args:
         panel: any.
-        place: makes its name unique.
+        index: makes its name unique.
         palette: gives methods their strokes.
         like: panels of the same measure; maps of one measure have one scale of colours.
-        name: of its files; default measure-PLACE.
+        name: of its files; default measure-INDEX.
     """
     if panel.kind == "table" or not panel.x or not numbers(panel):
         return None
