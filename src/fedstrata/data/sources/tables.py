@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.common.random_streams import stream
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.inputs.table import GAP, Rows
 from fedstrata.data.io.checks import class_labels, float32, mask_by
 from fedstrata.data.io.columns import Column, Columns, column, read_columns
@@ -191,7 +192,7 @@ def _features(columns: Columns, how: Encoding, where: str) -> dict[str, Column]:
     kept = {name: values for name, values in columns.items() if name not in (how.label, how.client, *how.drop)}
     if not kept:
         raise DataError(
-            f"{where} has no feature column besides {how.label} and {how.client}.{nearest(how.label, columns)}"
+            f"{where} has no feature column besides {how.label} and {how.client}.{suggestion(how.label, columns)}"
         )
     for name, values in kept.items():
         if how.missing == "refuse" and values.missing.any():
