@@ -13,8 +13,9 @@ from PIL import Image
 from fedstrata.common.errors import DataError
 from fedstrata.data import DataSpec, load
 from fedstrata.data.io.formats import open_picture, read_idx, read_npz
+from fedstrata.data.io.normalization import NORMS
 from fedstrata.data.location import Place
-from fedstrata.data.sources.images import DEBIAN_FASHION, NORMS
+from fedstrata.data.sources.images import DEBIAN_FASHION
 
 RNG = np.random.default_rng(0)
 

@@ -10,7 +10,7 @@ import torch
 
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.data import DataSpec, load
-from fedstrata.data.io.scaling import Scaling, Sums
+from fedstrata.data.io.normalization import Scaling, Sums
 
 ROWS = 60
 

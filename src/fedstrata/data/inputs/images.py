@@ -17,7 +17,8 @@ from fedstrata.common.errors import DataError
 from fedstrata.data.inputs.base import InputPreprocessor, PreparedInputs, taken
 from fedstrata.data.io.checks import finite_features, float32
 from fedstrata.data.io.formats import open_picture
-from fedstrata.data.io.samples import Images, affine
+from fedstrata.data.io.normalization import affine
+from fedstrata.data.io.samples import Images
 
 Fit = Literal["crop", "stretch"]
 

@@ -14,7 +14,7 @@ from fedstrata.common.errors import DataError, nearest
 from fedstrata.data.inputs.base import InputPreprocessor, Numbers, PreparedInputs, Unknown, taken
 from fedstrata.data.io.checks import finite_features, float32
 from fedstrata.data.io.columns import Column, Columns, column
-from fedstrata.data.io.scaling import Floats, Scaling
+from fedstrata.data.io.normalization import Floats, Scaling
 
 if TYPE_CHECKING:
     from fedstrata.data.sources.tables import Encoding

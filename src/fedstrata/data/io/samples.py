@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedstrata.data.io.normalization import affine
+
 
 class Samples(Protocol):
     """N samples that are read by index.
@@ -80,12 +82,6 @@ class Images:
         """See :class:`Samples`."""
         scale, shift = affine(self.mean, self.std)
         return self.x.index_select(0, index).to(torch.float32).mul_(scale).add_(shift)  # [B, C, H, W]
-
-
-def affine(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """Scale and shift, each [C, 1, 1] float32, that turn bytes into normalised pixels: (byte / 255 - mean) / std."""
-    middle, width = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
-    return (1 / (255 * width)).float()[:, None, None], (-middle / width).float()[:, None, None]
 
 
 @dataclass(frozen=True, eq=False)

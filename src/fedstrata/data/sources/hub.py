@@ -21,11 +21,12 @@ from fedstrata.common.random_streams import key
 from fedstrata.data.inputs.text import Words
 from fedstrata.data.io.checks import class_labels
 from fedstrata.data.io.columns import Column, arrow_columns
+from fedstrata.data.io.normalization import Norm
 from fedstrata.data.io.samples import Tensors
 from fedstrata.data.location import VARIABLE, Place
 from fedstrata.data.partition.base import ExplicitPartition, LabelView, Partition
 from fedstrata.data.partition.laws import CLIENTS
-from fedstrata.data.sources.images import Norm, groups_by, image_set, image_source
+from fedstrata.data.sources.images import groups_by, image_set, image_source
 from fedstrata.data.sources.tables import Encoding, encode, stacked
 from fedstrata.data.sources.text import build_vocabulary, tokenize
 from fedstrata.data.sources.text import encode as encode_text

@@ -13,8 +13,8 @@ import torch
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.data.inputs.table import SeriesRows
 from fedstrata.data.io.columns import column, read_columns
+from fedstrata.data.io.normalization import Floats, Scaling, Sums
 from fedstrata.data.io.samples import Windows
-from fedstrata.data.io.scaling import Floats, Scaling, Sums
 from fedstrata.data.location import Place, written
 from fedstrata.data.types import Groups, Ints, Source, Task
 

@@ -15,8 +15,8 @@ from fedstrata.common.random_streams import stream
 from fedstrata.data.inputs.table import GAP, Rows
 from fedstrata.data.io.checks import class_labels, float32, mask_by
 from fedstrata.data.io.columns import Column, Columns, column, read_columns
+from fedstrata.data.io.normalization import Floats, Scaling, Sums
 from fedstrata.data.io.samples import Tensors
-from fedstrata.data.io.scaling import Floats, Scaling, Sums
 from fedstrata.data.location import Place, written
 from fedstrata.data.sources.images import groups_by
 from fedstrata.data.types import Groups, Ints, Source, Task
