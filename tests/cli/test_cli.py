@@ -14,6 +14,7 @@ import pytest
 
 from fedstrata.config.config import KEYS, Config
 from fedstrata.config.fields import flatten
+from helpers.tiers import tiered
 
 SMALL = ["rounds=3", "cohort=4", "local.epochs=1", "executor=loop", "model=logistic"]
 
@@ -284,6 +285,7 @@ def test_resume_refuses_what_is_no_run_and_another_runs_configuration(here, call
     assert "seed: 1 now, 0 then" in refused(call("resume", "runs/one"))
 
 
+@pytest.mark.full
 def test_report_of_one_run_and_of_several(here, call):
     call("run", *SMALL, "name=one")
     call("run", *SMALL, "name=two", "seed=1", "test=both")
@@ -326,7 +328,7 @@ def _started(folder: Path, *arguments: str) -> subprocess.Popen:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", tiered([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
 def test_ctrl_c_keeps_a_checkpoint_says_how_to_go_on_and_resume_reaches_the_same_model(here, call, number):
     settings = ["rounds=40", "cohort=4", "local.steps=60", "executor=loop", "model=logistic", "checkpoint.every=1000"]
     process = _started(here, *settings, "name=stopped", "--json")
@@ -346,6 +348,7 @@ def test_ctrl_c_keeps_a_checkpoint_says_how_to_go_on_and_resume_reaches_the_same
     assert json.loads(out)["model_sha256"] == json.loads(whole)["model_sha256"]
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_ends_the_run_at_once_and_it_can_still_be_resumed(here, call):
     """Rounds of half a second or more: the signals arrive in the middle of one."""
     settings = ["rounds=2", "cohort=3", "local.steps=3000", "executor=loop", "model=logistic"]

@@ -18,6 +18,7 @@ from fedstrata.runs.result import Result
 from helpers.comparisons import WORDS
 
 
+@pytest.mark.full
 def test_compare_prints_runs_table_answer_and_where_the_report_is(call, tmp_path):
     words = [
         "compare",
@@ -75,6 +76,7 @@ def test_compare_prints_runs_table_answer_and_where_the_report_is(call, tmp_path
     assert "there is no other result to compare it with" in out
 
 
+@pytest.mark.full
 def test_ctrl_c_keeps_every_run_and_says_to_call_again(call, tmp_path):
     def interrupt():
         deadline = time.monotonic() + 60
@@ -206,6 +208,7 @@ def test_no_comparison_is_no_comparison(tmp_path):
         read(tmp_path)
 
 
+@pytest.mark.full
 def test_sweep_chooses_on_validation_and_prints_the_comparison_of_the_chosen(call, tmp_path):
     code, out, err = call(
         *("sweep", *WORDS, "name=mine", "--methods", "fedavg", "fedprox + fedavgm", "--vary", "local.lr=0.01,0.1"),

@@ -6,7 +6,10 @@ import subprocess
 import sys
 import time
 
+import pytest
 
+
+@pytest.mark.full
 def test_the_second_interrupt_says_how_to_go_on(tmp_path):
     settings = [
         "clients=4",

@@ -17,6 +17,7 @@ from fedstrata.engine.server import plan_round
 from fedstrata.methods import rows
 from helpers import lab
 from helpers.examples import every_example, finite
+from helpers.tiers import tiered
 
 
 def order(n, batch=4, draw="cycle", merge=False, key=("local", 0, 0, 0)):
@@ -383,7 +384,7 @@ def test_a_gradient_middleware_may_call_twice_and_a_view_s_gradient_is_the_plain
 
 
 @every_example
-@pytest.mark.parametrize("toy", ["layer", "batch"])
+@pytest.mark.parametrize("toy", tiered(["layer", "batch"], ["batch"]))
 def test_row_71_uploads_hold_exactly_what_the_plan_sends_up(example, toy):
     made = lab.engine(lab.parts(example, toy))
     lab.finish(made)

@@ -32,6 +32,7 @@ def on_table(tmp_path, **more):
     return asked(tmp_path / "runs", seeds=(0,), **data, **more)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("observers", [(), HERE], ids=["children", "here"])
 def test_a_table_edited_between_the_look_and_the_training_is_a_failure_and_no_run_is_kept(tmp_path, observers):
     write(tmp_path / "mine.csv")
@@ -47,6 +48,7 @@ def test_a_table_edited_between_the_look_and_the_training_is_a_failure_and_no_ru
     assert len(again.done) == 2, "the same call looks at the data as they are by now"
 
 
+@pytest.mark.full
 def test_a_run_by_other_code_than_the_comparison_was_asked_with_is_a_failure(tmp_path):
     write(tmp_path / "mine.csv")
     with works(on_table(tmp_path), Console(quiet=True)) as making:

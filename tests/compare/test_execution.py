@@ -64,6 +64,7 @@ def test_methods_of_a_seed_share_data_cohorts_first_weights_and_order(made):
     assert [row["cohort"] for row in one.rounds] != [row["cohort"] for row in two.rounds]
 
 
+@pytest.mark.full
 def test_every_registered_method_begins_with_the_same_weights():
     base = Config(model="mlp(hidden=32)", norm="group", seed=3)
     start = fingerprint(assemble(base).setup.params)
@@ -138,7 +139,9 @@ def damage(cached):
     return folders[:3]
 
 
-@pytest.mark.parametrize("observers", [(), HERE], ids=["child", "here"])
+@pytest.mark.parametrize(
+    "observers", [pytest.param((), marks=pytest.mark.full, id="child"), pytest.param(HERE, id="here")]
+)
 def test_damaged_runs_are_set_aside_with_a_notice_and_run_anew(made, tmp_path, observers):
     contest = copied(made, tmp_path)
     folders = damage(tmp_path / "runs" / "cache")
@@ -188,6 +191,7 @@ def test_a_name_that_is_taken_by_another_comparison_is_refused(made, tmp_path):
 # ------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_child_that_dies_goes_on_from_its_checkpoint_and_a_second_death_is_a_failure_of_that_run_only(made, tmp_path):
     victim, first, said = ("fedprox(mu=1)", 0), [], io.StringIO()
 
@@ -271,6 +275,7 @@ def test_what_can_be_checked_is_refused_before_anything_runs(tmp_path):
 # --------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_asked_to_stop_runs_finish_their_round_and_the_same_call_goes_on(made, tmp_path):
     stop = [False]
 
@@ -290,6 +295,7 @@ def test_asked_to_stop_runs_finish_their_round_and_the_same_call_goes_on(made, t
     assert without_times(summaries(grid)) == without_times(summaries(made[1]))
 
 
+@pytest.mark.full
 def test_children_of_a_killed_parent_stop_at_the_next_round(tmp_path):
     told, tell = os.pipe()
     parent = os.fork()

@@ -9,6 +9,8 @@ import sys
 import time
 import traceback
 
+import pytest
+
 from fedstrata.analysis.findings import findings
 from fedstrata.compare import comparison_file
 from helpers.comparisons import asked, make, summaries, without_times
@@ -51,6 +53,7 @@ def untimed(value):
     return [untimed(item) for item in value] if isinstance(value, list) else value
 
 
+@pytest.mark.full
 def test_five_kills_of_all_processes_leave_the_same_table_and_the_same_models(tmp_path):
     whole, _ = make(asked(tmp_path / "whole", METHODS, seeds=(0, 1), executor="loop"), observers=[lambda event: None])
     rng = random.Random(5)

@@ -19,6 +19,7 @@ import pytest
 import fedstrata
 from fedstrata.cli import app
 from helpers import doc_pages, doc_reader
+from helpers.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
 OPTIONAL = ("ray", "flower")  # backends whose libraries are extras
@@ -49,6 +50,7 @@ PRELOADED = [
     *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
 ]
 RUNS = [path for path in doc_pages.pages() if doc_pages.blocks(path)]
+SHORT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/own-method.md", "docs/config.md")]
 NOT_RUN = (
     r"make \w+|git push|source \S+|python3 -m venv \S+|pip install .*|mlflow ui.*|tensorboard --logdir.*|python -m"
     r" http\.server.*"
@@ -103,7 +105,7 @@ def forks():
     return context
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", tiered(RUNS, SHORT), ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_reader_who_does_what_a_page_says_gets_there(path, tmp_path, forks):
     folder = tmp_path / "here"
     folder.mkdir()

@@ -31,11 +31,13 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_the_site_builds_strictly_and_every_page_is_in_it(site):
     for path in (ROOT / "docs").rglob("*.md"):
         assert (site / path.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), path
 
 
+@pytest.mark.full
 def test_a_page_of_the_site_loads_nothing_from_a_network(site):
     for path in site.rglob("*.html"):
         text = path.read_text()
@@ -46,10 +48,12 @@ def test_a_page_of_the_site_loads_nothing_from_a_network(site):
         assert not re.findall(r"(?:url\(|@import)\s*[\"']?https?:[^)\"']*", path.read_text()), path.name
 
 
+@pytest.mark.full
 def test_the_theme_asks_no_service_for_a_repository(site):
     assert 'data-md-component="source"' not in (site / "index.html").read_text()  # its script would call api.github.com
 
 
+@pytest.mark.full
 def test_formulas_are_drawn_without_a_script(site):
     drawn = 0
     for path in site.rglob("*.html"):
@@ -59,6 +63,7 @@ def test_formulas_are_drawn_without_a_script(site):
     assert drawn > 20
 
 
+@pytest.mark.full
 def test_the_reference_holds_every_setting_command_and_public_name(site):
     settings, commands, python = ((site / f"{name}.html").read_text() for name in ("config", "command", "python"))
     assert all(f"<code>{key}</code>" in settings for key in KEYS)
@@ -67,6 +72,7 @@ def test_the_reference_holds_every_setting_command_and_public_name(site):
         assert re.search(rf'id="fedstrata\.[\w.]*{name}"', python), name
 
 
+@pytest.mark.full
 def test_generated_marks_were_all_replaced(site):
     assert not [
         path.name
@@ -99,6 +105,7 @@ def requests(chromium):
     return [it["params"]["request"]["url"] for it in told if it["method"] == "Network.requestWillBeSent"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["index", "families/drift", "command", "python"])
 def test_a_page_opens_without_errors_and_asks_nobody_else(chromium, served, name):
     requests(chromium), chromium.get_log("browser")
@@ -110,6 +117,7 @@ def test_a_page_opens_without_errors_and_asks_nobody_else(chromium, served, name
     assert not [url for url in asked if not url.startswith(served)]
 
 
+@pytest.mark.full
 def test_a_narrow_page_does_not_scroll_sideways(chromium, served):
     for name in ("families/drift", "config", "methods", "choose"):
         chromium.set_window_size(500, 900)  # as narrow as this browser gets
@@ -121,6 +129,7 @@ def test_a_narrow_page_does_not_scroll_sideways(chromium, served):
     chromium.set_window_size(1280, 900)
 
 
+@pytest.mark.full
 def test_the_search_finds_a_page_without_a_network(chromium, served):
     chromium.get(f"{served}/index.html?q=control+variate")
     for _ in range(100):
@@ -134,6 +143,7 @@ def test_the_search_finds_a_page_without_a_network(chromium, served):
     assert not [url for url in requests(chromium) if url.startswith("http") and not url.startswith(served)]
 
 
+@pytest.mark.full
 def test_a_formula_is_drawn_as_one(chromium, served):
     chromium.get(f"{served}/families/drift.html")
     box = chromium.execute_script(

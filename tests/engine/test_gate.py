@@ -13,7 +13,8 @@ from fedstrata.core.piece import Piece, Reply
 from fedstrata.core.plan import Phase
 from fedstrata.methods import rows
 from helpers import lab
-from helpers.examples import every_example, finite, in_folder, lines
+from helpers.examples import FIRST, every_example, finite, in_folder, lines
+from helpers.tiers import tiered
 
 METHODS = ("fedavg", *(example for row in rows() for example in row.examples))
 SENDING = tuple(m for m in METHODS if m != "local")  # whose clients send nothing that could be wrong
@@ -122,7 +123,7 @@ def test_a_client_with_broken_data_is_refused_every_round_and_the_others_train()
     assert np.isfinite(found.params.flat.numpy()).all()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", tiered(METHODS, FIRST))
 def test_a_learning_rate_of_a_million_ends_with_a_finite_model(method):
     found = lab.play(method, local_lr=1e6)
     assert np.isfinite(found.params.flat.numpy()).all()

@@ -11,12 +11,13 @@ import torch
 import fedstrata
 from fedstrata.common.errors import ConfigError, StateError
 from fedstrata.engine.rounds import Engine
-from fedstrata.methods import rows
 from fedstrata.methods.fedprox import FedProx
 from fedstrata.runs.run import Stopped, resume, run
 from fedstrata.runs.summary import fingerprint
 from helpers import lab
+from helpers.examples import every_example
 from helpers.rules import World
+from helpers.tiers import tiered
 
 SOME = (
     "fedavg",
@@ -89,7 +90,7 @@ def test_nobody_has_a_sample():
     assert all({r[1] for r in row["refused"]} == {"empty"} for row in found.rows)
 
 
-@pytest.mark.parametrize("example", [e for row in rows() for e in row.examples])
+@every_example
 def test_clients_never_sampled_or_sampled_twice_have_no_stale_tensors(example):
     """T22: one client a round, five rounds; nobody's model or row is missing, and a client that never came has none."""
     run = lab.engine(lab.parts(example, cohort=1, rounds=5))
@@ -192,8 +193,8 @@ def go_on(tmp_path, name="run", **options):
     return resume(tmp_path / name, federation=data, module=module, **options)
 
 
-@pytest.mark.parametrize("example", [e for row in rows() for e in row.examples])
-@pytest.mark.parametrize("store", ["memory", "mapped"])
+@every_example
+@pytest.mark.parametrize("store", tiered(["memory", "mapped"], ["mapped"]))
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, example, store):
     whole = in_folder(tmp_path, "whole", example, rows=store)
     done = iter([False, True])

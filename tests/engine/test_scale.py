@@ -21,6 +21,7 @@ from fedstrata.engine.assembly import Eligible, assemble
 from fedstrata.engine.rounds import Engine
 from fedstrata.runs.run import run
 from fedstrata.runs.summary import fingerprint
+from helpers.tiers import tiered
 
 MILLION = """
 import json, resource, sys, time
@@ -42,6 +43,7 @@ def measured(clients: int) -> dict[str, int]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 def test_a_million_registered_clients_cost_what_a_hundred_do() -> None:
     few, many = measured(100), measured(1_000_000)
     assert many["replies"] == few["replies"] == 10
@@ -76,7 +78,7 @@ def tiny_images(clients: int) -> Federation:
     return Federation.of(x, y, client=np.repeat(np.arange(clients), 4), test=(x[:8], y[:8]))
 
 
-@pytest.mark.parametrize("method", ["fedper", "scaffold + fedavgm", "ditto"])
+@pytest.mark.parametrize("method", tiered(["fedper", "scaffold + fedavgm", "ditto"], ["ditto"]))
 def test_rows_in_memory_and_on_disk_give_the_same_model(tmp_path: Path, method: str) -> None:
     """T25."""
     found = []
@@ -138,6 +140,7 @@ def test_five_hundred_rounds_neither_grow_memory_nor_open_files() -> None:
     assert slope < 20e3, f"{slope:.0f} bytes a round"
 
 
+@pytest.mark.full
 def test_rows_that_cannot_fit_are_refused_before_round_0_with_the_arithmetic() -> None:
     config = Config(
         data="digits",

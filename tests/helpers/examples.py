@@ -10,11 +10,14 @@ from fedstrata.core.piece import Piece
 from fedstrata.methods import rows
 from fedstrata.runs.run import run
 from helpers import lab
+from helpers.tiers import tiered
 
 EXAMPLES = ("fedavg", *(example for row in rows() for example in row.examples))
+FIRST = ("fedavg", *dict.fromkeys(row.examples[0] for row in rows()))
+"""One example a method."""
 
 
-every_example = pytest.mark.parametrize("example", EXAMPLES)
+every_example = pytest.mark.parametrize("example", tiered(EXAMPLES, FIRST))
 
 
 def in_folder(tmp_path, toy, **settings):

@@ -9,9 +9,9 @@ import zlib
 
 import numpy as np
 
-from fedstrata.analysis.comparison import Comparison, Entry
+from fedstrata.analysis.comparison import Entry
 from fedstrata.data.statistics.facts import Facts
-from fedstrata.runs.result import Result
+from fedstrata.report.views import Comparison, Result
 
 TOPS = {
     "fedavg": 0.55,

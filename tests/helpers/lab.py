@@ -1,6 +1,6 @@
 """The laws' toys and runs, which belong to the package (``fedstrata.testing``), under the short name that tests use."""
 
-from fedstrata.testing.play import (
+from fedstrata.testing.toy_runs import (
     Outcome,
     Wrapped,
     bits,

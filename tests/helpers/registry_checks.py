@@ -1,4 +1,4 @@
-"""What only this repository asks of its registry; the laws over methods are ``fedstrata.testing.claims``."""
+"""What only this repository asks of its registry; the laws over methods are ``fedstrata.testing.laws``."""
 
 from __future__ import annotations
 

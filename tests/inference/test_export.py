@@ -77,6 +77,7 @@ def test_the_program_of_a_changed_model_holds_the_change(tmp_path):
     assert "the weights alone are not the model" in (made.folder / "MODEL_CARD.md").read_text()
 
 
+@pytest.mark.full
 def test_every_block_of_the_card_runs(folder, tmp_path):
     out = export(folder, tmp_path / "out", None, "all").folder
     blocks = re.findall(r"```python\n(.*?)```", (out / "MODEL_CARD.md").read_text(), re.DOTALL)

@@ -14,12 +14,11 @@ from fedstrata.core.network import Dropout
 from fedstrata.core.piece import Piece
 from fedstrata.data.io.samples import Tensors
 from fedstrata.inference import load, open_run
-from fedstrata.methods import rows
 from fedstrata.models.blocks import ChannelDropout
 from helpers import lab
+from helpers.examples import EXAMPLES, FIRST
 from helpers.finished_runs import toy_run
-
-EXAMPLES = [example for row in rows() for example in row.examples]
+from helpers.tiers import tiered
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ def near(a, b):
     return torch.allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("toy", ["layer", "batch"])
-@pytest.mark.parametrize("method", ["fedavg", *EXAMPLES])
+@pytest.mark.parametrize("toy", tiered(["layer", "batch"], ["batch"]))
+@pytest.mark.parametrize("method", tiered(EXAMPLES, FIRST))
 def test_shared_and_personal_models_of_every_method_are_those_of_its_evaluation(tmp_path, method, toy):
     folder, live, given = toy_run(tmp_path, method, toy, cohort=2)
     x, found = given["federation"].test.x, open_run(folder, **given)

@@ -54,7 +54,14 @@ def trained(spec: str, norm: str) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize(("spec", "norm"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("spec", "norm"),
+    [
+        pytest.param(*case, marks=() if case[0] in ("mlp", "small_cnn", "logistic") else pytest.mark.full)
+        for case in CASES
+    ],
+    ids=str,
+)
 def test_programs_of_every_model_say_what_the_engine_says(spec, norm):
     engine = trained(spec, norm)
     federation, index = engine.parts.federation, torch.arange(7)

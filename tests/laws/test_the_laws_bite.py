@@ -13,7 +13,16 @@ from fedstrata.methods.fedprox import FedProx
 from fedstrata.methods.personal import FedPer
 from fedstrata.methods.scaffold import Scaffold
 from fedstrata.methods.serveropt import FedAvgM
-from fedstrata.testing import claims, laws, toys
+from fedstrata.testing import laws, toys
+from fedstrata.testing.laws import (
+    carried_over_state_is_all_state,
+    limit_is_exact,
+    no_limit_says_why,
+    pieces_are_values,
+    reply_order_is_irrelevant,
+    text_comes_back,
+    untouched_stays_untouched,
+)
 from helpers import lab, rules
 
 
@@ -35,13 +44,13 @@ def bites(check, *arguments):
 
 def test_a_wrong_factor_in_fedprox_breaks_its_limit(monkeypatch):
     """mu + 1e-6 in place of mu."""
-    claims.limit_is_exact(limit_of(FedProx))
+    limit_is_exact(limit_of(FedProx))
     monkeypatch.setattr(
         FedProx,
         "gradient",
         lambda self, g, v: lambda p, b: tmap(lambda s, x, a: s + (self.mu + 1e-6) * (x - a), g(p, b), p, v.anchor),
     )
-    bites(claims.limit_is_exact, limit_of(FedProx))
+    bites(limit_is_exact, limit_of(FedProx))
 
 
 def test_a_doubled_factor_in_fedprox_breaks_its_reference(monkeypatch):
@@ -51,7 +60,7 @@ def test_a_doubled_factor_in_fedprox_breaks_its_reference(monkeypatch):
         "gradient",
         lambda self, g, v: lambda p, b: tmap(lambda s, x, a: s + 2 * self.mu * (x - a), g(p, b), p, v.anchor),
     )
-    claims.limit_is_exact(limit_of(FedProx))
+    limit_is_exact(limit_of(FedProx))
     bites(rules.against, "fedprox(mu=0.5)", lambda w: rules.fedprox(w, 0.5))
 
 
@@ -62,9 +71,9 @@ def test_a_wrong_beta_in_fedavgm_breaks_its_limit(monkeypatch):
         velocity = 0.9 * slot["velocity"].pick(step) + step
         return self.lr * velocity, {"velocity": slot["velocity"] | velocity}
 
-    claims.limit_is_exact(limit_of(FedAvgM))
+    limit_is_exact(limit_of(FedAvgM))
     monkeypatch.setattr(FedAvgM, "merge", merge)
-    bites(claims.limit_is_exact, limit_of(FedAvgM))
+    bites(limit_is_exact, limit_of(FedAvgM))
 
 
 def test_a_wrong_sign_in_scaffold_breaks_its_reference(monkeypatch):
@@ -77,9 +86,9 @@ def test_a_wrong_sign_in_scaffold_breaks_its_reference(monkeypatch):
 
 
 def test_a_head_that_is_averaged_after_all_breaks_the_limit_of_fedper(monkeypatch):
-    claims.limit_is_exact(limit_of(FedPer))
+    limit_is_exact(limit_of(FedPer))
     monkeypatch.setattr(FedPer, "plan", lambda self, plan, *_: plan)
-    bites(claims.limit_is_exact, limit_of(FedPer))
+    bites(limit_is_exact, limit_of(FedPer))
 
 
 @dataclass(frozen=True)
@@ -137,11 +146,11 @@ class Lying(Piece):
 @pytest.mark.parametrize(
     ("piece", "check"),
     [
-        (Forgetful, claims.carried_over_state_is_all_state),
-        (Impatient, claims.reply_order_is_irrelevant),
-        (Restless, claims.untouched_stays_untouched),
-        (Forgetful, claims.pieces_are_values),
-        (Hoarding, claims.pieces_are_values),
+        (Forgetful, carried_over_state_is_all_state),
+        (Impatient, reply_order_is_irrelevant),
+        (Restless, untouched_stays_untouched),
+        (Forgetful, pieces_are_values),
+        (Hoarding, pieces_are_values),
     ],
 )
 def test_impure_pieces_break_their_law(piece, check, monkeypatch):
@@ -152,14 +161,14 @@ def test_impure_pieces_break_their_law(piece, check, monkeypatch):
 
 def test_a_piece_that_prints_other_settings_breaks_its_law(monkeypatch):
     monkeypatch.setitem(toys._known, "lying", Lying)
-    bites(claims.text_comes_back, "lying")
+    bites(text_comes_back, "lying")
 
 
 def test_a_law_bites_in_words():
     with pytest.raises(
         AssertionError, match=r"fedprox\(mu=0.5\) is fedavg: server models differ by .*, not a bit is allowed"
     ):
-        claims.limit_is_exact(Limit("fedprox(mu=0.5)", "fedavg"))
+        limit_is_exact(Limit("fedprox(mu=0.5)", "fedavg"))
 
 
 def test_the_laws_of_a_piece_that_is_not_registered_find_what_is_wrong_with_it():
@@ -177,4 +186,4 @@ def test_the_laws_of_a_piece_that_is_not_registered_find_what_is_wrong_with_it()
 
 
 def test_a_reason_for_having_no_limit_that_says_nothing_is_found():
-    bites(claims.no_limit_says_why, NoLimit("none", ""))
+    bites(no_limit_says_why, NoLimit("none", ""))

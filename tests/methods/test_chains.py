@@ -8,6 +8,7 @@ import pytest
 from fedstrata.common.errors import FedstrataError
 from fedstrata.methods import rows
 from helpers import lab
+from helpers.tiers import tiered
 
 FIRST = {row.name: row.examples[0] for row in rows()}
 
@@ -20,7 +21,7 @@ def trained(chain):
         return error
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", tiered(FIRST, ("fedprox", "fedpart", "scaffold", "ditto", "progfed")))
 def test_every_pair_trains_or_is_refused_with_a_reason(name):
     for first, second in permutations(FIRST, 2):
         if first != name:

@@ -25,6 +25,7 @@ from fedstrata.studies.local_step_lengths import StepLengths, measure_steps, res
 from fedstrata.wire import messages
 from helpers import lab
 from helpers.networks import pictures, residual
+from helpers.tiers import tiered
 
 CIFAR = Task("classification", (3, 32, 32), 10, tuple("0123456789"))
 NEWS = Task("classification", (20,), 5, tuple("01234"), 30_333)
@@ -168,7 +169,7 @@ def test_2_a_run_is_held_to_whole_cycles_where_asked():
 # -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("turn", range(10))
+@pytest.mark.parametrize("turn", tiered(range(10), (7,)))
 def test_3_a_partial_round_moves_the_active_group_and_nothing_else_on_server_and_clients(turn):
     run = residual("fedpart(warmup=0, repeat=1)")
     run.server = lab.copied(run.server).__class__(turn, run.server.params, run.server.slots)
@@ -235,6 +236,7 @@ def test_4_those_who_do_not_take_part_have_no_influence():
 # ----------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_5_a_partial_message_holds_the_active_groups_names_and_four_bytes_a_number():
     run = residual("fedpart(warmup=0, repeat=1)")
     groups = list(run.parts.setup.layout.groups.values())
@@ -276,7 +278,7 @@ def test_5_random_layers_of_clients_are_one_group_each_averaged_over_those_who_s
 # -------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cycles", [1, 2])
+@pytest.mark.parametrize("cycles", tiered([1, 2], [1]))
 def test_6_uplink_over_whole_cycles_of_resnet8_is_seven_twenty_fifths(cycles):
     """From the payloads of real replies; all rounds of FedAvg weigh the same."""
     federation = pictures(clients=(3, 2))

@@ -19,6 +19,7 @@ from fedstrata.engine.assembly import assemble
 from fedstrata.engine.server import Server, plan_round
 from fedstrata.methods.fedphoenix import FedPhoenix
 from fedstrata.methods.parts.resets import matrices
+from helpers.tiers import tiered
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("fedphoenix_*.toml"))
 CONVS = {
@@ -74,7 +75,11 @@ def root(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    tiered(CONFIGS, [path for path in CONFIGS if path.stem == "fedphoenix_cifar10_mobilenet"]),
+    ids=lambda path: path.stem,
+)
 def test_a_published_experiment_is_checked_and_takes_a_step_of_one_client(path, root, capfd):
     with pytest.raises(SystemExit) as left:
         main(["check", str(path), f"data.root={root}"])

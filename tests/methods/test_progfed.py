@@ -21,7 +21,7 @@ from fedstrata.methods import method
 from fedstrata.methods.progfed import LEFT
 from fedstrata.models.blocks import Norms
 from fedstrata.models.resnet import ResNet
-from fedstrata.testing.claims import poisoned
+from fedstrata.testing.laws import poisoned
 from fedstrata.wire import messages
 from helpers import lab
 from helpers.finished_runs import toy_run

@@ -79,6 +79,7 @@ def test_runs_of_two_federations_are_said_to_be_so(tmp_path):
     assert gathered(same).facts.notes == gathered(same[:1]).facts.notes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("settings", "custom", "why"),
     [
@@ -108,12 +109,14 @@ def test_a_report_has_a_page_and_pictures_of_both_kinds(tmp_path):
     assert "Are the differences real?" in page
 
 
+@pytest.mark.full
 def test_an_unfinished_run_is_reported_and_said_to_be_unfinished(tmp_path):
     runs = [folder(tmp_path / "a"), folder(tmp_path / "b", "moon", unfinished=True)]
     report(runs, Console(record=True), tmp_path / "out")
     assert "not finished" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.full
 def test_the_report_of_a_comparison_is_made_again_from_its_folder(tmp_path, monkeypatch, capsys):
     from fedstrata.cli import main  # noqa: PLC0415
     from fedstrata.compare import compare  # noqa: PLC0415

@@ -31,6 +31,7 @@ from fedstrata.storage import (
     sha256_of,
     truncate_lines,
 )
+from helpers.tiers import tiered
 
 ROUNDS = 4
 
@@ -94,7 +95,7 @@ def twin(tmp_path_factory):
     return outcome(folder)
 
 
-@pytest.mark.parametrize("store", [MemoryRows, MappedRows])
+@pytest.mark.parametrize("store", tiered([MemoryRows, MappedRows], [MappedRows]))
 def test_a_kill_at_any_point_changes_nothing(tmp_path, twin, store):
     count = 0
     while True:
@@ -109,7 +110,7 @@ def test_a_kill_at_any_point_changes_nothing(tmp_path, twin, store):
     assert count > 80  # the run has that many points, and each was tried
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", tiered(range(20), range(3)))
 def test_several_kills_in_a_row_change_nothing(tmp_path, twin, seed):
     rng = stream(seed, "kills")
     for _ in range(4):
@@ -147,6 +148,7 @@ print(sha256_of([load(Path(sys.argv[1]), MappedRows()).tensors["model"]]))
 """
 
 
+@pytest.mark.full
 def test_another_process_reads_what_this_one_saved(tmp_path, twin):
     train(tmp_path, MappedRows)
     found = subprocess.run(

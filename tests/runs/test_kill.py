@@ -64,6 +64,7 @@ def start(folder: Path, executor: str) -> None:
     run(Config(**SETTINGS, executor=executor, out=str(folder.parent), name=folder.name))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(2))
 def test_twenty_kills_at_seeded_points_leave_the_same_model(tmp_path: Path, seed: int) -> None:
     start(tmp_path / "whole", "loop")

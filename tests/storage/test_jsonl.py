@@ -15,6 +15,7 @@ import pytest
 
 from fedstrata.common.errors import StateError
 from fedstrata.storage import append_line, lock, read_lines, truncate_lines
+from helpers.tiers import tiered
 
 ROWS = [{"round": n, "accuracy": 0.1 * n, "name": 'é"\n', "auc": None} for n in range(4)]
 
@@ -127,7 +128,7 @@ with lock(Path(sys.argv[1])):
 """
 
 
-@pytest.mark.parametrize("how", ["alone", "fork"])
+@pytest.mark.parametrize("how", tiered(["alone", "fork"], ["fork"]))
 def test_another_process_is_refused_until_the_owner_is_dead(tmp_path, how):
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path), how], stdout=subprocess.PIPE, text=True, start_new_session=True

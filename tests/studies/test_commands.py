@@ -6,6 +6,7 @@ import pytest
 
 from fedstrata.config.config import Config
 from fedstrata.runs.run import run
+from helpers.tiers import tiered
 
 STUDIES = {
     "steps": "steps(optimizer=sgd, lr=0.05)",
@@ -33,7 +34,7 @@ def runs(tmp_path_factory):
     ]
 
 
-@pytest.mark.parametrize("name", list(STUDIES))
+@pytest.mark.parametrize("name", tiered(STUDIES, ("path",)))
 def test_the_command_writes_the_same_files_twice(name, runs, call, tmp_path):
     written = []
     for place in range(2):
@@ -49,6 +50,7 @@ def test_the_command_writes_the_same_files_twice(name, runs, call, tmp_path):
     assert {"full", "part"} <= set(numbers)
 
 
+@pytest.mark.full
 def test_two_runs_that_are_the_same_training_for_a_while_agree_there(runs, call, tmp_path):
     code, out, err = call("study", "steps", *runs, "--out", tmp_path / "s", "--json")
     assert code == 0, err

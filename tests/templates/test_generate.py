@@ -56,6 +56,7 @@ def here(installed, monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.full
 def test_its_own_tests_pass_where_it_was_written(tmp_path):
     folders = [str(new(kind, f"Fresh{kind}", tmp_path)) for kind in KINDS]
     printed = run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *folders], tmp_path)

@@ -251,6 +251,7 @@ print(tried)
 """
 
 
+@pytest.mark.full
 def test_a_folder_as_a_store_reaches_no_network(tmp_path):
     found = subprocess.run(
         [sys.executable, "-W", "error", "-c", OFFLINE], cwd=tmp_path, capture_output=True, text=True, check=False

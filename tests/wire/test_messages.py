@@ -18,13 +18,11 @@ from fedstrata.core.params import Params
 from fedstrata.core.piece import Piece
 from fedstrata.core.state import flatten_state, restore_state
 from fedstrata.engine.ledger import codecs_of
-from fedstrata.methods import rows
-from fedstrata.testing import claims
+from fedstrata.testing.laws import digests
 from fedstrata.wire import decode, encode, messages, unpack
 from helpers import lab
-
-EXAMPLES = ("fedavg", *(example for row in rows() for example in row.examples))
-every_example = pytest.mark.parametrize("example", EXAMPLES)
+from helpers.examples import every_example
+from helpers.tiers import tiered
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def posted(method, toy):
 
 
 @every_example
-@pytest.mark.parametrize("toy", ["layer", "batch"])
+@pytest.mark.parametrize("toy", tiered(["layer", "batch"], ["batch"]))
 def test_a_run_over_bytes_alone_is_the_run(example, toy):
     """Clients get what the counted message holds and NaN for all else, the server likewise: not one bit changes, in
     model, slots and rows.
@@ -192,7 +190,7 @@ def test_packed_bytes_open_in_another_process_into_what_the_server_applied(tmp_p
         counted += len(data)
         contents = messages.contents(reply)
         asked.append(({n: (list(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in contents.items()}, codecs))
-        applied.append(claims.digests(contents))
+        applied.append(digests(contents))
     (tmp_path / "asked.json").write_text(json.dumps(asked))
     found = subprocess.run([sys.executable, "-c", READER, str(tmp_path)], capture_output=True, text=True, check=True)
     assert [json.loads(line) for line in found.stdout.splitlines()] == applied

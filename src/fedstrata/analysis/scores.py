@@ -9,6 +9,22 @@ from typing import Any
 
 from fedstrata.runs.result import Result
 
+ACCURACIES: Mapping[str, str] = {
+    "final": "accuracy, last round",
+    "best": "accuracy, best round on test data (optimistic)",
+    "window": "accuracy, mean of the last tenth",
+    "selected": "accuracy, round chosen on validation data",
+    "personal": "personal accuracy, mean over clients",
+    "personal_weighted": "personal accuracy, by samples",
+    "personal_std": "personal accuracy, spread over clients",
+    "personal_worst10": "personal accuracy, worst tenth",
+    "personal_selected": "personal accuracy, round chosen on validation data",
+    "heldout": "accuracy on held-out clients, as received",
+    "heldout_adapted": "accuracy on held-out clients, after unseen.steps",
+    "heldout_own": "accuracy on held-out clients, the method's own way",
+}
+"""What reports call the accuracies of summary.json."""
+
 WORDS: Mapping[str, str] = {
     "selected": "selected accuracy",
     "window": "accuracy over the last tenth of the evaluations",

@@ -96,7 +96,7 @@ def measure(job: str, pairs: int, workers: int, tell: Callable[[str], None] = la
 
 
 def _executors(job: str, parts: RunComponents, workers: int) -> dict[str, Executor]:
-    """Processes first: they are forked before this process has threads of its own."""
+    """Make the executors, processes first: they are forked before this process has threads."""
     kinds = [("processes", workers), ("threads", workers), ("loop", 1)] + ([("batched", workers)] if job == "S" else [])
     return {f"{n}, {w}" if w > 1 else n: build_executor(n, parts.make, w, 1, lambda *_: None) for n, w in kinds}
 

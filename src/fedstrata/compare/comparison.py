@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from torch import nn
 
-from fedstrata.analysis.comparison import Budget, Comparison
+from fedstrata.analysis.comparison import Budget
+from fedstrata.analysis.comparison import Comparison as ComparisonRecord
+from fedstrata.analysis.findings import Findings, findings
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.compare import comparison_file, screening
 from fedstrata.compare.execution import LOG, ComparisonStopped, works
@@ -18,9 +19,10 @@ from fedstrata.config.config import Config
 from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
-
-if TYPE_CHECKING:
-    from fedstrata.analysis.findings import Findings
+from fedstrata.report.export import write_tables
+from fedstrata.report.page import write_page, write_pictures
+from fedstrata.report.terminal import comparison_table
+from fedstrata.report.views import Comparison
 
 REPORT = "report.html"
 
@@ -82,7 +84,8 @@ def compare(
         side_by_side=side_by_side,
         own=PythonInputs(federation, module),
     )
-    return conduct(asked, console or Console(quiet=True), observers=observers)[0]
+    record, _ = conduct(asked, console or Console(quiet=True), observers=observers)
+    return Comparison.of(record)
 
 
 def conduct(
@@ -92,7 +95,7 @@ def conduct(
     plain: bool = False,
     stop: Callable[[], bool] = lambda: False,
     observers: Observers = (),
-) -> tuple[Comparison, Findings]:
+) -> tuple[ComparisonRecord, Findings]:
     """Make all runs of a contest, keep the comparison, and write the report.
 
     Raises:
@@ -114,7 +117,7 @@ def conduct(
     return comparison, report(comparison, console)
 
 
-def report(comparison: Comparison, console: Console, target: float | None = None) -> Findings:
+def report(comparison: ComparisonRecord, console: Console, target: float | None = None) -> Findings:
     """Write and print what a comparison says; the last line names the page.
 
     Args:
@@ -122,11 +125,6 @@ def report(comparison: Comparison, console: Console, target: float | None = None
         console: for the table.
         target: accuracy that the report tells the way to; default that of the budget.
     """
-    from fedstrata.analysis.findings import findings  # noqa: PLC0415
-    from fedstrata.report.export import write_tables  # pictures and tables load matplotlib and pandas  # noqa: PLC0415
-    from fedstrata.report.page import write_page, write_pictures  # noqa: PLC0415
-    from fedstrata.report.terminal import comparison_table  # noqa: PLC0415
-
     folder = comparison.folder
     assert folder is not None, "a comparison that was read has a folder"
     if target is None and comparison.budget is not None and comparison.budget.kind == "accuracy":

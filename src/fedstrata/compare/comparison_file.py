@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import torch
 
-from fedstrata import __version__
+from fedstrata._version import __version__
 from fedstrata.analysis.comparison import Budget, Comparison, Entry, Screening
 from fedstrata.common.errors import StateError, WireError
 from fedstrata.common.units import size

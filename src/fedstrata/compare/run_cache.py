@@ -32,49 +32,42 @@ SEAL = "sealed.json"
 SEALED = ("config.toml", MANIFEST, "rounds.jsonl", "summary.json", "model.safetensors", "clients.csv")
 
 RESULT_PACKAGES = frozenset(
-    (
-        *(
-            "backends",
-            "client",
-            "common",
-            "config",
-            "core",
-            "data",
-            "diagnostics",
-            "engine",
-            "methods",
-            "models",
-            "runs",
-        ),
-        *("storage", "wire"),
-    )
+    [
+        "backends",
+        "client",
+        "common",
+        "config",
+        "core",
+        "data",
+        "diagnostics",
+        "engine",
+        "methods",
+        "models",
+        "runs",
+        "storage",
+        "wire",
+    ]
 )
-"""Folders of the package whose source may change what a run comes to: a change in one of them makes every cached run an
-old one.
-"""
+"""Folders whose source may change the result of a run: a change in one of them makes every cached run out of date."""
 
 PRESENTATION_PACKAGES = frozenset(
-    (
-        *(
-            "__init__",
-            "__main__",
-            "_version",
-            "analysis",
-            "api",
-            "bench",
-            "citations",
-            "cli",
-            "compare",
-            "doctor",
-            "inference",
-        ),
-        *("report", "studies", "templates", "testing", "trackers"),
-    )
+    [
+        "analysis",
+        "api",
+        "bench",
+        "citations",
+        "cli",
+        "compare",
+        "doctor",
+        "inference",
+        "report",
+        "studies",
+        "templates",
+        "testing",
+        "trackers",
+    ]
 )
-"""Folders that start runs, look at them or write about them. Every folder stands in one of the two sets.
-
-A test holds that.
-"""
+"""Folders that start runs, read them or write about them. A test holds that every folder is in one of the two sets."""
 
 
 @lru_cache(maxsize=4)

@@ -19,8 +19,8 @@ from matplotlib.ticker import MaxNLocator
 from fedstrata.analysis.scores import points
 from fedstrata.common.errors import ConfigError
 from fedstrata.data.statistics.plot import SHOWN, partition_picture
-from fedstrata.report.files import atomic
 from fedstrata.report.terminal import short_names
+from fedstrata.storage.atomic_files import atomic
 
 if TYPE_CHECKING:
     from fedstrata.analysis.comparison import Comparison

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.analysis.frames import flat
+from fedstrata.report.figures import curve, partition
 from fedstrata.runs.result import SCORE, Result, Scores
+from fedstrata.storage.atomic_files import atomic
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
 
 LISTED = 10_000  # clients up to which every one gets a line, whether or not it took part
-
-
-@contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A draft beside ``path`` that takes its name when all went well, so that no half-written file is left."""
-    draft = path.with_name(f".draft-{path.name}")  # the suffix tells a picture's format
-    try:
-        yield draft
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def write(result: Result, federation: Federation, folder: Path | None = None) -> list[Path]:
@@ -39,9 +29,6 @@ def write(result: Result, federation: Federation, folder: Path | None = None) ->
     Returns:
         the files written.
     """
-    # matplotlib is only loaded by those who draw
-    from fedstrata.report.figures import curve, partition  # noqa: PLC0415
-
     folder = folder or result.folder
     if folder is None:
         return []

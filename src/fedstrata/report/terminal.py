@@ -13,26 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata.analysis.records import Difference, Findings, Line, Reached, Spread
-from fedstrata.analysis.scores import border, words
+from fedstrata.analysis.scores import ACCURACIES, border, words
 from fedstrata.common.units import duration, number, size, work
 from fedstrata.runs.result import Result
 
 LONG = 40  # letters of a run's name that a table or a legend has room for
-
-ACCURACY: Mapping[str, str] = {
-    "final": "accuracy, last round",
-    "best": "accuracy, best round on test data (optimistic)",
-    "window": "accuracy, mean of the last tenth",
-    "selected": "accuracy, round chosen on validation data",
-    "personal": "personal accuracy, mean over clients",
-    "personal_weighted": "personal accuracy, by samples",
-    "personal_std": "personal accuracy, spread over clients",
-    "personal_worst10": "personal accuracy, worst tenth",
-    "personal_selected": "personal accuracy, round chosen on validation data",
-    "heldout": "accuracy on held-out clients, as received",
-    "heldout_adapted": "accuracy on held-out clients, after unseen.steps",
-    "heldout_own": "accuracy on held-out clients, the method's own way",
-}
 
 
 def result_table(result: Result) -> Table:
@@ -54,7 +39,7 @@ def facts_of_run(result: Result) -> Iterable[tuple[str, str]]:
     """Names and values of what a run came to."""
     summary = result.summary
     accuracy = summary.get("accuracy") or {}
-    for key, name in ACCURACY.items():
+    for key, name in ACCURACIES.items():
         if accuracy.get(key) is not None:
             yield name, number(accuracy[key])
     for key, value in (summary.get("metrics") or {}).items():

@@ -19,8 +19,24 @@ from functools import partial
 
 from fedstrata.diagnostics.base import Measure
 from fedstrata.methods import Limit, Row
-from fedstrata.testing import claims
-from fedstrata.testing.play import engine, finish, play, played, same
+from fedstrata.testing.laws import (
+    a_lost_round_changes_nothing,
+    absent_clients_keep_their_rows,
+    batched_equals_looped,
+    batched_serves,
+    carried_over_state_is_all_state,
+    claim,
+    counted_bytes_are_real,
+    executor_changes_no_bit,
+    limit_is_exact,
+    mapped_rows_change_no_bit,
+    no_limit_says_why,
+    pieces_are_values,
+    reply_order_is_irrelevant,
+    text_comes_back,
+    untouched_stays_untouched,
+)
+from fedstrata.testing.toy_runs import engine, finish, play, played, same
 from fedstrata.testing.toys import know, parts
 
 __all__ = ["Law", "laws", "measurements"]
@@ -57,11 +73,11 @@ def laws(row: Row) -> list[Law]:
     if know(row.piece):
         played.cache_clear()
     limit = row.limit
-    held = [Law(f"{limit}, bit for bit", partial(claims.limit_is_exact, limit))] if isinstance(limit, Limit) else []
+    held = [Law(f"{limit}, bit for bit", partial(limit_is_exact, limit))] if isinstance(limit, Limit) else []
     held += (
         []
         if isinstance(limit, Limit)
-        else [Law("without a limit law, and says why", partial(claims.no_limit_says_why, limit))]
+        else [Law("without a limit law, and says why", partial(no_limit_says_why, limit))]
     )
     for example in row.examples:
         held += [Law(f"{example}: {name}", partial(check, example)) for name, check in _every()]
@@ -71,25 +87,25 @@ def laws(row: Row) -> list[Law]:
 def _every() -> list[tuple[str, Callable[[str], None]]]:
     """Name and check of every law over an example."""
     return [
-        ("pieces are values", claims.pieces_are_values),
-        ("text comes back", claims.text_comes_back),
-        ("batched equals looped", claims.batched_equals_looped),
-        *_on("batched equals looped, or is refused with a reason", claims.batched_serves, "batch", "dropout", "images"),
-        ("two threads change no bit", partial(claims.executor_changes_no_bit, executor="threads", workers=2)),
-        ("two processes change no bit", partial(claims.executor_changes_no_bit, executor="processes", workers=2)),
+        ("pieces are values", pieces_are_values),
+        ("text comes back", text_comes_back),
+        ("batched equals looped", batched_equals_looped),
+        *_on("batched equals looped, or is refused with a reason", batched_serves, "batch", "dropout", "images"),
+        ("two threads change no bit", partial(executor_changes_no_bit, executor="threads", workers=2)),
+        ("two processes change no bit", partial(executor_changes_no_bit, executor="processes", workers=2)),
         *_on(
             "two threads change no bit",
-            partial(claims.executor_changes_no_bit, executor="threads", workers=2),
+            partial(executor_changes_no_bit, executor="threads", workers=2),
             "batch",
             "dropout",
         ),
-        ("mapped rows change no bit", claims.mapped_rows_change_no_bit),
-        *_on("untouched stays untouched", claims.untouched_stays_untouched, "layer", "batch"),
-        *_on("resumed equals uninterrupted", claims.carried_over_state_is_all_state, "layer", "batch"),
-        ("the order of clients is irrelevant", claims.reply_order_is_irrelevant),
-        ("absent clients keep their rows", claims.absent_clients_keep_their_rows),
-        ("a lost round changes nothing", claims.a_lost_round_changes_nothing),
-        ("counted bytes are real", claims.counted_bytes_are_real),
+        ("mapped rows change no bit", mapped_rows_change_no_bit),
+        *_on("untouched stays untouched", untouched_stays_untouched, "layer", "batch"),
+        *_on("resumed equals uninterrupted", carried_over_state_is_all_state, "layer", "batch"),
+        ("the order of clients is irrelevant", reply_order_is_irrelevant),
+        ("absent clients keep their rows", absent_clients_keep_their_rows),
+        ("a lost round changes nothing", a_lost_round_changes_nothing),
+        ("counted bytes are real", counted_bytes_are_real),
     ]
 
 
@@ -106,7 +122,5 @@ def measurements(measure: Measure) -> list[Mapping[str, float | None]]:
     """
     run = finish(engine(replace(parts(eval_every=1), measures={"measured": measure})))
     differing = same(play(eval_every=1), run)
-    claims.claim(
-        not differing, f"{type(measure).__name__} changes {', '.join(differing)}; a measure must not change a run"
-    )
+    claim(not differing, f"{type(measure).__name__} changes {', '.join(differing)}; a measure must not change a run")
     return [row["measures"]["measured"] for row in run.rows]

@@ -377,6 +377,7 @@ class _Walked:
         return self.inner.mirror(test)
 
 
+@pytest.mark.full
 def test_cifar10_with_a_hundred_clients_takes_a_moment(real):
     fed = load(DataSpec(data="cifar10", root=real("cifar10"), partition="dirichlet(alpha=0.1)", clients=100))
     before = time.perf_counter()

@@ -75,6 +75,7 @@ def test_twenty_methods_stay_small(page):
     assert page("twenty").stat().st_size < 3_000_000
 
 
+@pytest.mark.full
 def test_equal_comparisons_give_equal_bytes(page, tmp_path):
     assert page_cases.write("five", tmp_path / "again.html").read_bytes() == page("five").read_bytes()
 

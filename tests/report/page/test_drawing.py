@@ -19,6 +19,7 @@ from fedstrata.report.page.panels import PLAIN, panel_grid, panel_picture
 from fedstrata.report.page.svg import DRAWING, inline
 from fedstrata.runs.result import Result
 from helpers import handmade, page_cases
+from helpers.tiers import tiered
 
 
 def scene(name):
@@ -71,7 +72,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends():
 # -----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["five", "panels", "hostile", "no_clients"])
+@pytest.mark.parametrize("name", tiered(["five", "panels", "hostile", "no_clients"], ["panels"]))
 def test_a_picture_is_drawing_alone_in_the_colours_of_the_page(name):
     one, panels = scene(name)
     for picture in pictures(one, panels):
@@ -86,6 +87,7 @@ def test_a_picture_is_drawing_alone_in_the_colours_of_the_page(name):
         assert picture.alt.endswith(".")
 
 
+@pytest.mark.full
 def test_text_of_a_picture_is_text():
     one, _ = scene("hostile")
     all_text = []
@@ -124,6 +126,7 @@ def test_names_of_pictures_are_unique_and_safe_as_files():
 # ----------------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_every_picture_is_a_png_and_an_svg_with_a_legend_and_equal_bytes(tmp_path):
     comparison, found, _ = page_cases.case("panels")
     files = write_pictures(comparison, found, tmp_path / "a", page_cases.PANELS)

@@ -77,6 +77,7 @@ class Outline(HTMLParser):
         self.text.append(data)
 
 
+@pytest.mark.full
 def test_a_run_shows_its_progress_in_one_output(cells):
     (html,) = data_of(cells[1], "text/html")
     assert "<progress max='2' value='2'" in html
@@ -86,6 +87,7 @@ def test_a_run_shows_its_progress_in_one_output(cells):
     assert plain.splitlines()[-1].startswith("round 2/2  accuracy 0.")
 
 
+@pytest.mark.full
 def test_a_result_is_a_table(cells):
     (html,) = data_of(cells[2], "text/html")
     outline = Outline(html)
@@ -95,6 +97,7 @@ def test_a_result_is_a_table(cells):
     assert "personal accuracy, mean over clients" in outline.text
 
 
+@pytest.mark.full
 def test_a_plot_is_a_picture(cells):
     for cell in (3, 6):
         (png,) = data_of(cells[cell], "image/png")
@@ -102,6 +105,7 @@ def test_a_plot_is_a_picture(cells):
         assert png.startswith("iVBORw0KGgo")
 
 
+@pytest.mark.full
 def test_rounds_are_a_frame(cells):
     (html,) = data_of(cells[4], "text/html")
     outline = Outline(html)
@@ -109,6 +113,7 @@ def test_rounds_are_a_frame(cells):
     assert sum(tag == "tr" for tag in outline.seen) == 3
 
 
+@pytest.mark.full
 def test_a_comparison_is_its_answer_a_table_and_its_flags(cells):
     (html,) = data_of(cells[5], "text/html")
     outline = Outline(html)
@@ -122,12 +127,14 @@ def test_a_comparison_is_its_answer_a_table_and_its_flags(cells):
     assert "differences to fedavg" in printed
 
 
+@pytest.mark.full
 def test_a_live_table_replaces_what_it_showed(cells):
     (html,) = data_of(cells[9], "text/html")
     assert "differences to fedavg" in html
     assert "nothing yet" not in html
 
 
+@pytest.mark.full
 def test_nothing_of_it_needs_pyplot(cells):
     assert data_of(cells[10], "text/plain") == ["[]"]
 

@@ -21,7 +21,7 @@ from fedstrata.data.io.checks import mask_by
 from fedstrata.data.io.formats import required
 from fedstrata.data.io.normalization import Norm, affine, black_value, channel_norm
 from fedstrata.data.location import Place, written
-from fedstrata.data.sources.images import checked_side, image_source, npz_sets
+from fedstrata.data.sources.images import checked_side, image_source, read_packs
 from fedstrata.data.types import Groups, Source, Task
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -313,6 +313,6 @@ class TinyImagenet:
         name = f"tiny_imagenet(size={self.size}, norm={self.norm})"
         if file == "wnids.txt":
             return tiny_folder(folder, self.size, self.norm, name)
-        train, test, (first, _), names = npz_sets(folder, self.norm, self.size)
+        train, test, (first, _), names = read_packs(folder, self.norm, self.size)
         required(first, "wnids", folder / "train.npz")  # what no other set has
         return image_source(name, train, test, names, {})

@@ -89,7 +89,7 @@ def _from_idx(folder: Path, names: tuple[str, ...], norm: str) -> tuple[Images, 
     return sets[0], sets[1]
 
 
-def npz_sets(
+def read_packs(
     folder: Path, norm: str, size: int | None = None
 ) -> tuple[Images, Images, tuple[Table, Table], tuple[str, ...]]:
     """Read train.npz and test.npz of a folder: both image sets, their other arrays, and the class names."""
@@ -132,7 +132,7 @@ class Mnist:
             train, test = _from_idx(folder, tuple("0123456789"), self.norm)
             expect(train, (1, 28, 28), 10, "mnist", folder)
             return image_source(f"mnist(norm={self.norm})", train, test, tuple("0123456789"), {})
-        train, test, (first, second), names = npz_sets(folder, self.norm)
+        train, test, (first, second), names = read_packs(folder, self.norm)
         expect(train, (1, 28, 28), 10, "mnist", folder)
         groups = (
             {"writer": groups_by(first["writer"], second["writer"])} if "writer" in first and "writer" in second else {}
@@ -158,7 +158,7 @@ class FashionMnist:
             train, test = _from_idx(folder, CLOTHES, self.norm)
             expect(train, (1, 28, 28), 10, "fashion_mnist", folder)
             return image_source(f"fashion_mnist(norm={self.norm})", train, test, CLOTHES, {})
-        train, test, _, labels = npz_sets(folder, self.norm)
+        train, test, _, labels = read_packs(folder, self.norm)
         expect(train, (1, 28, 28), 10, "fashion_mnist", folder)
         return image_source(f"fashion_mnist(norm={self.norm})", train, test, labels, {})
 
@@ -178,7 +178,7 @@ class Cifar10:
         name = f"cifar10(norm={self.norm})"
         folder, file = place.folder("cifar10", ("cifar10", "cifar-10-batches-bin"), ("train.npz", "data_batch_1.bin"))
         if file == "train.npz":
-            train, test, (_, second), names = npz_sets(folder, self.norm)
+            train, test, (_, second), names = read_packs(folder, self.norm)
             expect(train, (3, 32, 32), 10, "cifar10", folder)
             lossy = int((~second["lossless"]).sum()) if "lossless" in second else 0
             notes = (
@@ -216,7 +216,7 @@ class Cifar100:
                     f"{folder / file} holds one label a picture; labels=coarse needs the official train.bin and"
                     " test.bin."
                 )
-            train, test, _, names = npz_sets(folder, self.norm)
+            train, test, _, names = read_packs(folder, self.norm)
             expect(train, (3, 32, 32), 100, "cifar100", folder)
             return image_source(name, train, test, names, {})
         column, count = (0, 20) if self.labels == "coarse" else (1, 100)
@@ -246,7 +246,7 @@ class Pacs:
     def read(self, place: Place) -> Source:
         """See :class:`Reader`."""
         folder, file = place.folder("pacs", ("pacs", "PACS"), ("train.npz",))
-        train, test, (first, second), names = npz_sets(folder, self.norm, checked_side("pacs", self.size))
+        train, test, (first, second), names = read_packs(folder, self.norm, checked_side("pacs", self.size))
         domains = tuple(str(name) for name in required(first, "domains", folder / file))
         groups = {
             "domain": groups_by(

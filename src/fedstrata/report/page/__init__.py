@@ -13,18 +13,18 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from fedstrata import __version__
+from fedstrata._version import __version__
 from fedstrata.analysis.comparison import Comparison
 from fedstrata.analysis.records import Findings
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.diagnostics.registry import panels as kept_panels
-from fedstrata.report.files import atomic
 from fedstrata.report.page.content import pictures, sections
 from fedstrata.report.page.context import Scene
 from fedstrata.report.page.drawing import Picture, save, svg_text
 from fedstrata.report.page.svg import inline
 from fedstrata.report.page.text import HOVER, counted, listed, plain, short
 from fedstrata.report.page.theme import DARK, LIGHT, Stroke
+from fedstrata.storage.atomic_files import atomic
 
 FLAGS = 6  # warnings that are shown at once
 MARKS = {

@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedstrata.report.files import atomic
 from fedstrata.report.page.data_table import Grid
 from fedstrata.report.page.theme import LIGHT, Stroke
+from fedstrata.storage.atomic_files import atomic
 
 WIDTH, HEIGHT = 5.0, 3.4  # inches at 72 points: small enough that letters stay legible on a telephone
 DPI = 150

@@ -17,7 +17,7 @@ from fedstrata.core.piece import Piece, Reply
 from fedstrata.engine.ledger import codecs_of
 from fedstrata.methods import Limit, NoLimit
 from fedstrata.testing import toys
-from fedstrata.testing.play import Outcomes, bits, copied, engine, finish, gap, play, played, same
+from fedstrata.testing.toy_runs import Outcomes, bits, copied, engine, finish, gap, play, played, same
 from fedstrata.wire import decode, messages, unpack
 from fedstrata.wire.frame import encode
 
