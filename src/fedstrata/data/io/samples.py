@@ -1,4 +1,4 @@
-"""Samples: labels in memory, features handed out by index."""
+"""Sets of samples: labels in memory, features read by index."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Samples(Protocol):
 
     Attributes:
         y: [N] int64 classes, or [N] float32 targets.
-        lazy: True where ``take`` reads files, so that a client's data are read a batch at a time; False where they are
-            taken once a round.
+        lazy: True where ``take`` reads files: a client's data are then read a batch at a time; False where they are
+            read once a round.
     """
 
     @property
@@ -60,7 +60,7 @@ class Tensors:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images in memory as bytes, normalised when they are taken: a quarter of the memory of floats.
+    """Images in memory as bytes, normalised when they are read: a quarter of the memory of floats.
 
     Args:
         x: [N, C, H, W] uint8.
@@ -86,12 +86,12 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Overlapping windows over one long sequence, cut when they are taken.
+    """Overlapping windows over one long sequence, cut when they are read.
 
     Args:
         sequence: [T], tokens of any integer type or float32 values.
-        starts: [N] int64, where each window begins; a window never crosses a client's border.
-        width: length of a window.
+        starts: [N] int64, where each window begins; a window never crosses from one client to the next.
+        width: values in a window.
         y: [N] int64 or float32.
     """
 
@@ -106,14 +106,14 @@ class Windows:
 
     def take(self, index: Tensor) -> Tensor:
         """See :class:`Samples`."""
-        place = self.starts[index][:, None] + torch.arange(self.width)[None, :]  # [B, width]
-        cut = self.sequence[place]
+        positions = self.starts[index][:, None] + torch.arange(self.width)[None, :]  # [B, width]
+        cut = self.sequence[positions]
         return cut if cut.is_floating_point() else cut.to(torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Two sets one after the other, as one; for splits that pool the official sets."""
+    """Concatenate two sets; for splits that pool the official sets."""
 
     first: Samples
     second: Samples

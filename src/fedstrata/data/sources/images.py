@@ -1,4 +1,4 @@
-"""Image data sets in memory: the .npz stacks, the official IDX and CIFAR files, and Debian's Fashion-MNIST.
+"""Read image data sets into memory: the .npz stacks, the official IDX and CIFAR files, and Debian's Fashion-MNIST.
 
 ``norm`` names a row of :data:`~fedstrata.data.io.normalization.NORMS`; "raw" leaves pixels in [0, 1].
 """
@@ -32,7 +32,7 @@ CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 
 def image_set(pixels: Bytes, labels: np.ndarray, names: tuple[str, ...], norm: str, where: str) -> Images:
-    """Images with checked labels.
+    """Build a set of images with checked labels.
 
     Raises:
         DataError: labels out of range, or another number of labels than images.
@@ -52,7 +52,7 @@ def image_source(
     notes: tuple[str, ...] = (),
     fit: Fit = "crop",
 ) -> Source:
-    """A source of two image sets of the same shape; ``fit`` says how further pictures get it."""
+    """Build a source of two image sets of the same shape; ``fit`` defines how further pictures get it."""
     task = Task("classification", tuple(train.x.shape[1:]), len(names), names)
     _, height, width = task.shape
     preprocessor = Pictures(height, width, train.mean, train.std, len(names), fit=fit)
@@ -62,15 +62,15 @@ def image_source(
 
 
 def expect(train: Images, shape: tuple[int, ...], classes: int, data: str, folder: Path) -> None:
-    """Refuse the files of another data set, which a wrong root can lead to.
+    """Refuse the files of another data set, which a wrong root may hold.
 
     Raises:
         DataError: another image shape or number of classes than the set has.
     """
-    found, most = tuple(train.x.shape[1:]), int(train.y.max()) + 1
-    if found != shape or most > classes:
+    actual, most = tuple(train.x.shape[1:]), int(train.y.max()) + 1
+    if actual != shape or most > classes:
         raise DataError(
-            f"{folder} holds images {found} with {most} classes; {data} has {shape} with {classes}. Does data.root mean"
+            f"{folder} holds images {actual} with {most} classes; {data} has {shape} with {classes}. Does data.root point to"
             " another set?"
         )
 
@@ -106,7 +106,7 @@ def read_packs(
 
 
 def groups_by(train: np.ndarray, test: np.ndarray, names: tuple[str, ...] | None = None) -> Groups:
-    """Groups over both sets from ids, or from positions into ``names``."""
+    """Build groups over both sets from ids, or from positions into ``names``."""
     if names is not None:
         return Groups(names, train.astype(np.int64), test.astype(np.int64))
     known, codes = np.unique(np.concatenate([train, test]), return_inverse=True)
@@ -213,7 +213,7 @@ class Cifar100:
         if file == "train.npz":
             if self.labels == "coarse":
                 raise DataError(
-                    f"{folder / file} holds one label a picture; labels=coarse needs the official train.bin and"
+                    f"{folder / file} holds one label for each picture; labels=coarse needs the official train.bin and"
                     " test.bin."
                 )
             train, test, _, names = read_packs(folder, self.norm)
@@ -257,7 +257,7 @@ class Pacs:
 
 
 def checked_side(data: str, size: int | None) -> int | None:
-    """A side in pixels that can be meant.
+    """Check a side in pixels.
 
     Raises:
         ConfigError: below 4 or above 1024.
