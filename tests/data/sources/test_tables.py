@@ -175,7 +175,7 @@ def test_wrong_names_files_and_settings_are_refused(tmp_path):
         load(spec(path, client="sites"))
     with pytest.raises(DataError, match=r"\.csv, \.tsv and \.parquet"):
         load(spec(path.rename(tmp_path / "t.xls")))
-    with pytest.raises(DataError, match=r"say path=FILE"):
+    with pytest.raises(DataError, match=r"set path=FILE"):
         load(spec(tmp_path / "none.csv"))
     with pytest.raises(ConfigError, match="give one"):
         load(spec(path, split="a", tested="b"))
