@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -58,11 +59,24 @@ def recalled(
                 f"{folder}: the {meaning} is not what the run began with ({key} {now[key][:12]} now,"
                 f" {manifest[key][:12]} then); restore it."
             )
-    return parts, tuple(
+    versions = tuple(
         f"{k} was {manifest['versions'].get(k)} and is {v}: the result may differ in the last bits"
         for k, v in now["versions"].items()
         if v != manifest["versions"].get(k)
     )
+    return parts, (*versions, *_another_processor(manifest.get("processor"), now["processor"]))
+
+
+def _another_processor(then: object, now: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note if the run began on another kind of processor."""
+    if not isinstance(then, Mapping) or dict(then) == dict(now):
+        return ()
+    began, here = (f"{kind.get('model')} ({kind.get('capability')})" for kind in (then, now))
+    note = (
+        f"The run began on {began} and continues on {here}: rounding differs between kinds of processor, so the result"
+        " may differ from that of an uninterrupted run."
+    )
+    return (note,)
 
 
 def restored(
