@@ -22,7 +22,8 @@ if TYPE_CHECKING:
         StateError,
         WireError,
     )
-    from fedstrata.compare import compare, sweep
+    from fedstrata.compare.comparison import compare
+    from fedstrata.compare.sweep import sweep
     from fedstrata.config.config import Config
     from fedstrata.core.chain import Method, chain
     from fedstrata.core.layout import Layout
@@ -49,7 +50,8 @@ _MODULES = {
         "StateError",
         "WireError",
     ),
-    "compare": ("compare", "sweep"),
+    "compare.comparison": ("compare",),
+    "compare.sweep": ("sweep",),
     "config.config": ("Config",),
     "core.chain": ("Method", "chain"),
     "core.layout": ("Layout",),

@@ -69,7 +69,6 @@ def played_rounds(run, n):
 
 
 # ---- 1. groups
-# ------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,6 @@ def test_1_each_batch_norm_pair_sits_with_its_convolution(name):
 
 
 # ---- 2. schedule
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def turns(text, rounds, groups=10, seed=0):
@@ -166,44 +164,40 @@ def test_2_a_run_is_held_to_whole_cycles_where_asked():
 
 
 # ---- 3. what stands still, what moves
-# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("turn", tiered(range(10), (7,)))
 def test_3_a_partial_round_moves_the_active_group_and_nothing_else_on_server_and_clients(turn):
     run = residual("fedpart(warmup=0, repeat=1)")
-    run.server = lab.copied(run.server).__class__(turn, run.server.params, run.server.slots)
-    before = run.server.params.clone()
+    run.server = lab.copied(run.server).__class__(turn, run.server.model, run.server.states)
+    before = run.server.model.clone()
     run.round()
     active = list(run.parts.setup.layout.groups.values())[turn].names
     ends = []
     for work in run.executor.works[0]:
-        session = ClientUpdate(run.kit, work)
-        session.train(session.begin())
-        ends.append(session.end())
-        ends[-1] = ends[-1].clone()
+        session = ClientUpdate(run.worker, work)
+        ends.append(session.train(session.begin()).model.clone())
     run.close()
-    for model in (run.server.params, *ends):
+    for model in (run.server.model, *ends):
         for name in before:
             same = torch.equal(model[name], before[name])
             assert same == (name not in active), name
 
 
 # ---- 4. the average
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_4_the_aggregate_is_the_weighted_mean_of_the_participants():
     run = lab.engine(lab.parts("fedpart(warmup=0, repeat=1)", local_optimizer="adam", local_lr=0.01))
     for _ in range(3):
-        before = run.server.params.clone()
+        before = run.server.model.clone()
         run.round()
         replies = run.executor.replies[-1]
         total = sum(r.samples for r in replies)
         assert len(replies) == 3
         for name in replies[0].delta:
             mean = sum(r.samples * (before[name] + r.delta[name]).double() for r in replies) / total
-            assert torch.allclose(run.server.params[name].double(), mean, rtol=0, atol=1e-6 * float(mean.abs().max()))
+            assert torch.allclose(run.server.model[name].double(), mean, rtol=0, atol=1e-6 * float(mean.abs().max()))
     run.close()
 
 
@@ -222,7 +216,7 @@ def test_4_those_who_do_not_take_part_have_no_influence():
         )
         seen = run.round()["cohort"]
         run.close()
-        return seen, run.server.params
+        return seen, run.server.model
 
     cohort = []
     cohort, plain = end(shift=False)
@@ -233,7 +227,6 @@ def test_4_those_who_do_not_take_part_have_no_influence():
 
 
 # ---- 5. messages
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -246,7 +239,7 @@ def test_5_a_partial_message_holds_the_active_groups_names_and_four_bytes_a_numb
             frame = messages.up(reply)
             assert set(frame.tensors) == {f"delta/{n}" for n in groups[turn].names}
             assert sum(t.numel() * t.element_size() for t in frame.tensors.values()) == 4 * groups[turn].numel
-            assert messages.weigh_up(reply).payload == 4 * groups[turn].numel
+            assert messages.size_up(reply).payload == 4 * groups[turn].numel
             down = messages.down(work).tensors
             assert all(n.startswith("model/") for n in down), "no mask is sent: what is active follows from the round"
 
@@ -256,7 +249,7 @@ def test_5_random_layers_of_clients_are_one_group_each_averaged_over_those_who_s
     groups = {frozenset(f"delta/{n}" for n in group.names): group for group in run.parts.setup.layout.groups.values()}
     drawn = []
     for _ in range(6):
-        before = run.server.params
+        before = run.server.model
         run.round()
         replies, moved = run.executor.replies[-1], set()
         for reply in replies:
@@ -267,15 +260,14 @@ def test_5_random_layers_of_clients_are_one_group_each_averaged_over_those_who_s
             for name in group.names:
                 mean = sum(r.samples * r.delta[name].double() for r in senders) / sum(r.samples for r in senders)
                 torch.testing.assert_close(
-                    run.server.params[name].double() - before[name].double(), mean, atol=1e-6, rtol=1e-4
+                    run.server.model[name].double() - before[name].double(), mean, atol=1e-6, rtol=1e-4
                 )
-        assert {n for n in before if not torch.equal(before[n], run.server.params[n])} == moved
+        assert {n for n in before if not torch.equal(before[n], run.server.model[n])} == moved
     run.close()
     assert len(set(drawn)) > 5, "clients draw for themselves"
 
 
 # ---- 6. costs
-# -------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cycles", tiered([1, 2], [1]))
@@ -329,8 +321,10 @@ def macs():
         federation = pictures(32, (2, 2))
         run = residual("fedavg", federation, name)
         batch = Batch(federation.train.take(torch.arange(2)), federation.train.y[:2])
-        found = forward(run.kit, batch), cost(run.kit, batch, run.parts.setup.layout.parameters).flops
-        groups = {n: cost(run.kit, batch, frozenset(g.names)).flops for n, g in run.parts.setup.layout.groups.items()}
+        found = forward(run.worker, batch), cost(run.worker, batch, run.parts.setup.layout.parameters).flops
+        groups = {
+            n: cost(run.worker, batch, frozenset(g.names)).flops for n, g in run.parts.setup.layout.groups.items()
+        }
         run.close()
         return found[0], found[1], groups
 
@@ -370,7 +364,6 @@ def test_6_frozen_layers_cost_no_backward_work(macs, name):
 
 
 # ---- 7. the optimiser
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_7_the_optimizers_state_is_empty_at_the_first_step_of_each_round(monkeypatch):
@@ -401,50 +394,48 @@ def test_7_runs_that_differ_in_earlier_optimizer_history_only_agree():
     fresh.server = lab.copied(long.server)
     long.round(), fresh.round()
     long.close(), fresh.close()
-    assert lab.bits(long.server.params) == lab.bits(fresh.server.params)
+    assert lab.bits(long.server.model) == lab.bits(fresh.server.model)
 
 
 # ---- 8. limits
-# ------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["fedpart(warmup=0, together=3)", "fedpart(warmup=3)", "fedpart(warmup=0, first=100)"])
 def test_8_one_group_or_a_warm_up_without_end_is_fedavg_bit_for_bit(text):
     settings = {"local_optimizer": "adam", "local_lr": 0.01}
     plain, found, other = (lab.play(t, "batch", **settings) for t in ("fedavg", text, "fedpart(warmup=1)"))
-    assert lab.bits(found.params) == lab.bits(plain.params) != lab.bits(other.params)
+    assert lab.bits(found.model) == lab.bits(plain.model) != lab.bits(other.model)
     assert [lab.bits(m) for m in found.models] == [lab.bits(m) for m in plain.models]
     assert [r["flops"] for r in found.rows] == [r["flops"] for r in plain.rows]
 
 
 # ---- 9. gradients
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_9_gradients_of_the_active_group_are_those_of_the_full_backward_pass(norm):
     federation = pictures(16)
     config = Config(method="fedavg", cohort=2, norm=norm, executor="loop")
-    kit = assemble(
+    worker = assemble(
         config, federation, build("resnet8", federation.task, norm, random_streams.torch_stream(0, "model"))
-    ).make()
+    ).make_worker()
     batch = Batch(federation.train.take(torch.arange(5)), federation.train.y[:5])
 
-    def slopes(names):
-        kit.bound.mode(training=True)
-        kit.bound.train_only(frozenset(names))
-        kit.memo.clear()
-        return dict(zip(names, kit.bound.slopes(kit.plain_loss(kit.bound.params, batch), names)[0], strict=True))
+    def gradients(names):
+        bound = worker.bound
+        bound.mode(training=True)
+        bound.train_only(frozenset(names))
+        worker.features.clear()
+        return dict(zip(names, bound.gradients(worker.plain_loss(bound.model, batch), names)[0], strict=True))
 
-    whole = slopes(list(kit.bound.spec.names))
-    for group in kit.setup.layout.groups.values():
-        for name, slope in slopes(list(group.names)).items():
-            assert slope.abs().max() > 0
-            assert (slope - whole[name]).abs().max() <= 1e-6 * whole[name].abs().max()
+    whole = gradients(list(worker.bound.spec.names))
+    for group in worker.setup.layout.groups.values():
+        for name, grad in gradients(list(group.names)).items():
+            assert grad.abs().max() > 0
+            assert (grad - whole[name]).abs().max() <= 1e-6 * whole[name].abs().max()
 
 
 # ---- 10. step sizes
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 def walked(text, **settings):
@@ -489,7 +480,6 @@ def test_10_a_client_that_never_trains_cannot_be_watched():
 
 
 # ---- 11. combinations
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("other", ["fedprox(mu=0)", "fedprox(mu=0, distance=plain)", "moon(mu=0)"])
@@ -497,7 +487,7 @@ def test_10_a_client_that_never_trains_cannot_be_watched():
 def test_11_without_weight_the_combinations_are_fedpart(other, order):
     plain = f"fedpart(warmup=1, repeat=1, order={order})"
     with_it, without = (lab.play(text, "batch", rounds=5) for text in (f"{other} + {plain}", plain))
-    assert lab.bits(with_it.params) == lab.bits(without.params)
+    assert lab.bits(with_it.model) == lab.bits(without.model)
     assert [lab.bits(m) for m in with_it.models] == [lab.bits(m) for m in without.models]
 
 
@@ -512,18 +502,16 @@ def test_11_the_proximal_term_of_frozen_groups_is_exactly_zero(distance):
     run.round()
     active = frozenset(list(run.parts.setup.layout.groups.values())[1].names)
     work = run.executor.works[-1][0]
-    session = ClientUpdate(run.kit, work)
-    _, steps = session.train(session.begin())
-    end = session.end().clone()
+    session = ClientUpdate(run.worker, work)
+    end = session.train(session.begin()).model.clone()
     run.close()
-    assert steps > 1
-    view = session.at("fedprox")
-    added = run.parts.method.pieces[0].gradient(lambda p, b: p * 0, view)(end, None)
+    assert session.steps > 1
+    added = run.parts.method.pieces[0].gradient(lambda p, b: p * 0, session.at("fedprox"))(end, None)
     for name, term in added.items():
         assert bool(term.any()) == (name in active), name
 
 
 def test_11_the_combinations_do_something():
-    plain = lab.play("fedpart(warmup=1, repeat=1)", rounds=4).params
+    plain = lab.play("fedpart(warmup=1, repeat=1)", rounds=4).model
     for other in ("fedprox(mu=0.5)", "fedprox(mu=0.5, distance=plain)", "moon(mu=5)"):
-        assert lab.gap(lab.play(f"{other} + fedpart(warmup=1, repeat=1)", rounds=4).params, plain) > 1e-4
+        assert lab.gap(lab.play(f"{other} + fedpart(warmup=1, repeat=1)", rounds=4).model, plain) > 1e-4

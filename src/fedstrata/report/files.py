@@ -88,7 +88,7 @@ def clients_csv(
     """
     took_part, scores = took_part or {}, scores or {}
     ids = range(federation.clients) if clients is None else clients
-    columns = sorted({name for found in scores.values() for name in found})
+    columns = sorted({name for client_scores in scores.values() for name in client_scores})
     labels = federation.task.labels if federation.task.has_classes else ()
     heldout = set(federation.heldout)
     text = io.StringIO()
@@ -108,14 +108,14 @@ def clients_csv(
         ]
     )
     for client in ids:
-        own = federation.testing(client)
+        test = federation.testing(client)
         sizes = [
             len(federation.training(client)),
             len(federation.validating(client)),
-            0 if own is None else len(own[1]),
+            0 if test is None else len(test[1]),
         ]
         counts = federation.counts(client).tolist() if labels else []
-        found = scores.get(client, {})
+        client_scores = scores.get(client, {})
         name = [federation.client_name(client)] if named else []
         out.writerow(
             [
@@ -125,7 +125,7 @@ def clients_csv(
                 int(client in heldout),
                 took_part.get(client, 0),
                 *counts,
-                *(_cell(found.get(x)) for x in columns),
+                *(_cell(client_scores.get(x)) for x in columns),
             ]
         )
     return _text(path, text.getvalue())

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata.analysis.records import Difference, Findings, Line, Reached, Spread
-from fedstrata.analysis.scores import ACCURACIES, border, words
+from fedstrata.analysis.scores import ACCURACIES, score_label, threshold_text
 from fedstrata.common.units import duration, number, size, work
 from fedstrata.runs.result import Result
 
@@ -175,7 +175,7 @@ def comparison_table(findings: Findings) -> Table:
     table.collapse_padding, table.pad_edge = True, False
     table.add_column("method", overflow="fold", max_width=18 if len(findings.headline) > 1 else 40)
     for score in findings.headline:
-        table.add_column(HEADS.get(score, words(score)), min_width=25 if findings.seeds > 1 else 16)
+        table.add_column(HEADS.get(score, score_label(score)), min_width=25 if findings.seeds > 1 else 16)
     heads = ["bytes", "training", "time", *(_reach(score, target) for score, target in findings.targets.items())]
     for name in heads:
         table.add_column(name, justify="right", no_wrap=True)
@@ -224,28 +224,28 @@ def _heading(findings: Findings) -> str:
     limit = (
         ""
         if all(line.informative for line in findings.lines)
-        else f" (not informative: the baseline is under {border(findings.chance)})"
+        else f" (not informative: the baseline is under {threshold_text(findings.chance)})"
     )
     return f"{seeds}, chance {findings.chance:.3f}{limit}"
 
 
 def _legend(findings: Findings) -> str:
     verdicts = {it.verdict for line in findings.lines for it in line.differences.values()}
-    told = ["mean ± standard deviation over seeds; below it the paired difference with its 95 % interval"]
+    parts = ["mean ± standard deviation over seeds; below it the paired difference with its 95 % interval"]
     if verdicts & {"better", "worse"}:
-        told.append("* shown (p under 0.05 after correction)")
+        parts.append("* shown (p under 0.05 after correction)")
     if "no conclusion" in verdicts:
-        told.append("? no conclusion")
-    if any(line.unused for line in findings.lines):
-        told.append("(unused): layers are private, nobody uses the shared model")
-    return "; ".join(told)
+        parts.append("? no conclusion")
+    if any(line.shared_unused for line in findings.lines):
+        parts.append("(unused): layers are private, nobody uses the shared model")
+    return "; ".join(parts)
 
 
 def _cell(line: Line, score: str) -> str:
     spread = line.scores.get(score)
     if spread is None:
         return "-"
-    unused = " (unused)" if line.unused and not score.startswith("personal") else ""
+    unused = " (unused)" if line.shared_unused and not score.startswith("personal") else ""
     below = difference(line.differences.get(score))
     return mean(spread) + unused + (f"\n{below}" if below else "")
 
