@@ -1,23 +1,43 @@
-"""A federation: one data set plus an index. There are no client objects."""
+"""A federation: one data set plus an index. No object exists for a client.
+
+:func:`load` reads a data set by name, and :func:`assemble` deals one that was read.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedstrata.common.call_syntax import parse_call
 from fedstrata.common.random_streams import stream
-from fedstrata.data.augmentation import Augment
+from fedstrata.data.augmentation import Augment, parse_augment
 from fedstrata.data.inputs import InputPreprocessor
+from fedstrata.data.io.checks import check_samples
 from fedstrata.data.io.samples import Samples
+from fedstrata.data.loading import (
+    DataSpec,
+    check_spec,
+    draw_heldout,
+    own_tests,
+    pool_of,
+    pooled,
+    read_convention,
+    share_in,
+    small_clients,
+)
+from fedstrata.data.location import Place
 from fedstrata.data.partition.base import Partition, check_client
 from fedstrata.data.partition.client_tests import ClientTests, kept_out
-from fedstrata.data.types import Groups, Ints, Task
+from fedstrata.data.registry import find_law
+from fedstrata.data.sources.arrays import source_of
+from fedstrata.data.types import Groups, Ints, Source, Task
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -26,20 +46,20 @@ class Federation:
 
     Attributes:
         name: identity of the data, without folders.
-        task: what a model has to do.
+        task: of the model.
         train: all training samples.
-        test: the server's test set; None where clients test on their own splits only.
-        partition: who holds what; listed or derived when asked.
-        own_test: each client's own split; None where only the server tests.
-        validation: share of each client's own samples that is kept for validation; at least one sample stays in
+        test: the server's test set; None where only clients test.
+        partition: the samples of each client; listed, or derived when needed.
+        own_test: each client's test split; None where only the server tests.
+        validation: share of each client's samples that is kept for validation; at least one sample stays in
             training.
         heldout: clients kept out of training, sorted.
         augment: tensor augmentation for training batches, or None.
         fingerprint: sha256 over the identity of data and partition; a resume refuses another one.
-        notes: what a user must be told.
+        notes: for the user.
         seed: keys the splits.
         official: the test set that ``own_test`` points into, whether or not the server tests on it.
-        intake: how further samples are prepared, for predictions; None where the data set does not say.
+        intake: prepares further samples, for predictions; None where the data set defines no way.
     """
 
     name: str
@@ -68,11 +88,11 @@ class Federation:
 
     @property
     def named(self) -> bool:
-        """Whether clients have names that are not just their numbers."""
+        """Whether clients have names besides their numbers."""
         return any(name != str(client) for client, name in enumerate(self.partition.names))
 
     def client_name(self, client: int) -> str:
-        """The client as users know it: the value of a client column, a folder name; its number where it has no name.
+        """Return the client's name: the value of a client column, a folder name; its number where it has no name.
 
         Raises:
             DataError: no such client.
@@ -81,23 +101,23 @@ class Federation:
         return self.partition.names[client] if self.partition.names else str(client)
 
     def training(self, client: int) -> Tensor:
-        """[n] int64 positions in ``train`` that the client trains on, in the order drawn.
+        """Return the positions in ``train`` that the client trains on, [n] int64, in the order drawn.
 
-        Own test and validation are taken out.
+        Its test and validation samples are removed.
         """
         return torch.from_numpy(self._split(client)[0])
 
     def validating(self, client: int) -> Tensor:
-        """[m] int64 positions in ``train`` kept for validation; may be empty."""
+        """Return the positions in ``train`` kept for validation, [m] int64; may be empty."""
         return torch.from_numpy(self._split(client)[1])
 
     def testing(self, client: int) -> tuple[Samples, Tensor] | None:
-        """The client's own test split as (samples, int64 positions), or None where clients have none."""
+        """Return the client's test split as (samples, int64 positions), or None where clients have none."""
         if self.own_test is None:
             return None
         which, positions = self.own_test.indices(client)
         samples = self.official if which == "test" else self.train
-        assert samples is not None, "own tests that point into a test set come with one"
+        assert samples is not None, "client tests that index a test set need one"
         return samples, torch.from_numpy(positions.copy())
 
     def counts(self, client: int) -> Tensor:
@@ -157,16 +177,13 @@ class Federation:
             partition: a law in call syntax; default ``natural`` with ``client``, ``iid`` without.
             clients: number of clients.
             testing: server, client, both or own(share=...); default server where there is a test set, own otherwise.
-            validation: share of each client's own samples kept for validation.
+            validation: share of each client's samples kept for validation.
             heldout: share of clients kept out of training.
             augment: moves in call syntax.
             seed: of the partition and the splits.
         Raises:
-            DataError: shapes, labels or features that cannot be meant.
+            DataError: invalid shapes, labels or features.
         """
-        from fedstrata.data.loading import DataSpec, assemble  # noqa: PLC0415
-        from fedstrata.data.sources.arrays import source_of  # arrays and load build on this file  # noqa: PLC0415
-
         source = source_of(x, y, client=client, test=test, labels=labels, vocabulary=vocabulary, task=task, name=name)
         how = testing or ("server" if test is not None else "own")
         spec = DataSpec(
@@ -182,14 +199,14 @@ class Federation:
         return assemble(source, spec)
 
     def describe(self) -> str:
-        """Counts of every split, a line each."""
+        """Describe the counts of every split, a line each."""
         lines = [f"{self.name}: {self.task.kind}, sample shape {self.task.shape}, {self.task.classes} outputs"]
         lines.append(
             f"training pool {len(self.train)} samples; clients {self.clients} by {self.partition.law}; held out"
             f" {len(self.heldout)}"
         )
         lines.append(
-            f"server test {0 if self.test is None else len(self.test)} samples; clients' own tests: {_own(self)}"
+            f"server test {0 if self.test is None else len(self.test)} samples; clients' test splits: {_own(self)}"
         )
         if self.partition.lazy:
             lines.append(f"samples a client: {self.partition.size(0)}, derived when a client is asked for")
@@ -203,15 +220,84 @@ class Federation:
 def _own(federation: Federation) -> str:
     if federation.own_test is None:
         return "none"
-    return "from the test set" if federation.own_test.which == "test" else "from their own samples"
+    return "from the test set" if federation.own_test.which == "test" else "from their samples"
 
 
-def fingerprint(
+def load(spec: DataSpec) -> Federation:
+    """Read the data, deal them to clients, and check both.
+
+    Raises:
+        ConfigError: an unknown name or setting.
+        DataError: missing or damaged files, labels or features that are invalid, a partition that cannot be made.
+    """
+    reader = check_spec(spec)
+    root = None if spec.root is None else Path(spec.root)
+    return assemble(reader.read(Place(root, spec.clients)), spec)
+
+
+def assemble(source: Source, spec: DataSpec) -> Federation:
+    """Deal a data set that was read; see :func:`load`."""
+    share_in("validation", spec.validation)
+    share_in("heldout", spec.heldout)
+    convention, own = read_convention(spec.test)
+    check_samples(source.train, source.task, f"{source.name}, training set")
+    if source.test is not None:
+        check_samples(source.test, source.task, f"{source.name}, test set")
+    if own is not None:
+        source = pooled(source)
+    unset = "natural" if source.natural else spec.class_partition if source.task.has_classes else "iid"
+    law = parse_call(spec.partition or unset)
+    train = pool_of(source, source.train)
+    partition = find_law(law).deal(train, spec.clients, spec.seed)
+    own_test, more = own_tests(convention, own, source, train, partition, spec.seed)
+    heldout = draw_heldout(spec, len(partition))
+    settings = (partition.law, len(partition), spec.test, spec.validation, spec.heldout, spec.seed)
+    labels = [samples.y for samples in (source.train, source.test) if samples is not None]
+    federation = Federation(
+        name=source.name,
+        task=source.task,
+        train=source.train,
+        test=source.test if convention in ("server", "both") else None,
+        partition=partition,
+        own_test=own_test,
+        validation=spec.validation,
+        heldout=heldout,
+        augment=parse_augment(spec.augment, source.dark, source.task.shape),
+        fingerprint=_fingerprint(source.task, source.identity or source.name, labels, source.groups, settings),
+        notes=(*source.notes, *partition.notes, *more, *small_clients(partition, spec.validation)),
+        seed=spec.seed,
+        official=source.test,
+        preprocessor=source.preprocessor,
+    )
+    return _scaled(federation, source, server=convention in ("server", "both")) if source.scale else federation
+
+
+def _scaled(federation: Federation, source: Source, *, server: bool) -> Federation:
+    """Normalise by sums over what the clients train on: held-out clients, validation and test samples do not count."""
+    assert source.scale is not None
+    kept = set(federation.heldout)
+    if federation.partition.lazy:  # clients overlap and are many: every training sample counts once
+        parts = [np.arange(len(federation.train), dtype=np.int64)]
+    else:
+        parts = [federation.training(i).numpy() for i in range(federation.clients) if i not in kept]
+    scaled = source.scale(parts)
+    notes = federation.notes + tuple(note for note in scaled.notes if note not in source.notes)
+    return replace(
+        federation,
+        train=scaled.train,
+        test=scaled.test if server else None,
+        official=scaled.test,
+        preprocessor=scaled.preprocessor,
+        notes=notes,
+    )
+
+
+def _fingerprint(
     task: Task, name: str, labels: list[Tensor], groups: Mapping[str, Groups], settings: tuple[object, ...]
 ) -> str:
-    """sha256 over the identity of a federation: names, sizes, label bytes, groups and settings.
+    """Hash the identity of a federation (sha256): names, sizes, label bytes, groups and settings.
 
-    Nothing in it depends on a folder or a process.
+    The hash does not depend on a folder or a process.
     """
     digest = hashlib.sha256(repr((name, task, settings, [len(y) for y in labels])).encode())
     for y in labels:

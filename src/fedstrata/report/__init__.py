@@ -1,10 +1,10 @@
-"""What a run leaves for people: results, tables, pictures, progress.
+"""Present results to readers: tables, pictures, pages, progress.
 
 Pictures are in ``figures``, as matplotlib is only loaded by those who draw.
 """
 
 from fedstrata.report.files import write
 from fedstrata.report.progress import progress
-from fedstrata.runs.result import Result
+from fedstrata.report.views import Result
 
 __all__ = ["Result", "progress", "write"]
