@@ -1,4 +1,4 @@
-"""Runs side by side in processes of their own. One that dies is tried once more, from its checkpoint.
+"""Make runs side by side in worker processes; one that dies is retried once, from its checkpoint.
 
 The others go on.
 """
@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from fedstrata.compare.job import Id, Job, Outcome, Tell
-from fedstrata.compare.resources import Room
+from fedstrata.compare.job import Id, Job, Notify, Outcome
+from fedstrata.compare.resources import Resources
 
 TRIES = 2  # of a run whose process dies
 TICK = 0.2  # seconds between looks at the clock and at Ctrl-C
@@ -26,7 +26,7 @@ GRACE = 5.0  # seconds that a child has to leave
 
 
 class WorkerProcess:
-    """A child process and the job that it has."""
+    """Wraps a worker process and its job."""
 
     def __init__(self, log: Path) -> None:
         with log.open("ab") as errors:
@@ -41,7 +41,7 @@ class WorkerProcess:
         self._rest = b""
 
     def give(self, job: Job, executor: str, workers: int, together: int) -> None:
-        """Send a job; a child that is gone is noticed by the end of its output."""
+        """Send a job; a process that has ended is noticed by the end of its output."""
         self.job = job
         order = {
             "job": f"{job.seed} {job.label}",
@@ -61,19 +61,19 @@ class WorkerProcess:
             return
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Lines that have come; None at the end of the output."""
+        """Read the lines that have arrived; None at the end of the output."""
         assert self.process.stdout is not None
         more = os.read(self.process.stdout.fileno(), 1 << 16)
         *lines, self._rest = (self._rest + more).split(b"\n")
         return [json.loads(line) for line in lines] if more else None
 
     def ask_to_stop(self) -> None:
-        """Let it finish its round and leave."""
+        """Ask the process to end after its round."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
     def end(self, grace: float = 0.0) -> int:
-        """Let it go, or kill it; its exit status."""
+        """Let the process end, or kill it; return its exit status."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with contextlib.suppress(OSError):  # it was gone before it had read all
@@ -87,7 +87,7 @@ class WorkerProcess:
 
 
 class ProcessPool:
-    """Children that serve jobs until the pool is left.
+    """Runs jobs in worker processes until the pool is closed.
 
     Args:
         room: how many at a time.
@@ -98,9 +98,14 @@ class ProcessPool:
     """
 
     def __init__(
-        self, room: Room, log: Path, tell: Tell, stop: Callable[[], bool], tick: Callable[[], None] = lambda: None
+        self,
+        resources: Resources,
+        log: Path,
+        notify: Notify,
+        stop: Callable[[], bool],
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self.room, self.log, self.tell, self.stop, self.tick = room, log, tell, stop, tick
+        self.resources, self.log, self.notify, self.stop, self.tick = resources, log, notify, stop, tick
         self.workers: list[WorkerProcess] = []
         self.started = 0
         self.selector = selectors.DefaultSelector()
@@ -114,38 +119,38 @@ class ProcessPool:
         self.selector.close()
 
     def run(self, jobs: Sequence[Job]) -> dict[Id, Outcome]:
-        """All jobs to their ends; after a stop, those that were not begun are "stopped" as well."""
-        waiting, ended = deque(jobs), dict[Id, Outcome]()
+        """Run all jobs to their ends; after a stop, jobs that were not begun are "stopped" as well."""
+        waiting, outcomes = deque(jobs), dict[Id, Outcome]()
         tries: dict[Id, int] = {}
-        asked = False
+        stopping = False
         while waiting or any(worker.job for worker in self.workers):
             if self.stop():
-                ended |= {job.id: Outcome("stopped") for job in waiting}
+                outcomes |= {job.id: Outcome("stopped") for job in waiting}
                 waiting.clear()
-                if not asked:
+                if not stopping:
                     for worker in self.workers:
                         worker.ask_to_stop()
-                asked = True
+                stopping = True
             self._fill(waiting)
             for worker, message in self._messages():
                 job = worker.job
                 assert job is not None
                 if message is None:
-                    self._died(worker, job, waiting, tries, ended)
-                elif (outcome := self._heard(worker, job, message)) is not None:
-                    ended[job.id], worker.job = outcome, None
+                    self._handle_exit(worker, job, waiting, tries, outcomes)
+                elif (outcome := self._handle_message(worker, job, message)) is not None:
+                    outcomes[job.id], worker.job = outcome, None
             self.tick()
-        return ended
+        return outcomes
 
     def _fill(self, waiting: deque[Job]) -> None:
-        """Give jobs to idle children, and start children, as far as cores and memory go."""
+        """Give jobs to idle processes, and start processes, as far as cores and memory allow."""
         while waiting:
             busy = [worker for worker in self.workers if worker.job is not None]
-            if len(busy) >= self.room.slots or not self.room.fits([worker.peak for worker in busy]):
+            if len(busy) >= self.resources.slots or not self.resources.fits([worker.peak for worker in busy]):
                 return
             worker = next((w for w in self.workers if w.job is None), None) or self._start()
             left = len(waiting) + len(busy)
-            worker.give(waiting.popleft(), *self.room.turn(left), self.room.together(left))
+            worker.give(waiting.popleft(), *self.resources.executor_for(left), self.resources.together(left))
 
     def _start(self) -> WorkerProcess:
         worker = WorkerProcess(self.log)
@@ -156,7 +161,7 @@ class ProcessPool:
         return worker
 
     def _messages(self) -> Iterator[tuple[WorkerProcess, dict[str, Any] | None]]:
-        """What busy children say; None where one has died. An idle one that died is let go."""
+        """Read the messages of busy processes; None where one has died. An idle one that died is removed."""
         for key, _ in self.selector.select(TICK):
             worker: WorkerProcess = key.data
             lines = worker.read()
@@ -170,29 +175,29 @@ class ProcessPool:
             for line in lines or ():
                 yield worker, line
 
-    def _heard(self, worker: WorkerProcess, job: Job, message: Mapping[str, Any]) -> Outcome | None:
+    def _handle_message(self, worker: WorkerProcess, job: Job, message: Mapping[str, Any]) -> Outcome | None:
         worker.peak = max(worker.peak, int(message.get("peak", 0)))
-        self.room.needed = max(self.room.needed, worker.peak)
-        self.tell(job, message)
+        self.resources.needed = max(self.resources.needed, worker.peak)
+        self.notify(job, message)
         if message["event"] in ("finished", "paused", "stopped", "failed"):
             return Outcome(message["event"], message.get("why", ""))
         return None
 
-    def _died(
-        self, worker: WorkerProcess, job: Job, waiting: deque[Job], tries: dict[Id, int], ended: dict[Id, Outcome]
+    def _handle_exit(
+        self, worker: WorkerProcess, job: Job, waiting: deque[Job], tries: dict[Id, int], outcomes: dict[Id, Outcome]
     ) -> None:
         why = _reason(
             worker.end(GRACE)
         )  # its output ends a moment before it does: a kill now would be told as the reason
         tries[job.id] = tries.get(job.id, 0) + 1
         if self.stop():
-            ended[job.id] = Outcome("stopped")
+            outcomes[job.id] = Outcome("stopped")
         elif tries[job.id] < TRIES:
-            self.tell(job, {"event": "again", "why": f"its process {why}; it goes on from its checkpoint"})
+            self.notify(job, {"event": "again", "why": f"its process {why}; it goes on from its checkpoint"})
             waiting.appendleft(job)
         else:
-            ended[job.id] = Outcome("failed", f"its process {why}, {TRIES} times; what it printed is in {self.log}")
-            self.tell(job, {"event": "failed", "why": ended[job.id].why})
+            outcomes[job.id] = Outcome("failed", f"its process {why}, {TRIES} times; what it printed is in {self.log}")
+            self.notify(job, {"event": "failed", "why": outcomes[job.id].why})
 
 
 def _reason(status: int) -> str:

@@ -1,4 +1,4 @@
-"""What was asked for, checked before anything is trained."""
+"""Validate a comparison request: methods, seeds, budget and baseline."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from torch import nn
 
-from fedstrata.analysis.comparison import Budget
+from fedstrata.analysis.comparison import Budget, BudgetUnit
 from fedstrata.common.call_syntax import parse_call
 from fedstrata.common.errors import ConfigError, FedstrataError
 from fedstrata.common.plugins import Kind as PluginKind
 from fedstrata.common.plugins import installed
 from fedstrata.compare import run_cache
-from fedstrata.compare.entries import OWN, Competitor, baseline_of, check_seeds, rivals
+from fedstrata.compare.entries import Competitor, baseline_of, check_seeds, read_competitors
 from fedstrata.compare.federation_cache import CachedConfig
 from fedstrata.config.config import KEYS, Config
 from fedstrata.core.chain import Method
@@ -30,13 +30,12 @@ from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.models import find as find_model
 from fedstrata.trackers import check as check_track
 
-BudgetUnit: TypeAlias = Literal["bytes", "flops", "seconds", "accuracy"]
-KINDS: tuple[BudgetUnit, ...] = ("bytes", "flops", "seconds", "accuracy")
+UNITS: tuple[BudgetUnit, ...] = get_args(BudgetUnit)
 
 
 @dataclass(frozen=True)
 class PythonInputs:
-    """What Python hands over instead of names; each may be missing. Runs with any of it stay in this process."""
+    """Holds objects from Python that replace names; runs with any of them stay in this process."""
 
     federation: Federation | None = None
     module: nn.Module | None = None
@@ -44,7 +43,7 @@ class PythonInputs:
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """A comparison that was asked for.
+    """Describes a validated comparison request.
 
     Attributes:
         rivals, seeds, baseline: who.
@@ -57,7 +56,7 @@ class ComparisonRequest:
         verb: what is done with the runs; it begins the folder's name.
     """
 
-    rivals: tuple[Competitor, ...]
+    competitors: tuple[Competitor, ...]
     seeds: tuple[int, ...]
     baseline: str
     config: Config
@@ -65,21 +64,21 @@ class ComparisonRequest:
     command: str = ""
     screen: float | None = None
     side_by_side: int | None = None
-    own: PythonInputs = PythonInputs()
+    python_inputs: PythonInputs = PythonInputs()
     verb: Literal["compare", "sweep"] = "compare"
 
     @property
     def folder(self) -> Path:
-        """Where it is kept: OUT/compare-NAME, OUT/sweep-NAME."""
+        """Return the folder: OUT/compare-NAME, OUT/sweep-NAME."""
         name = self.config.name
         if name == "auto":
             name = f"{re.sub(r'[^A-Za-z0-9]+', '-', self.config.data).strip('-')[:40]}-{self.digest()[:10]}"
         return Path(self.config.out) / f"{self.verb}-{name}"
 
     def digest(self) -> str:
-        """SHA-256 (hex) over all that decides what is compared."""
+        """Return the SHA-256 (hex) over all that decides what is compared."""
         meant = {
-            "entries": [[r.entry.method, dict(r.entry.settings)] for r in self.rivals],
+            "entries": [[r.entry.method, dict(r.entry.settings)] for r in self.competitors],
             "seeds": self.seeds,
             "baseline": self.baseline,
             "config": self.config.replace(method="fedavg", seed=0).digest(),
@@ -87,23 +86,23 @@ class ComparisonRequest:
         }
         return hashlib.sha256(json.dumps(meant, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
-    def parts(self, rival: Competitor, federation: Federation) -> RunComponents:
-        """The run of a competitor, put together, so that what cannot be meant is refused now.
+    def parts(self, competitor: Competitor, federation: Federation) -> RunComponents:
+        """Assemble the run of a competitor, so an invalid one is refused now.
 
         Raises:
             FedstrataError: with the label of the competitor.
         """
-        config = rival.config(self.config, self.seeds[0])
-        method = rival.method if rival.given else None
+        config = competitor.config(self.config, self.seeds[0])
+        method = competitor.method if competitor.from_python else None
         try:
-            if self.own.federation is not None:
-                return assemble(config, self.own.federation, self.own.module, method)
-            return assemble(CachedConfig.of(config, federation), None, self.own.module, method)
+            if self.python_inputs.federation is not None:
+                return assemble(config, self.python_inputs.federation, self.python_inputs.module, method)
+            return assemble(CachedConfig.of(config, federation), None, self.python_inputs.module, method)
         except FedstrataError as error:
-            raise type(error)(f"{rival.entry.label}: {error}") from error
+            raise type(error)(f"{competitor.entry.label}: {error}") from error
 
 
-def contest(
+def make_request(
     methods: Sequence[str | Piece | Method],
     config: Config,
     *,
@@ -113,19 +112,27 @@ def contest(
     screen: bool | float = False,
     side_by_side: int | None = None,
     command: str | None = None,
-    own: PythonInputs | None = None,
+    python_inputs: PythonInputs | None = None,
 ) -> ComparisonRequest:
-    """Read what was asked for; see :func:`fedstrata.compare.compare`.
+    """Validate a request; see :func:`fedstrata.compare.compare`.
 
     Raises:
         ConfigError: what cannot be meant, in one sentence.
     """
     seeds = check_seeds(seeds)
-    config, budget = budgeted(config, budget)
-    found = rivals(methods, config)
-    audited = share(screen)
+    config, budget = apply_budget(config, budget)
+    competitors = read_competitors(methods, config)
+    audited = audit_share(screen)
     base = ComparisonRequest(
-        found, seeds, baseline_of(found, baseline), config, budget, "", audited, side_by_side, own or PythonInputs()
+        competitors,
+        seeds,
+        baseline_of(competitors, baseline),
+        config,
+        budget,
+        "",
+        audited,
+        side_by_side,
+        python_inputs or PythonInputs(),
     )
     run_cache.check_out(Path(config.out))
     check_track(config.track)
@@ -136,32 +143,32 @@ def contest(
     return replace(base, command=command if command is not None else command_of(base))
 
 
-def budgeted(config: Config, budget: Budget | None) -> tuple[Config, Budget | None]:
-    """The configuration with the budget in its ``stop.*`` keys; a budget that stands there already is one, too.
+def apply_budget(config: Config, budget: Budget | None) -> tuple[Config, Budget | None]:
+    """Return the configuration with the budget in its ``stop.*`` keys; a budget that is configured already counts too.
 
     Raises:
         ConfigError: more than one, or an amount that cannot be meant.
     """
-    there = {kind: value for kind in KINDS if (value := config.flat()[f"stop.{kind}"]) is not None}
+    configured = {kind: value for kind in UNITS if (value := config.flat()[f"stop.{kind}"]) is not None}
     if budget is not None:
-        if budget.kind not in KINDS:
-            raise ConfigError(f"a budget of {budget.kind!r} is not known; it is one of {', '.join(KINDS)}.")
-        if there and there != {budget.kind: budget.amount}:
-            said = " and ".join(f"stop.{kind}={value}" for kind, value in there.items())
-            raise ConfigError(f"a budget of {budget.kind} is given beside {said}; give one of them.")
+        if budget.kind not in UNITS:
+            raise ConfigError(f"a budget of {budget.kind!r} is not known; it is one of {', '.join(UNITS)}.")
+        if configured and configured != {budget.kind: budget.amount}:
+            given = " and ".join(f"stop.{kind}={value}" for kind, value in configured.items())
+            raise ConfigError(f"a budget of {budget.kind} is given beside {given}; give one of them.")
         amount = int(budget.amount) if budget.kind == "bytes" and float(budget.amount).is_integer() else budget.amount
         return config.replace(**{f"stop.{budget.kind}": amount}), replace(budget, amount=amount)
-    if len(there) > 1:
-        said = " and ".join(f"stop.{kind}={value}" for kind, value in there.items())
+    if len(configured) > 1:
+        given = " and ".join(f"stop.{kind}={value}" for kind, value in configured.items())
         raise ConfigError(
-            f"{said} are two ends of a run; a comparison has one, or nobody could tell which one a method met. Leave"
+            f"{given} are two ends of a run; a comparison has one, or nobody could tell which one a method met. Leave"
             " out the others."
         )
-    return config, next((Budget(kind, value) for kind, value in there.items()), None)
+    return config, next((Budget(kind, value) for kind, value in configured.items()), None)
 
 
-def share(screen: float) -> float | None:
-    """The share of the dropped methods that is audited: a quarter unless said otherwise.
+def audit_share(screen: float) -> float | None:
+    """Return the share of the dropped methods that is audited: a quarter by default.
 
     Raises:
         ConfigError: not in (0, 1].
@@ -179,7 +186,7 @@ def share(screen: float) -> float | None:
 
 
 def check_target(target: float | None) -> Budget | None:
-    """The budget that a target accuracy means.
+    """Return the budget that a target accuracy means.
 
     Raises:
         ConfigError: not in (0, 1].
@@ -193,54 +200,53 @@ def check_target(target: float | None) -> Budget | None:
     return Budget("accuracy", float(target))
 
 
-def command_of(asked: ComparisonRequest, verb: str = "compare") -> str:
-    """The command that asks for this comparison.
+def command_of(request: ComparisonRequest, verb: str = "compare") -> str:
+    """Return the command that makes this comparison.
 
     "" where pieces, data or model came from Python, which no command can say.
     """
-    if any(r.given for r in asked.rivals) or asked.own != PythonInputs():
+    if any(r.from_python for r in request.competitors) or request.python_inputs != PythonInputs():
         return ""
-    said = differences(asked.config)
-    methods = [text_of(rival) for rival in asked.rivals]
-    more = ["--baseline", asked.baseline] if asked.baseline != baseline_of(asked.rivals, None) else []
-    more += ["--screen", str(asked.screen)] if asked.screen is not None else []
-    return shlex.join(["fedstrata", verb, *said, "--methods", *methods, "--seeds", *map(str, asked.seeds), *more])
+    settings = differences(request.config)
+    methods = [method_text(competitor) for competitor in request.competitors]
+    more = ["--baseline", request.baseline] if request.baseline != baseline_of(request.competitors, None) else []
+    more += ["--screen", str(request.screen)] if request.screen is not None else []
+    return shlex.join(["fedstrata", verb, *settings, "--methods", *methods, "--seeds", *map(str, request.seeds), *more])
 
 
 def differences(config: Config) -> list[str]:
-    """What differs from the defaults, as words of a command line, without method and seed."""
+    """List the settings that differ from their defaults, as on a command line, without method and seed."""
     return [f"{k}={_word(v)}" for k, v in config.flat().items() if v != KEYS[k].default and k not in ("method", "seed")]
 
 
-def text_of(rival: Competitor) -> str:
-    """A competitor as it is written after ``--methods``."""
-    own = " ".join(f"{key}={_word(value)}" for key, value in rival.entry.settings.items())
-    return f"{rival.entry.method} | {own}" if own else rival.entry.method
+def method_text(competitor: Competitor) -> str:
+    """Write a competitor as after ``--methods``."""
+    settings = " ".join(f"{key}={_word(value)}" for key, value in competitor.entry.settings.items())
+    return f"{competitor.entry.method} | {settings}" if settings else competitor.entry.method
 
 
 def _word(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def only_here(asked: ComparisonRequest, parts: Mapping[str, RunComponents]) -> bool:
-    """Whether some run needs what only this process has: objects, or names that were registered here and are no
-    plug-ins.
-    """
-    if asked.own != PythonInputs() or any(r.given for r in asked.rivals):
+def needs_this_process(request: ComparisonRequest, parts: Mapping[str, RunComponents]) -> bool:
+    """Return whether a run needs objects of this process, or names registered here that are no plug-ins."""
+    if request.python_inputs != PythonInputs() or any(r.from_python for r in request.competitors):
         return True
     return any(
-        not ours(thing) and name not in installed(kind) for kind, name, thing in _used(asked.config, parts.values())
+        not is_builtin(thing) and name not in installed(kind)
+        for kind, name, thing in _used(request.config, parts.values())
     )
 
 
-def ours(thing: object) -> bool:
-    """Whether a class, function or object comes from this package."""
+def is_builtin(thing: object) -> bool:
+    """Return whether a class, function or object comes from this package."""
     module = getattr(thing, "__module__", None) or type(thing).__module__
     return module == "fedstrata" or module.startswith("fedstrata.")
 
 
 def _used(config: Config, parts: Iterable[RunComponents]) -> Iterator[tuple[PluginKind, str, object]]:
-    """All that a configuration calls by name: (kind, name, what it is)."""
+    """Yield all that a configuration refers to by name: (kind, name, object)."""
     for one in parts:
         yield from (("methods", name, type(piece)) for name, piece in one.method.named.items())
         yield from (("measures", name, type(measure)) for name, measure in one.measures.items())
@@ -254,4 +260,4 @@ def _used(config: Config, parts: Iterable[RunComponents]) -> Iterator[tuple[Plug
 
 Observers: TypeAlias = Sequence[Callable[[Any], None]]
 
-__all__ = ["OWN", "ComparisonRequest", "PythonInputs", "contest"]
+__all__ = ["ComparisonRequest", "PythonInputs", "make_request"]

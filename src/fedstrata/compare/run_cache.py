@@ -1,4 +1,4 @@
-"""Where runs of comparisons are kept, by what decides their result: configuration, data, code."""
+"""Cache the runs of comparisons by what decides their result: configuration, data, code."""
 
 from __future__ import annotations
 
@@ -72,27 +72,25 @@ PRESENTATION_PACKAGES = frozenset(
 
 @lru_cache(maxsize=4)
 def code_version(package: Path = PACKAGE) -> str:
-    """SHA-256 (hex) over the source files that decide results, and the versions of the libraries that do the
-    arithmetic.
-    """
+    """Return the SHA-256 (hex) over the source files that decide results, and the versions of numeric libraries."""
     files = [
         file
         for file in sorted(package.rglob("*.py"))
         if file.relative_to(package).with_suffix("").parts[0] in RESULT_PACKAGES
     ]
     libraries = f"torch {torch.__version__} numpy {np.__version__} python {sys.version_info[0]}.{sys.version_info[1]}"
-    return _sources(files, package, libraries)
+    return _source_digest(files, package, libraries)
 
 
-def _sources(files: Iterable[Path], root: Path, start: str) -> str:
+def _source_digest(files: Iterable[Path], root: Path, start: str) -> str:
     digest = hashlib.sha256(start.encode())
     for file in files:
         digest.update(f"\n{file.relative_to(root)} ".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 
-def guests(config: Config, method: Method, measures: Iterable[object] = ()) -> str | None:
-    """SHA-256 over the source of what a run uses from other packages: pieces, model, measures; "" where all is ours.
+def plugin_digest(config: Config, method: Method, measures: Iterable[object] = ()) -> str | None:
+    """Return the SHA-256 over the source of pieces, model and measures from other packages; "" without any.
 
     A package counts as a whole, a single module by its file. None where there is no source to be found, as in an
     interactive session.
@@ -100,38 +98,38 @@ def guests(config: Config, method: Method, measures: Iterable[object] = ()) -> s
     used = {type(piece).__module__ for piece in method.pieces} | {type(measure).__module__ for measure in measures}
     if config.model != "auto":
         used.add(getattr(find(parse_call(config.model).name).factory, "__module__", "?"))
-    found = []
+    digests = []
     for name in sorted({module for module in used if module.partition(".")[0] != "fedstrata"}):
-        source = _guest(sys.modules.get(name))
+        source = _module_digest(sys.modules.get(name))
         if source is None:
             return None
-        found.append(f"{name} {source}")
-    return hashlib.sha256("\n".join(found).encode()).hexdigest() if found else ""
+        digests.append(f"{name} {source}")
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest() if digests else ""
 
 
-def _guest(module: ModuleType | None) -> str | None:
+def _module_digest(module: ModuleType | None) -> str | None:
     file = getattr(module, "__file__", None)
     if module is None or file is None or not Path(file).is_file():
         return None
     top = sys.modules.get(module.__name__.partition(".")[0])
     roots = sorted(Path(path) for path in getattr(top, "__path__", ()))
     if not roots:
-        return _sources([Path(file)], Path(file).parent, "")
-    return "".join(_sources(sorted(root.rglob("*.py")), root, "") for root in roots)
+        return _source_digest([Path(file)], Path(file).parent, "")
+    return "".join(_source_digest(sorted(root.rglob("*.py")), root, "") for root in roots)
 
 
-def key_of(config: Config, fingerprint: str, outside: str = "") -> str:
-    """What a run is found by (hex): its configuration, its data, and the code."""
-    return hashlib.sha256(json.dumps([config.digest(), fingerprint, code_version(), outside]).encode()).hexdigest()
+def key_of(config: Config, fingerprint: str, external: str = "") -> str:
+    """Return the cache key of a run (hex): its configuration, its data, and the code."""
+    return hashlib.sha256(json.dumps([config.digest(), fingerprint, code_version(), external]).encode()).hexdigest()
 
 
 def folder_of(out: Path, config: Config, key: str) -> Path:
-    """Where the run of that key lies, below the folder for results."""
+    """Return the folder of a run with that key, below the folder for results."""
     return out / "cache" / f"{stem(f'{config.method}-{config.data}')}-s{config.seed}-{key[:20]}"
 
 
 def stem(text: str) -> str:
-    """The beginning of a folder's name."""
+    """Return the beginning of a folder's name."""
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:60].strip("-")
 
 
@@ -141,7 +139,7 @@ def stem(text: str) -> str:
 
 @dataclass(frozen=True)
 class CachedRun:
-    """The state of a folder of the cache.
+    """Describes the state of a folder of the cache.
 
     Attributes:
         state: "none", "begun" (can be gone on with), "finished", or "damaged".
@@ -152,8 +150,8 @@ class CachedRun:
     why: str = ""
 
 
-def look(folder: Path, key: str) -> CachedRun:
-    """What is there; a finished run is read back byte by byte against its seal."""
+def inspect_run(folder: Path, key: str) -> CachedRun:
+    """Inspect a folder of the cache; the files of a finished run are verified against its seal."""
     if not folder.exists():
         return CachedRun("none")
     if not (folder / SEAL).exists():
@@ -175,14 +173,12 @@ def look(folder: Path, key: str) -> CachedRun:
 
 
 def _no_file(path: Path) -> bool:
-    """Whether something else than a file lies there: a link, a folder."""
+    """Return whether the path is something else than a file: a link, a folder."""
     return path.is_symlink() or (path.exists() and not path.is_file())
 
 
 def seal(folder: Path, key: str, together: int = 1) -> None:
-    """Say that the run is finished, what its files must be from now on, and how many runs shared the machine with it,
-    itself among them.
-    """
+    """Seal a finished run: its files may not change, and how many runs shared the machine, including itself."""
     files = {}
     for name in SEALED:
         content = bytes(read_file(folder / name))
@@ -196,7 +192,7 @@ def seal(folder: Path, key: str, together: int = 1) -> None:
 
 
 def together(folder: Path) -> int:
-    """How many runs shared the machine when this one was made; 1 where nothing says so."""
+    """Return how many runs shared the machine when this one was made; 1 where that is unknown."""
     if not (folder / SEAL).is_file():
         return 1
     count = read_json(bytes(read_file(folder / SEAL, limit=1 << 20)), depth=4)["together"]
@@ -204,19 +200,19 @@ def together(folder: Path) -> int:
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a damaged run, so that its place is free and nothing of it is lost."""
+    """Rename the folder of a damaged run, so its path is free and nothing is lost."""
     for number in range(1, 10_000):
-        place = folder.with_name(f"{folder.name}.damaged-{number}")
-        if not place.exists():
-            folder.rename(place)
+        path = folder.with_name(f"{folder.name}.damaged-{number}")
+        if not path.exists():
+            folder.rename(path)
             sync_folder(folder.parent)
-            return place
+            return path
     raise StateError(f"{folder.parent} holds 9,999 damaged copies of {folder.name}; look at the disk, and remove them.")
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep other processes from the place of a run, whether or not there is a run yet.
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Lock the folder of a run against other processes, whether or not it exists yet.
 
     Raises:
         StateError: another process has it; :func:`busy` tells this from other troubles.
@@ -227,12 +223,12 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def busy(error: BaseException) -> bool:
-    """Whether the reason is that another process has the folder."""
+def is_locked(error: BaseException) -> bool:
+    """Return whether another process has locked the folder."""
     return isinstance(error.__cause__, BlockingIOError)
 
 
 def check_out(out: Path) -> None:
-    """Refuse a place for results that is no folder, before anything is trained."""
+    """Refuse a results path that is no folder, before anything is trained."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out is {str(out)!r}, which is a file; name a folder for results, for example out=runs.")

@@ -1,4 +1,4 @@
-"""A description of costs, for people and for programs."""
+"""Show a description of costs to readers and to programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstrata.report.terminal import facts_table
 
 
 def as_plain(value: Any) -> Any:
-    """Dataclasses as dictionaries, tuples as lists: what JSON can hold."""
+    """Convert dataclasses to dictionaries and tuples to lists, for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: as_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -26,19 +26,19 @@ def as_plain(value: Any) -> Any:
 
 
 def show(description: Any, console: Console) -> None:
-    """Facts first, then a table for each list of records."""
+    """Print facts first, then a table for each list of records."""
     plain: dict[str, Any] = as_plain(description)
     records = {
         name: value for name, value in plain.items() if isinstance(value, list) and value and isinstance(value[0], dict)
     }
     facts = {
-        _words(name): _text(name, value)
+        _label(name): _text(name, value)
         for name, value in plain.items()
         if name not in records and value not in (None, [], {})
     }
     console.print(facts_table(facts))
     for name, rows in records.items():
-        table = Table(box=box.SIMPLE_HEAD, title=_words(name), title_justify="left")
+        table = Table(box=box.SIMPLE_HEAD, title=_label(name), title_justify="left")
         for column, first in rows[0].items():
             table.add_column(
                 column.replace("_", " "), justify="right" if isinstance(first, int | float) else "left", overflow="fold"
@@ -48,7 +48,7 @@ def show(description: Any, console: Console) -> None:
         console.print(table)
 
 
-SAYS: Mapping[str, str] = {
+LABELS: Mapping[str, str] = {
     "client_state": "state of a client",
     "bytes_down": "to a client, first round",
     "bytes_up": "from a client, first round",
@@ -64,8 +64,8 @@ SAYS: Mapping[str, str] = {
 }
 
 
-def _words(name: str) -> str:
-    return SAYS.get(name, name.replace("_", " "))
+def _label(name: str) -> str:
+    return LABELS.get(name, name.replace("_", " "))
 
 
 def _text(name: str, value: Any) -> str:

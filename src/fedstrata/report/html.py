@@ -1,4 +1,4 @@
-"""Results as small HTML tables for notebooks. All text is escaped: names of methods, clients and folders are data."""
+"""Write results as small HTML tables for notebooks; all text is escaped, as names of methods and clients are data."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from html import escape
 
 from fedstrata.analysis.comparison import Comparison
 from fedstrata.analysis.records import Findings, Line
-from fedstrata.analysis.scores import words
+from fedstrata.analysis.scores import score_label
 from fedstrata.common.units import duration, size, work
 from fedstrata.report.terminal import difference, facts_of_run, mean, title_of_run
 from fedstrata.runs.result import Result
 
 
 def result_html(result: Result) -> str:
-    """What a run came to: a line a fact, and its notes."""
+    """Write the facts of a run, one a line, and its notes."""
     rows = "".join(
         f"<tr><th scope='row' style='text-align:left'>{escape(name)}</th><td>{escape(value)}</td></tr>"
         for name, value in facts_of_run(result)
@@ -23,8 +23,8 @@ def result_html(result: Result) -> str:
 
 
 def comparison_html(comparison: Comparison, findings: Findings) -> str:
-    """The answer, a line a method, and the flags."""
-    heads = ["method", *map(words, findings.headline), "bytes", "training", "time"]
+    """Write the answer, a line a method, and the flags."""
+    heads = ["method", *map(score_label, findings.headline), "bytes", "training", "time"]
     head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in heads)
     body = "".join(_row(line, findings.headline) for line in findings.lines)
     chance = "" if findings.chance is None else f"; chance {findings.chance:.3f}"
@@ -42,7 +42,7 @@ def _row(line: Line, headline: Sequence[str]) -> str:
         below = difference(line.differences.get(score))
         unused = (
             " (nobody uses this model)"
-            if line.unused and not score.startswith("personal") and score in line.scores
+            if line.shared_unused and not score.startswith("personal") and score in line.scores
             else ""
         )
         cells.append(

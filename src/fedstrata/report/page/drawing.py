@@ -1,6 +1,4 @@
-"""Pictures by matplotlib's objects: one drawing serves the page (inline SVG in the page's colours) and the files (PNG
-and SVG).
-"""
+"""Draw pictures by matplotlib's objects: once for the page (inline SVG) and for the files (PNG and SVG)."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedstrata.report.page.data_table import Grid
+from fedstrata.report.page.data_table import DataTable
 from fedstrata.report.page.theme import LIGHT, Stroke
 from fedstrata.storage.atomic_files import atomic
 
@@ -33,7 +31,7 @@ LETTERS = 10  # of a title to an inch
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture with all that goes with it.
+    """Describes one picture, with its text and numbers.
 
     Attributes:
         name: of its files, and of what is inside; unique on a page.
@@ -50,7 +48,7 @@ class Picture:
     title: str
     alt: str
     draw: Callable[[Figure], None]
-    table: Grid
+    table: DataTable
     size: tuple[float, float] = (WIDTH, HEIGHT)
     note: str = ""
     key: Sequence[int] = ()
@@ -58,7 +56,7 @@ class Picture:
 
 @contextmanager
 def _drawing(salt: str) -> Iterator[None]:
-    """Settings of a drawing: text stays text, names are no formulas, equal pictures are equal bytes."""
+    """Configure a drawing: text stays text, names are no formulas, equal pictures give equal bytes."""
     settings: dict[str, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": salt,
@@ -90,7 +88,7 @@ def _drawing(salt: str) -> Iterator[None]:
 
 
 def figure_of(picture: Picture, strokes: Sequence[Stroke] = (), names: Sequence[str] = ()) -> Figure:
-    """The drawn figure; with names, a legend below the axes, which covers no data."""
+    """Draw the figure; with names, a legend below the axes, which covers no data."""
     shown = list(picture.key) if names else []
     columns = min(len(shown), 3) or 1
     below = 0.24 * -(-len(shown) // columns)
@@ -121,7 +119,7 @@ def figure_of(picture: Picture, strokes: Sequence[Stroke] = (), names: Sequence[
 
 
 def svg_text(picture: Picture) -> str:
-    """The picture alone as SVG, transparent, as matplotlib writes it."""
+    """Return the picture alone as SVG, transparent, as matplotlib writes it."""
     with _drawing(picture.name):
         figure = figure_of(picture)
         figure.patch.set_visible(False)
@@ -132,7 +130,7 @@ def svg_text(picture: Picture) -> str:
 
 
 def save(picture: Picture, folder: Path, strokes: Sequence[Stroke], names: Sequence[str]) -> list[Path]:
-    """The picture as PNG and SVG files, by day, with a title and a legend."""
+    """Save the picture as PNG and SVG files, in light colours, with a title and a legend."""
     files = [folder / f"{picture.name}.{kind}" for kind in ("png", "svg")]
     with _drawing(picture.name):
         figure = figure_of(picture, strokes, names)
@@ -141,13 +139,13 @@ def save(picture: Picture, folder: Path, strokes: Sequence[Stroke], names: Seque
         FigureCanvasAgg(figure)
         for file in files:
             kind = file.suffix[1:]
-            told = (
+            setting_text = (
                 {"Software": None, "Description": picture.alt}
                 if kind == "png"
                 else {"Date": None, "Title": picture.title, "Description": picture.alt}
             )
             with atomic(file) as draft:
-                figure.savefig(draft, format=kind, dpi=DPI, metadata=told)
+                figure.savefig(draft, format=kind, dpi=DPI, metadata=setting_text)
     return files
 
 
@@ -156,13 +154,13 @@ def save(picture: Picture, folder: Path, strokes: Sequence[Stroke], names: Seque
 
 
 def line(
-    axes: Axes, place: int, stroke: Stroke, x: Sequence[float], y: Sequence[float], half: Sequence[float] | None = None
+    axes: Axes, index: int, stroke: Stroke, x: Sequence[float], y: Sequence[float], half: Sequence[float] | None = None
 ) -> None:
-    """A method's line with its band and a few markers; a part of the picture that the page can light up."""
-    top = 3.0 if stroke.colour == "c0" else 2.0 + place / 100
+    """Draw a method's line with its band and a few markers; the page can highlight it."""
+    top = 3.0 if stroke.colour == "c0" else 2.0 + index / 100
     if half is not None and any(half):
         low, high = [a - b for a, b in zip(y, half, strict=True)], [a + b for a, b in zip(y, half, strict=True)]
-        axes.fill_between(x, low, high, color=stroke.hex, alpha=0.13, linewidth=0, zorder=1, gid=f"series-{place}-band")
+        axes.fill_between(x, low, high, color=stroke.hex, alpha=0.13, linewidth=0, zorder=1, gid=f"series-{index}-band")
     step = max(1, len(x) // 7)
     axes.plot(
         x,
@@ -171,9 +169,9 @@ def line(
         linestyle=(0, stroke.dash) if stroke.dash else "-",
         marker=stroke.marker,
         markersize=4.5,
-        markevery=(min(place, step - 1) if len(x) > step else 0, step),
+        markevery=(min(index, step - 1) if len(x) > step else 0, step),
         zorder=top,
-        gid=f"series-{place}-line",
+        gid=f"series-{index}-line",
     )
 
 
@@ -187,7 +185,7 @@ UNITS: Mapping[str, Sequence[tuple[float, str]]] = {
 
 
 def amounts(axis: Axis, kind: str, label: str, most: int = 5) -> None:
-    """Ticks and label of an axis of costs, in the largest unit that its end has at least two of; or of whole rounds."""
+    """Set ticks and label of a cost axis, in the largest unit that its end has at least two of; or of whole rounds."""
     axis.set_label_text(label)
     if kind not in UNITS:
         axis.set_major_locator(MaxNLocator(most, integer=kind == "rounds"))
@@ -202,13 +200,13 @@ def amounts(axis: Axis, kind: str, label: str, most: int = 5) -> None:
 
 
 def faint_grid(axes: Axes, which: Literal["x", "y"] = "y") -> None:
-    """Thin lines behind the data."""
+    """Draw thin lines behind the data."""
     axes.grid(visible=True, axis=which, linewidth=0.7)
     axes.tick_params(axis=which, length=0)
 
 
 def level(axes: Axes, value: float, text: str) -> None:
-    """A dashed level with its name to the right of the axes, where no data are."""
+    """Draw a dashed level with its name to the right of the axes, where no data are."""
     axes.axhline(value, color=LIGHT["edge"], linewidth=1, linestyle=(0, (3, 3)), zorder=0.5)
     axes.annotate(
         text,

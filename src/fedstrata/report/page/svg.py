@@ -1,6 +1,4 @@
-"""From matplotlib's SVG to a part of the page: colours become the page's own, ids become unique, and nothing but
-drawing is left.
-"""
+"""Turn matplotlib's SVG into a part of the page: with the page's colours and unique ids, and drawing elements only."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _SERIES = re.compile(r"series-(\d+)(-\w+)?(_\d+)?")
 
 
 def inline(text: str, name: str, alt: str, labels: Mapping[int, str]) -> Markup:
-    """The picture as an element of the page.
+    """Return the picture as an element of the page.
 
     Args:
         text: of :func:`paint.svg_text`.
@@ -42,17 +40,15 @@ def inline(text: str, name: str, alt: str, labels: Mapping[int, str]) -> Markup:
     box = root.attrib["viewBox"]
     drawn.attrib.clear()
     drawn.attrib |= {"viewBox": _rounded(box, 1), "role": "img", "aria-labelledby": f"{name}-alt", "focusable": "false"}
-    told = ET.Element("desc", {"id": f"{name}-alt"})
-    told.text = alt
-    drawn.insert(0, told)
+    setting_text = ET.Element("desc", {"id": f"{name}-alt"})
+    setting_text.text = alt
+    drawn.insert(0, setting_text)
     # serialised XML: text and attributes are escaped
     return Markup(ET.tostring(drawn, encoding="unicode"))  # noqa: S704
 
 
 def _part(element: ET.Element, name: str, labels: Mapping[int, str], *, fine: bool = False) -> list[ET.Element]:
-    """An element as the page has it: none where it draws nothing, its children where it is a group that says
-    nothing.
-    """
+    """Convert an element: to nothing where it draws nothing, to its children where it is an empty group."""
     tag = _local(element.tag)
     if tag not in DRAWING:
         return []
@@ -79,23 +75,23 @@ def _local(tag: object) -> str:
 
 
 def _attributes(element: ET.Element, name: str, *, fine: bool) -> dict[str, str]:
-    found = {}
+    attributes = {}
     for key, value in element.attrib.items():
         attribute = _local(key)
         if attribute == "id":
             if _local(element.tag) != "g":  # groups are referred to by nobody
-                found["id"] = f"{name}-{value}"
+                attributes["id"] = f"{name}-{value}"
         elif attribute == "href":
-            found["href"] = f"#{name}-{value[1:]}" if value.startswith("#") else value
+            attributes["href"] = f"#{name}-{value[1:]}" if value.startswith("#") else value
         elif attribute in ("d", "transform", "x", "y", "width", "height"):
             if not value.startswith("rotate(-0"):
-                found[attribute] = _rounded(value, 2 if fine or attribute == "transform" else 1)
+                attributes[attribute] = _rounded(value, 2 if fine or attribute == "transform" else 1)
         elif attribute == "style":
             if style := _style(value, name):
-                found["style"] = style
+                attributes["style"] = style
         elif attribute in ("clip-path", "preserveAspectRatio"):
-            found[attribute] = _REFERENCE.sub(rf"url(#{name}-\1)", value)
-    return found
+            attributes[attribute] = _REFERENCE.sub(rf"url(#{name}-\1)", value)
+    return attributes
 
 
 def _style(text: str, name: str) -> str:
@@ -107,7 +103,7 @@ def _style(text: str, name: str) -> str:
 
 
 def _rounded(text: str, digits: int) -> str:
-    """Numbers with as many digits as a screen can show; a path of lines alone says so once."""
+    """Round numbers to the digits that a screen can show; a path of lines alone drops repeated commands."""
     if text.startswith("M") and not _CURVED.search(text):
         text = text.replace(" L ", " ").replace("\nL ", " ")
     return " ".join(

@@ -1,4 +1,4 @@
-"""Progress in a notebook: one output of a cell, drawn anew as rounds are committed.
+"""Show progress in a notebook: one output of a cell, redrawn as rounds are committed.
 
 IPython is looked for, never imported.
 """
@@ -21,7 +21,7 @@ KEPT = 5  # of the lines about replies that were left out
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook (Jupyter, Colab, VS Code); a terminal's IPython is none.
+    """Return whether this process is the kernel of a notebook (Jupyter, Colab, VS Code); a terminal's IPython is none.
 
     IPython has been imported long before by such a kernel, so that where it has not been there is no notebook.
     """
@@ -31,7 +31,7 @@ def in_notebook() -> bool:
 
 
 class LiveTable:
-    """A table that is drawn anew in one output of a cell.
+    """Redraws a table in one output of a cell.
 
     For a notebook what :class:`rich.live.Live` is for a terminal.
     """
@@ -44,7 +44,7 @@ class LiveTable:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """The last state stays."""
+        """Keep the last state."""
 
     def update(self, renderable: RenderableType, *, refresh: bool = True) -> None:
         """Show anything that rich can print.
@@ -67,7 +67,7 @@ class LiveTable:
 
 
 class Block:
-    """Text that keeps its columns."""
+    """Shows text with its columns."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -80,46 +80,46 @@ class Block:
 
 
 def _display(thing: object) -> Any:
-    """A handle on a new output of the running cell."""
+    """Open a new output of the running cell."""
     return sys.modules["IPython"].display.display(thing, display_id=True)
 
 
 class NotebookText:
-    """What the output shows: HTML for a page, text elsewhere."""
+    """Holds what the output shows: HTML for a page, text elsewhere."""
 
-    def __init__(self, lines: list[str], done: int, rounds: int, said: str) -> None:
-        self.lines, self.done, self.rounds, self.said = lines, done, rounds, said
+    def __init__(self, lines: list[str], done: int, rounds: int, status: str) -> None:
+        self.lines, self.done, self.rounds, self.status = lines, done, rounds, status
 
     def __repr__(self) -> str:
-        return "\n".join([*self.lines, f"round {self.done}/{self.rounds}  {self.said}"])
+        return "\n".join([*self.lines, f"round {self.done}/{self.rounds}  {self.status}"])
 
     def _repr_html_(self) -> str:
         above = "".join(f"<div>{escape(line)}</div>" for line in self.lines)
         bar = f"<progress max='{self.rounds}' value='{self.done}' aria-label='rounds'></progress>"
-        return f"{above}<div>{bar} round {self.done}/{self.rounds} &nbsp; {escape(self.said)}</div>"
+        return f"{above}<div>{bar} round {self.done}/{self.rounds} &nbsp; {escape(self.status)}</div>"
 
 
 class NotebookProgress:
-    """An observer that shows a run in one output of the cell that started it."""
+    """Shows a run in one output of the cell that started it."""
 
     def __init__(self) -> None:
         self._totals = Totals()
         self._above: list[str] = []
         self._refused: list[str] = []
         self._done = self._rounds = 0
-        self._said = "first round"
+        self._status = "first round"
         self._handle: Any = None
         self._drawn = -EVERY
 
     def __call__(self, event: Event) -> None:
-        """Show what the event says."""
+        """Show an event."""
         self._above += opening(event)
         if isinstance(event, Started):
             self._done, self._rounds = event.first, event.rounds
         elif isinstance(event, RoundDone):
             self._totals.add(event.row)
             self._refused += refusals(event.row)
-            self._done, self._said = int(event.row["round"]) + 1, self._totals.text(event.row)
+            self._done, self._status = int(event.row["round"]) + 1, self._totals.text(event.row)
         if isinstance(event, Started | Finished) or time.monotonic() - self._drawn >= EVERY:
             self.draw()
 
@@ -132,7 +132,7 @@ class NotebookProgress:
         """Make the output, or change it."""
         more = len(self._refused) - KEPT
         kept = [*self._refused[:KEPT], *([f"and {more} more replies left out"] if more > 0 else [])]
-        shown = NotebookText([*self._above, *kept], self._done, self._rounds, self._said)
+        shown = NotebookText([*self._above, *kept], self._done, self._rounds, self._status)
         if self._handle is None:
             self._handle = _display(shown)
         else:
