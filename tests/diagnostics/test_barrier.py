@@ -186,7 +186,14 @@ def test_with_resets_the_clients_model_holds_its_own_start_outside_of_what_is_av
 
 @pytest.mark.parametrize(
     "method",
-    ["fedper", "fedrep", "fedbn", "fedpart + incremental_download", "fedphoenix(theta=0.5)", "fedphoenix(theta=0.5, side=client)"],
+    [
+        "fedper",
+        "fedrep",
+        "fedbn",
+        "fedpart + incremental_download",
+        "fedphoenix(theta=0.5)",
+        "fedphoenix(theta=0.5, side=client)",
+    ],
 )
 def test_the_end_of_a_client_is_the_model_that_it_trained(method, monkeypatch):
     """Against what the client itself had in hand when it stopped."""

@@ -5,6 +5,32 @@ import statistics
 from fedstrata.methods import rows
 from helpers.count_lines import pieces
 
+ONE = '''
+"""A file."""
+
+import x
+
+
+@dataclass(frozen=True)
+class One(Piece):
+    """A class.
+
+    More.
+    """
+
+    mu: float = 1.0  # why
+
+    # alone
+    def step(self):
+        """A verb."""
+        return (
+            "a"
+        )
+
+
+ROW = Row(One)
+'''
+
 
 def test_every_method_is_counted():
     assert set(pieces()) == {row.piece.__name__ for row in rows() if row.piece.__module__.startswith("fedstrata.")}
@@ -21,9 +47,5 @@ def test_half_of_the_methods_take_at_most_fifteen_lines():
 def test_docstrings_comments_blank_lines_and_what_surrounds_the_class_do_not_count(tmp_path):
     folder = tmp_path / "src/fedstrata/methods"
     folder.mkdir(parents=True)
-    (folder / "one.py").write_text(
-        '"""A file."""\n\nimport x\n\n\n@dataclass(frozen=True)\nclass One(Piece):\n    """A class.\n\n    More.\n    """\n\n'
-        '    mu: float = 1.0  # why\n\n    # alone\n    def step(self):\n        """A verb."""\n        return (\n'
-        '            "a"\n        )\n\n\nROW = Row(One)\n'
-    )
+    (folder / "one.py").write_text(ONE)
     assert pieces(tmp_path) == {"One": 7}
