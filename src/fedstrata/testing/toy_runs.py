@@ -70,14 +70,14 @@ class Outcome:
         model: the server's.
         models: the personal model of every client.
         states: of the server, by piece.
-        clients: the state of every client, None where it stores nothing.
+        clients: the stored tensors of every client by flat name, None where nothing is stored.
         rows: of the rounds.
     """
 
     model: Model
     models: list[Model]
     states: dict[str, State]
-    clients: list[ClientState | None]
+    clients: list[Mapping[str, torch.Tensor] | None]
     rows: list[Row] = field(default_factory=list)
 
 
@@ -88,7 +88,7 @@ def outcome(run: Engine, rows: Sequence[Row] = ()) -> Outcome:
         run.server.model,
         [client_model(run, i) for i in clients],
         dict(run.server.states),
-        [run.stored(i) for i in clients],
+        [run.states.get(i) for i in clients],
         list(rows),
     )
 
