@@ -200,10 +200,10 @@ def test_the_end_of_a_client_is_the_model_that_it_trained(method, monkeypatch):
     toy = "images" if "phoenix" in method else "batch"
     ends, reply = [], ClientUpdate.reply
 
-    def recorded(self, end, loss, steps):
-        if not self.probe:
-            ends.append(lab.bits(end))
-        return reply(self, end, loss, steps)
+    def recorded(self, outcome):
+        if not self.tools.probe:
+            ends.append(lab.bits(outcome.model))
+        return reply(self, outcome)
 
     monkeypatch.setattr(ClientUpdate, "reply", recorded)
     rounds, _ = looked("barrier", method, toy)
