@@ -70,7 +70,7 @@ def resume(
     stop: Callable[[], bool] | None = None,
     progress: bool | None = None,
 ) -> Result:
-    """Go on with an interrupted run, to the model that it would have reached, bit for bit.
+    """Go on with an interrupted run, to the model that it would have reached: on the same kind of processor, bit for bit.
 
     Args:
         folder: the run folder.

@@ -32,7 +32,7 @@ class Everything(Piece):
     """Uses each way across the border: models by place, extras, mail, rows with statistics, budgets, phases."""
 
     def init_client(self, setup):
-        return {"model": setup.params, "count": torch.zeros((), dtype=torch.int64)}
+        return {"model": setup.model, "count": torch.zeros((), dtype=torch.int64)}
 
     def plan(self, plan, slot, answers, round, setup):  # noqa: A002
         head = setup.layout.select("role:head")
@@ -68,7 +68,7 @@ def answers(executor, workers, method, toy="batch", rounds=2, **settings):
         for t in range(rounds):
             server = replace(run.server, round=t)
             turn = plan_round(server, made.method, made.setup, made.config.bn, 0.1, lambda *_: None, rows.get)
-            found.append(sorted(runner.train(turn.works), key=lambda a: a.place))
+            found.append(sorted(runner.train(turn.tasks), key=lambda a: a.cohort_index))
             rows |= {a.client: dict(a.row) for a in found[-1] if isinstance(a, Reply) and a.row}
     finally:
         runner.close()
@@ -106,7 +106,7 @@ def test_replies_are_the_loop_s_in_every_field(executor, workers, method, toy):
 def test_stacked_replies_are_the_loop_s_to_rounding(executor, workers, method):
     method = Everything() if method == "everything" else method
     for a, b in zip(answers(executor, workers, method, "layer"), answers("loop", 1, method, "layer"), strict=True):
-        assert (a.place, a.client, a.samples, a.steps, dict(a.passes), sorted(a.row), sorted(a.mail)) == (
+        assert (a.cohort_index, a.client, a.samples, a.steps, dict(a.passes), sorted(a.row), sorted(a.mail)) == (
             b.place,
             b.client,
             b.samples,
@@ -215,7 +215,7 @@ def test_two_runs_at_once_do_not_meet():
         for run in runs:
             run.round()
     for run, method in zip(runs, ("scaffold", "fedprox(mu=1)", "ditto"), strict=True):
-        assert lab.bits(run.server.params) == lab.bits(lab.play(method).params)
+        assert lab.bits(run.server.model) == lab.bits(lab.play(method).params)
         run.close()
 
 

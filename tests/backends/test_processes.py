@@ -41,9 +41,9 @@ def test_t30_a_layer_above_four_megabytes_trains_in_processes():
     works = plan_round(holder.server, made.method, made.setup, "share", 1e-5, lambda *_: None, lambda _: None).works
     runner = build("processes", made.make, 1, 1, lambda *_: None)
     try:
-        there = sorted(runner.train(works), key=lambda r: r.place)
+        there = sorted(runner.train(works), key=lambda r: r.cohort_index)
     finally:
         runner.close()
-    here = sorted(holder.executor.train(works), key=lambda r: r.place)
+    here = sorted(holder.executor.train(works), key=lambda r: r.cohort_index)
     assert [lab.bits(r.delta) for r in there] == [lab.bits(r.delta) for r in here]
-    assert [lab.bits(r.row) for r in there] == [lab.bits(r.row) for r in here]
+    assert [lab.bits(r.client_state) for r in there] == [lab.bits(r.client_state) for r in here]

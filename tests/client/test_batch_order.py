@@ -16,7 +16,7 @@ def test_t16_no_method_ever_sees_a_single_sample_and_none_loses_one(monkeypatch,
 
     def spy(self, purpose, epoch, positions):
         if not self.probe:
-            seen.setdefault((purpose, self.work.round, (self.work.client, self.work.place), epoch), []).append(
+            seen.setdefault((purpose, self.work.round, (self.work.client, self.task.cohort_index), epoch), []).append(
                 positions
             )
         return read(self, purpose, epoch, positions)

@@ -82,7 +82,7 @@ def turn(pieces, toy="layer", **settings):
         started.server, parts.method, parts.setup, parts.config.bn, parts.lr(0), lambda *_: None, lambda _: None
     )
     started.close()
-    return parts.make(), planned.works[0]
+    return parts.make_worker(), planned.works[0]
 
 
 def kept_and_not(pieces, toy="layer", **settings):
@@ -192,7 +192,11 @@ def test_every_draw_computes_a_sample_once_at_most(draw):
     kit.bound.body.get_submodule("first").register_forward_hook(lambda _, x, __: seen.update(x[0][:, 0].tolist()))
     reply = train_client(kit, work)
     assert max(seen.values()) == 1
-    assert reply.passes[next(p for p in reply.passes if p.startswith("prefix "))] == sum(seen.values()) <= reply.samples
+    assert (
+        reply.cost_by_phase[next(p for p in reply.cost_by_phase if p.startswith("prefix "))]
+        == sum(seen.values())
+        <= reply.samples
+    )
     assert told(Only("role:head"), local_steps=11, local_draw=draw) == {"local: kept": 1}
 
 
@@ -318,8 +322,8 @@ def test_private_fits_of_the_head_keep_the_body():
             return p, own
 
     reply = train_client(*turn(Tune()))
-    assert reply.front == {"tune.tune: kept": 2}
-    assert reply.passes["prefix tune.tune"] == 2 * reply.samples
+    assert reply.activation_cache_use == {"tune.tune: kept": 2}
+    assert reply.cost_by_phase["prefix tune.tune"] == 2 * reply.samples
 
 
 def test_methods_that_train_everything_say_nothing():

@@ -101,10 +101,10 @@ def test_a_reply_says_what_was_done():
     kit, works = turn()
     reply = train_client(kit, works[0])
     n = lab.SIZES[works[0].client]
-    assert (reply.place, reply.client, reply.samples) == (0, works[0].client, n)
+    assert (reply.cohort_index, reply.client, reply.samples) == (0, works[0].client, n)
     assert reply.steps == 2 * -(-n // 4)
-    assert sum(reply.passes.values()) == 2 * n
-    assert reply.row == {}
+    assert sum(reply.cost_by_phase.values()) == 2 * n
+    assert reply.client_state == {}
 
 
 def test_training_touches_neither_what_was_sent_nor_torch_s_generator():
@@ -239,8 +239,10 @@ def test_scan_reads_the_client_s_samples_once():
     run.close()
     for reply in run.executor.replies[0]:
         data = run.parts.federation
-        assert reply.mail["means"]["count"].item() == reply.samples
-        assert torch.allclose(reply.mail["means"]["total"], data.train.x[data.training(reply.client)].sum(0), atol=1e-5)
+        assert reply.up_payload["means"]["count"].item() == reply.samples
+        assert torch.allclose(
+            reply.up_payload["means"]["total"], data.train.x[data.training(reply.client)].sum(0), atol=1e-5
+        )
 
 
 def test_a_client_that_raises_is_left_out_and_named():
@@ -330,7 +332,7 @@ def test_ten_samples_and_a_batch_of_64_train_on_the_ten():
     run.round()
     run.close()
     reply = next(r for r in run.executor.replies[0] if r.client == 0)
-    assert (reply.samples, reply.steps, sum(reply.passes.values())) == (10, 2, 20)
+    assert (reply.samples, reply.steps, sum(reply.cost_by_phase.values())) == (10, 2, 20)
 
 
 @pytest.mark.parametrize("example", ["fedavg", *(example for row in rows() for example in row.examples)])
@@ -366,7 +368,7 @@ def test_steps_of_a_merged_tail_are_the_steps_that_were_taken():
         run.close()
         reply = run.executor.replies[0][0]
         assert reply.steps == len(counted) == (6 if "local_epochs" in length else 7)
-        assert sum(reply.passes.values()) == sum(counted)
+        assert sum(reply.cost_by_phase.values()) == sum(counted)
 
 
 def test_a_gradient_middleware_may_call_twice_and_a_view_s_gradient_is_the_plain_one():
@@ -391,7 +393,7 @@ def test_row_71_uploads_hold_exactly_what_the_plan_sends_up(example, toy):
     layout = made.parts.setup.layout
     for works, replies in zip(made.executor.works, made.executor.replies, strict=True):
         for reply in replies:
-            up = works[reply.place].plan.up
+            up = works[reply.cohort_index].plan.upload
             assert set(reply.delta) == up & layout.parameters
             assert set(reply.statistics) == up - layout.parameters
 
@@ -409,14 +411,14 @@ def test_row_71_weight_decay_does_not_move_a_frozen_head(optimizer):
             return delta, {}, own
 
     made = lab.engine(lab.parts(lab.parse("fedbabu(epochs=0)") + Looks(), **optimizer))
-    head, start = made.parts.setup.layout.select("role:head"), made.parts.setup.params
+    head, start = made.parts.setup.layout.select("role:head"), made.parts.setup.model
     for _ in range(3):
         assert made.round()["refused"] == []
-        assert lab.bits(made.server.params.pick(head)) == lab.bits(start.pick(head))
+        assert lab.bits(made.server.model.pick(head)) == lab.bits(start.pick(head))
         for client in range(6):
             assert lab.bits(lab.own_model(made, client).pick(head)) == lab.bits(start.pick(head))
     made.close()
-    assert lab.bits(made.server.params) != lab.bits(start)
+    assert lab.bits(made.server.model) != lab.bits(start)
 
 
 class Tied(torch.nn.Module):

@@ -67,14 +67,14 @@ def test_methods_of_a_seed_share_data_cohorts_first_weights_and_order(made):
 @pytest.mark.full
 def test_every_registered_method_begins_with_the_same_weights():
     base = Config(model="mlp(hidden=32)", norm="group", seed=3)
-    start = fingerprint(assemble(base).setup.params)
+    start = fingerprint(assemble(base).setup.model)
     federation = base.federation()
     for row in rows():
         text = row.examples[0]
         parts = assemble(Config(model="mlp(hidden=32)", norm="group", seed=3, method=text))
         assert parts.federation.fingerprint == federation.fingerprint
         if not any(piece.head for piece in parts.method.pieces):
-            assert fingerprint(parts.setup.params) == start, text
+            assert fingerprint(parts.setup.model) == start, text
 
 
 def test_children_and_this_process_make_the_same_runs(made, tmp_path):

@@ -126,4 +126,4 @@ def test_integer_buffers_are_no_tensors_of_the_layout(small):
 def test_flat_order_is_group_order_then_definition_order():
     module = lab.small()
     made = lab.parts()
-    assert torch.equal(made.setup.params.flat, torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
+    assert torch.equal(made.setup.model.flat, torch.cat([p.detach().reshape(-1) for p in module.parameters()]))

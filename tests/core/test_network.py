@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata.common.errors import MethodError
 from fedstrata.core.network import Batch, BoundModel, Dropout, gradient_at
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from helpers import lab
 
 
@@ -26,7 +26,7 @@ def batch():
 
 
 def elsewhere(p):
-    return Params(p.flat.detach().clone(), p.spec, buffers=p.buffers)
+    return Model(Params(p.flat.detach().clone(), p.spec), p.statistics)
 
 
 def test_features_then_head_is_the_module(batch):
@@ -77,7 +77,7 @@ def test_running_statistics_move_in_training_only(batch):
     made, net = bound(lab.small("batch"))
     made.mode(training=True)
     net(made.params, batch.x)
-    moved = made.buffers.flat.clone()
+    moved = made.statistics.flat.clone()
     assert not torch.equal(moved, made.statistics0.flat)
     for still in ("eval", "batch"):
         net(made.params.frozen(still), batch.x)
@@ -85,14 +85,14 @@ def test_running_statistics_move_in_training_only(batch):
     net(made.params, batch.x)
     made.mode(training=False, batch_statistics=True)
     net(made.params, batch.x)
-    assert torch.equal(made.buffers.flat, moved)
+    assert torch.equal(made.statistics.flat, moved)
 
 
 def test_frozen_twins_use_running_or_batch_statistics(batch):
     module = lab.small("batch")
     made, net = bound(module)
     assert torch.allclose(net(made.params.frozen("eval"), batch.x), module.eval()(batch.x))
-    assert torch.allclose(net(made.params.frozen("batch"), batch.x), module.train()(batch.x))
+    assert torch.allclose(net(made.params.frozen("batch_stats"), batch.x), module.train()(batch.x))
 
 
 def test_momentum_of_norms_comes_back_after_batch_statistics(batch):

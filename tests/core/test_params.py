@@ -58,7 +58,7 @@ def test_or_refuses_names_that_are_not_there():
 
 def test_or_keeps_our_statistics_and_drops_those_of_the_part():
     p = Params(three().flat, three().spec, buffers=Params.of({"mean": torch.ones(1)}))
-    assert (p | three(1.0)).buffers["mean"].item() == 1
+    assert (p | three(1.0)).statistics["mean"].item() == 1
 
 
 def test_pick_is_a_view_of_one_stretch_and_a_copy_of_several():
@@ -73,7 +73,7 @@ def test_frozen_has_no_gradient_and_clone_has_its_own_vector():
     p = three()
     p.flat.requires_grad_()
     assert not p.frozen().flat.requires_grad
-    assert p.frozen("batch").still == "batch"
+    assert p.frozen("batch_stats").still == "batch"
     assert p.clone().flat.data_ptr() != p.flat.data_ptr()
 
 
@@ -106,8 +106,8 @@ def test_statistics_are_borrowed_only_where_there_are_none():
     own, other = Params.of({"m": torch.zeros(1)}), Params.of({"m": torch.ones(1)})
     bare, full = three(), Params(three().flat, three().spec, buffers=own)
     lender = Params(three().flat, three().spec, buffers=other)
-    assert bare.with_statistics(lender).buffers is other
-    assert full.with_statistics(lender).buffers is own
+    assert bare.with_statistics(lender).statistics is other
+    assert full.with_statistics(lender).statistics is own
 
 
 def test_torch_transforms_may_carry_parameters():

@@ -31,7 +31,7 @@ class Clusters(Piece):
     """
 
     def init(self, setup):
-        return {"m0": setup.params, "m1": tmap(lambda w: 0.8 * w, setup.params)}
+        return {"m0": setup.model, "m1": tmap(lambda w: 0.8 * w, setup.model)}
 
     def ask(self, slot, round, setup):  # noqa: A002
         return ClientQuery((slot["m0"], slot["m1"]), split="train")
@@ -145,7 +145,7 @@ class Masks(Piece):
     """
 
     def init_client(self, setup):
-        return {"control": setup.params * 0, "end": setup.params * 0}
+        return {"control": setup.model * 0, "end": setup.model * 0}
 
     def send(self, params, slot, seat, rng, setup):
         return params, {"mask": mask(seat.round, seat.place, setup.seed, params.spec.total)}
@@ -232,7 +232,7 @@ def test_fewer_local_steps_cost_fewer_flops():
     run.close()
     for reply in run.executor.replies[0]:
         assert (reply.steps == 1) == (reply.client % 2 == 1)
-        assert sum(reply.passes.values()) == (min(4, reply.samples) if reply.client % 2 else 2 * reply.samples)
+        assert sum(reply.cost_by_phase.values()) == (min(4, reply.samples) if reply.client % 2 else 2 * reply.samples)
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class Beyond(Piece):
 
     def plan(self, plan, slot, answers, round, setup):  # noqa: A002
         head = setup.layout.select("role:head")
-        return replace(plan, up=head, average=head, places={0: {"up": plan.up}})
+        return replace(plan, up=head, average=head, places={0: {"up": plan.upload}})
 
 
 def test_a_place_that_sends_what_the_plan_does_not_name_is_refused():

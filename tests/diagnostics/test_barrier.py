@@ -235,7 +235,7 @@ def test_batch_norms_use_running_statistics_unless_asked_to_look_at_the_batch(no
     rises = []
     for reply, own in zip(replies, ends, strict=True):
         rows = data.training(reply.client)
-        tensors = {**dict(own.items()), **dict(own.buffers.items())}
+        tensors = {**dict(own.items()), **dict(own.statistics.items())}
         mixed = tensors | {n: t for n, t in mean.items() if n in snapshot.layout.group("first")}
         losses = []
         for values in (tensors, mixed):
@@ -246,14 +246,16 @@ def test_batch_norms_use_running_statistics_unless_asked_to_look_at_the_batch(no
         rises.append(losses[1] - losses[0])
     assert "norm.running_mean" in mean
     assert row["barrier"]["first"] == pytest.approx(np.mean(rises), abs=1e-5)
-    assert torch.equal(run.server.params.buffers.flat, snapshot.after.buffers.flat), "running statistics were only read"
+    assert torch.equal(run.server.model.statistics.flat, snapshot.after.statistics.flat), (
+        "running statistics were only read"
+    )
 
 
 def test_statistics_that_stay_with_the_client_are_its_own():
     rounds, _ = looked("barrier", toy="batch", bn="local", rounds=2)
     snapshot, _ = rounds[-1]
     assert not set(average(snapshot)) & set(snapshot.layout.statistics.names)
-    assert not torch.equal(snapshot.final_params(0).buffers.flat, snapshot.final_params(1).buffers.flat)
+    assert not torch.equal(snapshot.final_params(0).statistics.flat, snapshot.final_params(1).statistics.flat)
 
 
 def test_only_evaluated_rounds_pay_for_losses():

@@ -23,7 +23,7 @@ def rounds(method="fedavg", **settings):
 def test_a_run_without_measures_keeps_none_and_one_with_them_is_the_same_run():
     plain, rows = rounds()
     looked, seen = rounds(measures="drift + step_size")
-    assert torch.equal(plain.server.params.flat, looked.server.params.flat)
+    assert torch.equal(plain.server.model.flat, looked.server.model.flat)
     assert all("measures" not in row for row in rows)
     assert all(set(row["measures"]) == {"drift", "step_size"} for row in seen)
 
@@ -87,7 +87,7 @@ def test_features_are_those_in_front_of_the_head():
     logits = z @ snapshot.after["head.weight"].T + snapshot.after["head.bias"]
     samples = engine.parts.federation.test or engine.parts.federation.train
     index = torch.linspace(0, len(samples) - 1, len(y)).round().long()
-    assert torch.allclose(logits, engine.evaluator.predict(engine.kit, snapshot.after, samples, index), atol=1e-6)
+    assert torch.allclose(logits, engine.evaluator.predict(engine.worker, snapshot.after, samples, index), atol=1e-6)
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def test_the_measures_change_no_bit_and_are_the_same_twice():
     one, two = (looked(text, "fedphoenix(theta=0.5)", "images") for _ in range(2))
     plain = lab.engine(lab.parts("fedphoenix(theta=0.5)", "images", eval_every=1))
     lab.finish(plain)
-    assert torch.equal(plain.server.params.flat, one[1].server.params.flat)
+    assert torch.equal(plain.server.model.flat, one[1].server.model.flat)
     assert [numbers for _, numbers in one[0]] == [numbers for _, numbers in two[0]]
 
 

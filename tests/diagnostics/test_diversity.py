@@ -107,13 +107,13 @@ def test_no_more_samples_are_looked_at_than_asked_for():
 def test_norms_that_stay_with_clients_are_those_that_the_server_is_tested_with():
     rounds, run = looked("feature_diversity", toy="batch", bn="local")
     snapshot, numbers = rounds[-1]
-    assert not torch.equal(snapshot.served.buffers.flat, snapshot.after.buffers.flat)
+    assert not torch.equal(snapshot.served.statistics.flat, snapshot.after.statistics.flat)
     assert lab_bits(snapshot.served) == lab_bits(run.served())
     assert numbers["feature_diversity"]["all"] == effective_rank(run.evaluator.features(run.served(), 1000)[0])
 
 
 def lab_bits(p):
-    return p.flat.numpy().tobytes() + p.buffers.flat.numpy().tobytes()
+    return p.flat.numpy().tobytes() + p.statistics.flat.numpy().tobytes()
 
 
 def test_kernels_are_weights_of_convolutions_linear_attention_and_recurrent_layers_only():

@@ -69,13 +69,13 @@ def test_row_6_splits_in_which_nobody_has_a_sample_are_null_not_a_crash():
 
 def test_row_4_a_loss_that_is_no_number_is_left_out_and_the_weights_are_kept():
     def lost(replies):
-        return [replace(r, loss=math.nan if r.place == 1 else r.loss) for r in replies]
+        return [replace(r, loss=math.nan if r.cohort_index == 1 else r.loss) for r in replies]
 
     run_, clean = lab.engine(lab.parts(), change=lost), lab.play()
     found = lab.finish(run_)
     assert lab.same(found, clean) == []
     for row, replies in zip(found.rows, run_.executor.replies, strict=True):
-        told = [r for r in replies if r.place != 1]
+        told = [r for r in replies if r.cohort_index != 1]
         assert row["loss"] == pytest.approx(sum(r.loss * r.samples for r in told) / sum(r.samples for r in told))
         assert row["refused"] == []
 

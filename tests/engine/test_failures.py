@@ -48,9 +48,9 @@ def test_a_server_step_that_is_not_finite_leaves_the_model_as_it_was():
     assert (first["moved"], second["moved"], third["moved"]) == (True, False, False)
     assert {code for _, code, _ in second["refused"]} == {"overflow"}
     assert second["replies"] == 0
-    assert finite(made.server.params.flat)
+    assert finite(made.server.model.flat)
     after_one = lab.play(Overflows(), rounds=1)
-    assert torch.equal(made.server.params.flat, after_one.params.flat)
+    assert torch.equal(made.server.model.flat, after_one.params.flat)
 
 
 @pytest.mark.parametrize("method", ["fedavgm(lr=1e38)", "fedadam(lr=1e38)"])
@@ -139,4 +139,4 @@ def test_t32_fewer_replies_than_the_quorum_leave_the_model(quorum, moved):
     made = lab.parts(Raises(), cohort=6, quorum=quorum)
     found = lab.play(Raises(), cohort=6, quorum=quorum)
     assert [row["moved"] for row in found.rows] == [moved] * 3
-    assert (lab.bits(found.params) == lab.bits(made.setup.params)) is not moved
+    assert (lab.bits(found.params) == lab.bits(made.setup.model)) is not moved

@@ -22,11 +22,11 @@ SENDING = tuple(m for m in METHODS if m != "local")  # whose clients send nothin
 
 def spoil(change):
     """Change the reply of place 1."""
-    return lambda replies: [change(r) if isinstance(r, Reply) and r.place == 1 else r for r in replies]
+    return lambda replies: [change(r) if isinstance(r, Reply) and r.cohort_index == 1 else r for r in replies]
 
 
 def without(replies):
-    return [r for r in replies if r.place != 1]
+    return [r for r in replies if r.cohort_index != 1]
 
 
 def with_delta(reply, flat):
@@ -82,7 +82,7 @@ def test_a_malformed_reply_is_named_and_left_out(wrong):
 
 def test_poisoned_mail_does_not_reach_the_server_s_state():
     def change(reply):
-        control = reply.mail["scaffold"]["control"]
+        control = reply.up_payload["scaffold"]["control"]
         return replace(reply, mail={"scaffold": {"control": control * float("nan")}})
 
     assert lab.same(run_with("scaffold", spoil(change)), run_with("scaffold", without)) == []
@@ -132,7 +132,7 @@ def test_a_learning_rate_of_a_million_ends_with_a_finite_model(method):
 
 def test_with_every_reply_refused_the_model_is_the_initial_one():
     found = run_with("scaffold", lambda replies: [replace(r, samples=0) for r in replies])
-    assert lab.bits(found.params) == lab.bits(lab.parts("scaffold").setup.params)
+    assert lab.bits(found.params) == lab.bits(lab.parts("scaffold").setup.model)
     assert [(row["moved"], row["replies"], row["loss"]) for row in found.rows] == [(False, 0, None)] * 3
     assert all(len(row["refused"]) == 3 and {r[1] for r in row["refused"]} == {"empty"} for row in found.rows)
     assert found.clients == [None] * 6

@@ -42,7 +42,7 @@ def test_every_method_scores_unseen_clients_before_and_in_the_last_round_after_p
 
 def test_the_private_steps_are_plain_sgd_on_the_clients_own_samples():
     trained, found = go()
-    data, params = trained.parts.federation, trained.server.params
+    data, params = trained.parts.federation, trained.server.model
     hits = []
     for i in data.heldout:
         session_batches = list(lab_batches(trained, i, 4))
@@ -61,14 +61,14 @@ def test_the_private_steps_are_plain_sgd_on_the_clients_own_samples():
 
 
 def lab_batches(trained, client, steps):
-    session = ClientUpdate(trained.kit, trained.work_of(client, trained.server.params))
+    session = ClientUpdate(trained.kit, trained.work_of(client, trained.server.model))
     yield from session.batches("unseen", steps=steps)
 
 
 def test_the_model_and_what_clients_keep_do_not_change_through_private_steps():
     with_steps, _ = go("ditto(mu=0.5)")
     more, _ = go("ditto(mu=0.5)", **{"unseen.steps": 9})
-    assert torch.equal(with_steps.server.params.flat, more.server.params.flat)
+    assert torch.equal(with_steps.server.model.flat, more.server.model.flat)
     assert all(
         torch.equal(with_steps.rows.get(i)[k], more.rows.get(i)[k])
         for i in range(6)
@@ -80,11 +80,11 @@ def test_the_model_and_what_clients_keep_do_not_change_through_private_steps():
 def test_only_the_selected_layers_move():
     whole, _ = go(**{"unseen.lr": 5.0})
     head, found = go(**{"unseen.lr": 5.0, "unseen.groups": "role:head"})
-    assert torch.equal(whole.server.params.flat, head.server.params.flat)
+    assert torch.equal(whole.server.model.flat, head.server.model.flat)
     kit, client = head.kit, head.parts.federation.heldout[0]
-    session = ClientUpdate(kit, head.work_of(client, head.server.params))
-    moved = session.fit(session.view.anchor, "unseen", steps=4, lr=5.0, train=kit.setup.layout.select("role:head"))
-    changed = {n for n in moved if not torch.equal(moved[n], head.server.params[n])}
+    session = ClientUpdate(kit, head.work_of(client, head.server.model))
+    moved = session.fit(session.context.received, "unseen", steps=4, lr=5.0, train=kit.setup.layout.select("role:head"))
+    changed = {n for n in moved if not torch.equal(moved[n], head.server.model[n])}
     assert changed == {"head.weight", "head.bias"}
     assert found[-1]["heldout_adapted"] is not None
 

@@ -85,7 +85,7 @@ def test_nobody_has_a_sample():
     """T11: the round is kept, the model stays, everybody is named, nothing is NaN."""
     data = dataclasses.replace(lab.federation((0, 0, 8)), heldout=(2,))
     found = lab.play("scaffold", (data, lab.small()), cohort=2)
-    assert lab.bits(found.params) == lab.bits(lab.parts("scaffold").setup.params)
+    assert lab.bits(found.params) == lab.bits(lab.parts("scaffold").setup.model)
     assert [row["moved"] for row in found.rows] == [False] * 3
     assert all({r[1] for r in row["refused"]} == {"empty"} for row in found.rows)
 
@@ -229,7 +229,7 @@ def test_the_folder_does_not_matter(tmp_path):
 def test_the_fingerprint_is_sha256_over_parameters_then_statistics_in_layout_order():
     found = lab.play(toy="batch")
     digest = hashlib.sha256()
-    for tensor in (*found.params.values(), *found.params.buffers.values()):
+    for tensor in (*found.params.values(), *found.params.statistics.values()):
         digest.update(tensor.numpy().astype("<f4").tobytes())
     assert fingerprint(found.params) == digest.hexdigest()
 
@@ -280,7 +280,7 @@ def test_the_final_model_lies_in_the_folder_by_names(tmp_path):
         rounds=1, clients=6, cohort=2, model="mlp(hidden=4)", norm="batch", out=str(tmp_path), name="a"
     )
     tensors = safetensors.torch.load_file(tmp_path / "a" / "model.safetensors")
-    assert set(tensors) == set(found.params) | set(found.params.buffers)
+    assert set(tensors) == set(found.params) | set(found.params.statistics)
     assert all(torch.equal(tensors[n], t) for n, t in found.params.views.items())
 
 

@@ -32,7 +32,7 @@ from fedstrata.engine.rounds import Engine
 config = Config(data="digits", partition="overlap(size=20)", clients=int(sys.argv[1]), cohort=10, rounds=8, executor="loop", method="scaffold")
 engine = Engine(assemble(config), "loop", 1)
 rows = list(engine.rounds())
-print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "rows": engine.rows.seen(), "replies": rows[-1]["replies"]}))
+print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "rows": engine.states.seen(), "replies": rows[-1]["replies"]}))
 """
 
 
@@ -161,7 +161,7 @@ def test_the_same_seed_gives_the_same_model_twice_and_another_seed_another() -> 
             assemble(Config(data="digits", clients=10, cohort=3, rounds=2, model="mlp(hidden=8)", seed=seed)), "loop", 1
         )
         list(engine.rounds())
-        return fingerprint(engine.server.params)
+        return fingerprint(engine.server.model)
 
     assert model(3) == model(3) != model(4)
     assert torch.get_num_threads() == 1

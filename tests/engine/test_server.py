@@ -35,42 +35,44 @@ def test_shared_statistics_are_the_mean_of_the_clients(bn):
     run, _ = one_round(bn)
     first, second = (r.statistics.flat for r in run.executor.replies[0])
     assert not torch.equal(first, second)
-    assert torch.equal(run.server.params.buffers.flat, first * 0.5 + second * 0.5)
+    assert torch.equal(run.server.model.statistics.flat, first * 0.5 + second * 0.5)
 
 
 def test_shared_statistics_have_the_weights_of_the_clients():
     run, row = one_round(sizes=(4, 12, 8), cohort=3)
     total = sum(r.statistics.flat.double() * r.samples for r in run.executor.replies[0]) / 24
     assert row["replies"] == 3
-    assert torch.allclose(run.server.params.buffers.flat.double(), total, rtol=1e-6)  # a float32 sum of three
+    assert torch.allclose(run.server.model.statistics.flat.double(), total, rtol=1e-6)  # a float32 sum of three
 
 
 def test_local_statistics_stay_with_each_client():
     shared, row = one_round("share")
     run, _ = one_round("local")
     own = {r.client: r.statistics.flat for r in shared.executor.replies[0]}
-    assert torch.equal(run.server.params.buffers.flat, run.parts.setup.params.buffers.flat), "the server's never move"
+    assert torch.equal(run.server.model.statistics.flat, run.parts.setup.model.statistics.flat), (
+        "the server's never move"
+    )
     assert all(len(r.statistics.flat) == 0 for r in run.executor.replies[0]), "and are not sent"
     for client in range(6):
-        expected = own.get(client, run.parts.setup.params.buffers.flat)
-        assert torch.equal(lab.own_model(run, client).buffers.flat, expected)
+        expected = own.get(client, run.parts.setup.model.statistics.flat)
+        assert torch.equal(lab.own_model(run, client).statistics.flat, expected)
     assert sorted(own) == sorted(row["cohort"])
 
 
 def test_under_local_statistics_the_server_test_uses_those_of_the_lowest_client_that_has_trained():
     run, row = one_round("local")
     served = run.served()
-    assert torch.equal(served.buffers.flat, lab.own_model(run, min(row["cohort"])).buffers.flat)
-    assert torch.equal(served.flat, run.server.params.flat)
+    assert torch.equal(served.statistics.flat, lab.own_model(run, min(row["cohort"])).statistics.flat)
+    assert torch.equal(served.flat, run.server.model.flat)
 
 
 @pytest.mark.parametrize("bn", ["server", "batch"])
 def test_untouched_statistics_are_the_initial_ones_everywhere(bn):
     run, _ = one_round(bn)
-    initial = run.parts.setup.params.buffers.flat
-    assert torch.equal(run.server.params.buffers.flat, initial)
-    assert all(torch.equal(lab.own_model(run, i).buffers.flat, initial) for i in range(6))
-    assert all(len(r.statistics.flat) == 0 and r.row == {} for r in run.executor.replies[0])
+    initial = run.parts.setup.model.statistics.flat
+    assert torch.equal(run.server.model.statistics.flat, initial)
+    assert all(torch.equal(lab.own_model(run, i).statistics.flat, initial) for i in range(6))
+    assert all(len(r.statistics.flat) == 0 and r.client_state == {} for r in run.executor.replies[0])
 
 
 def test_only_statistics_of_trained_layers_are_averaged():
@@ -80,16 +82,16 @@ def test_only_statistics_of_trained_layers_are_averaged():
             return replace(plan, train=setup.layout.select("role:head"))
 
     run, _ = one_round("trained", HeadOnly())
-    assert torch.equal(run.server.params.buffers.flat, run.parts.setup.params.buffers.flat)
+    assert torch.equal(run.server.model.statistics.flat, run.parts.setup.model.statistics.flat)
     assert all(len(r.statistics.flat) == 0 for r in run.executor.replies[0])
     shared, _ = one_round("share", HeadOnly())
-    assert not torch.equal(shared.server.params.buffers.flat, shared.parts.setup.params.buffers.flat)
+    assert not torch.equal(shared.server.model.statistics.flat, shared.parts.setup.model.statistics.flat)
 
 
 def test_batch_statistics_hold_at_test_time():
     run, row = one_round("batch")
     module = lab.small("batch").train()
-    torch.nn.utils.vector_to_parameters(run.server.params.flat, module.parameters())
+    torch.nn.utils.vector_to_parameters(run.server.model.flat, module.parameters())
     test = run.parts.federation.test
     with torch.no_grad():
         accuracy = (module(test.x).argmax(1) == test.y).double().mean().item()
@@ -99,7 +101,7 @@ def test_batch_statistics_hold_at_test_time():
 
 def test_the_first_round_s_parameters_do_not_depend_on_the_policy():
     """Training looks at the batch under every policy; statistics are only carried."""
-    flats = [one_round(bn)[0].server.params.flat for bn in POLICIES]
+    flats = [one_round(bn)[0].server.model.flat for bn in POLICIES]
     assert all(torch.equal(flats[0], other) for other in flats)
 
 
@@ -117,7 +119,7 @@ def test_a_policy_without_batch_norm_is_refused():
 
 def test_counters_of_batches_are_neither_averaged_nor_sent():
     run, _ = one_round()
-    assert all(t.is_floating_point() for t in (*run.server.params.values(), *run.server.params.buffers.values()))
+    assert all(t.is_floating_point() for t in (*run.server.model.values(), *run.server.model.statistics.values()))
 
 
 # ---- plans
@@ -249,7 +251,7 @@ def test_uniform_weighting_is_the_plain_mean():
     run.round()
     run.close()
     mean = sum(r.delta.flat.double() for r in run.executor.replies[0]) / 3
-    moved = run.server.params.flat.double() - run.parts.setup.params.flat.double()
+    moved = run.server.model.flat.double() - run.parts.setup.model.flat.double()
     assert torch.allclose(moved, mean, atol=1e-6)  # float32 rounding of a weight of size 1
 
 
@@ -259,7 +261,7 @@ def test_sample_weighting_is_the_mean_over_samples():
     run.close()
     replies = run.executor.replies[0]
     mean = sum(r.delta.flat.double() * r.samples for r in replies) / sum(r.samples for r in replies)
-    assert torch.allclose(run.server.params.flat.double() - run.parts.setup.params.flat.double(), mean, atol=1e-6)
+    assert torch.allclose(run.server.model.flat.double() - run.parts.setup.model.flat.double(), mean, atol=1e-6)
 
 
 @pytest.mark.parametrize(("quorum", "moved"), [(2, True), (3, False), (0.5, True), (0.9, False)])
@@ -270,7 +272,7 @@ def test_a_round_below_its_quorum_leaves_the_model(quorum, moved):
     row = run.round()
     run.close()
     assert row["moved"] is moved
-    assert (lab.bits(run.server.params) == lab.bits(run.parts.setup.params)) is not moved
+    assert (lab.bits(run.server.model) == lab.bits(run.parts.setup.model)) is not moved
     assert run.server.round == 1, "the round is over all the same"
 
 
@@ -292,4 +294,4 @@ def test_t12_shared_statistics_are_exactly_the_weighted_mean():
     for reply in replies:
         mean += reply.statistics.flat * (reply.samples / 16)
     assert len({lab.bits(r.statistics) for r in replies}) == 3
-    assert torch.equal(made.server.params.buffers.flat, mean)
+    assert torch.equal(made.server.model.statistics.flat, mean)

@@ -72,9 +72,9 @@ def measure(settings: dict) -> dict[str, object]:
     engine = Engine(assemble(Config(**(COMMON | settings))), "loop", 1)
     rows = list(engine.rounds())
     engine.close()
-    flat = engine.server.params.flat.double()
+    flat = engine.server.model.flat.double()
     return {
-        "sha256": fingerprint(engine.server.params),
+        "sha256": fingerprint(engine.server.model),
         "accuracy": rows[-1]["accuracy"],
         "personal": rows[-1]["personal"],
         "loss": rows[-1]["loss"],

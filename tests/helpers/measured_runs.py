@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedstrata.core.layout import Entry, Layout
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Reply
 from fedstrata.diagnostics.base import Measure, RoundSnapshot
 from fedstrata.diagnostics.registry import build_measures
@@ -57,11 +57,11 @@ def hand_made(
 ):
     """A snapshot without a run: float64 tensors by name in, everything that nobody asked for left empty."""
     statistics = Params.of({})
-    start = Params(Params.of(before).flat, places.spec, buffers=statistics)
+    start = Model(Params(Params.of(before).flat, places.spec), statistics)
     given = (
         [start] * len(deltas)
         if sent is None
-        else [Params(Params.of(one).flat, places.spec, buffers=statistics) for one in sent]
+        else [Model(Params(Params.of(one).flat, places.spec), statistics) for one in sent]
     )
     replies = [
         Reply(i, i, Params.of(delta), statistics, {}, (sizes or [1] * len(deltas))[i], 1, 0.0)

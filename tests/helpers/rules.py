@@ -319,7 +319,7 @@ class Pictures(World):
 
     def __init__(self, run, cohorts):
         super().__init__(run, cohorts)
-        start = run.parts.setup.params
+        start = run.parts.setup.model
         self.shapes, self.w0 = dict(zip(start.spec.names, start.spec.shapes, strict=True)), start.flat.double()
 
     def features(self, w, x):

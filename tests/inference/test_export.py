@@ -45,7 +45,7 @@ def test_all_files_say_what_the_runs_evaluation_says(folder, tmp_path):
     found = open_run(folder)
     test = found.federation.test
     index = torch.arange(len(test))
-    x, wanted = test.take(index), found.engine.evaluator.predict(found.engine.kit, found.params(3), test, index)
+    x, wanted = test.take(index), found.engine.evaluator.predict(found.engine.worker, found.params(3), test, index)
     module = load(folder, 3)
     assert torch.allclose(module(x), wanted, atol=1e-5)
     assert torch.allclose(torch.export.load(str(made.folder / "model.pt2")).module()(x), wanted, atol=1e-5)

@@ -57,7 +57,7 @@ def test_clients_that_never_came_or_were_held_out_are_said_to_be_so(tmp_path):
     assert "never took part" in found.notes_for(idle)[0]
     assert "held out of training" in found.notes_for(out)[0]
     x = found.federation.test.take(torch.arange(9))
-    start = found.engine.parts.setup.params  # nobody has given a head to those two: it is the one that all began with
+    start = found.engine.parts.setup.model  # nobody has given a head to those two: it is the one that all began with
     for client in (idle, out):
         assert torch.equal(found.params(client)["head.weight"], start["head.weight"])
         assert found.module(client)(x).shape == (9, 10)

@@ -67,9 +67,9 @@ def test_programs_of_every_model_say_what_the_engine_says(spec, norm):
     federation, index = engine.parts.federation, torch.arange(7)
     x, wanted = (
         federation.train.take(index),
-        engine.evaluator.predict(engine.kit, engine.served(), federation.train, index),
+        engine.evaluator.predict(engine.worker, engine.serving.model(), federation.train, index),
     )
-    module = plain(engine.kit, engine.served(), federation.task, batch_statistics=False)
+    module = plain(engine.worker, engine.serving.model(), federation.task, batch_statistics=False)
     scale = max(1.0, float(wanted.abs().max()))
     # the engine hands convolutions channels-last images, whose rounding norms of this very batch amplify where its
     # spread is small

@@ -37,13 +37,13 @@ def test_batch_norm_policies_decide_whose_statistics_move(bn):
     """
     run = lab.engine(lab.parts("fedpart(warmup=0, repeat=1)", "batch", bn=bn))
     for turn, trained in enumerate(("first", "second", "head")):
-        before = run.server.params.buffers.clone()
+        before = run.server.model.statistics.clone()
         run.round()
-        moved = lab.bits(run.server.params.buffers) != lab.bits(before)
+        moved = lab.bits(run.server.model.statistics) != lab.bits(before)
         assert moved == (bn == "share" or (bn == "trained" and trained == "first"))
         sent = {n for r in run.executor.replies[turn] for n in r.statistics}
         assert bool(sent) == moved
-        kept = {n for r in run.executor.replies[turn] for n in r.row}
+        kept = {n for r in run.executor.replies[turn] for n in r.client_state}
         assert kept == ({"kept/norm.running_mean", "kept/norm.running_var"} if bn == "local" else set())
     run.close()
 
@@ -51,10 +51,10 @@ def test_batch_norm_policies_decide_whose_statistics_move(bn):
 def test_local_statistics_are_those_of_one_named_client_when_the_server_tests():
     run = residual("fedpart(warmup=0, repeat=1)")
     run.round()
-    served, row = run.served(), run.rows.get(0)
+    served, row = run.served(), run.states.get(0)
     run.close()
     assert run.norms_of == 0
-    assert all(torch.equal(t, row[f"kept/{n}"]) for n, t in served.buffers.items())
+    assert all(torch.equal(t, row[f"kept/{n}"]) for n, t in served.statistics.items())
 
 
 def test_trained_statistics_with_budgets_are_averaged_over_those_who_trained_the_layer():
@@ -70,7 +70,7 @@ def test_trained_statistics_with_budgets_are_averaged_over_those_who_trained_the
     shares = sum(replies[i].samples for i in (1, 3, 5))
     for name in ("norm.running_mean", "norm.running_var"):
         mean = sum(replies[i].samples / shares * replies[i].statistics[name] for i in (1, 3, 5))
-        assert torch.allclose(run.server.params.buffers[name], mean, rtol=1e-6, atol=1e-7)
+        assert torch.allclose(run.server.model.statistics[name], mean, rtol=1e-6, atol=1e-7)
 
 
 # ---- partial participation, budgets, returning clients
@@ -123,11 +123,11 @@ def test_returning_clients_are_sent_what_moved_since_and_train_the_same_model(to
         for work in run.executor.works[-1]:
             since = last.get(work.client)
             wanted = {n for n, when in moved.items() if since is None or when >= since}
-            assert {n for n in work.plan.down if n in moved} == wanted
+            assert {n for n in work.plan.download if n in moved} == wanted
             last[work.client] = t
-        moved |= dict.fromkeys((n for n in run.plan.average if n in moved), t)
+        moved |= dict.fromkeys((n for n in run.plan.aggregate if n in moved), t)
     run.close()
-    assert lab.bits(run.server.params) == lab.bits(plain.params)
+    assert lab.bits(run.server.model) == lab.bits(plain.params)
     assert sum(r["bytes_down"] for r in rows) < sum(r["bytes_down"] for r in plain.rows)
     assert [r["bytes_up"] for r in rows] == [r["bytes_up"] for r in plain.rows]
 
@@ -289,10 +289,10 @@ def test_budgets_out_of_range_are_refused(wrong):
 def test_the_control_of_scaffold_moves_by_the_sum_of_what_those_who_trained_a_layer_changed():
     """Over all clients, whoever sent: c <- c + sum of changes / N, tensor by tensor."""
     run = residual("scaffold + budgets(time=[1.0, 0.7])", **{"local.optimizer": "sgd"})
-    before = run.server.slots["scaffold"]["control"]
+    before = run.server.states["scaffold"]["control"]
     run.round()
-    changes = [reply.mail["scaffold"]["control"] for reply in run.executor.replies[-1]]
-    after = run.server.slots["scaffold"]["control"]
+    changes = [reply.up_payload["scaffold"]["control"] for reply in run.executor.replies[-1]]
+    after = run.server.states["scaffold"]["control"]
     run.close()
     assert len({frozenset(change) for change in changes}) > 1, "clients sent different layers"
     for name in after:
@@ -381,13 +381,11 @@ def test_published_settings_are_checked_and_take_a_step_of_one_client(path, stan
             lambda *_: None,
             lambda _: None,
         )
-        session = ClientUpdate(replace(parts.make(), costs={}), turn.works[0], probe=True)
+        session = ClientUpdate(replace(parts.make_worker(), costs={}), turn.tasks[0], probe=True)
         loss, steps = session.train(session.begin())
         reply = session.reply(session.end(), loss, steps)
         assert 1 < loss < 8, "chance is 2.3 on ten classes, 4.6 on a hundred"
-        assert messages.weigh_up(reply).payload == 4 * (
-            sent or next(reversed(parts.setup.layout.groups.values())).numel
-        )
+        assert messages.size_up(reply).payload == 4 * (sent or next(reversed(parts.setup.layout.groups.values())).numel)
 
 
 def test_there_is_a_config_for_each_published_setting():
@@ -411,9 +409,9 @@ def test_the_config_of_progfed_is_checked_and_takes_a_step_of_its_first_stage(st
     assert [stages.count(s) for s in range(4)] == [500] * 4
     start = Server.start(parts.method, parts.setup)
     turn = plan_round(start, parts.method, parts.setup, parts.config.bn, parts.lr(0), lambda *_: None, lambda _: None)
-    session = ClientUpdate(replace(parts.make(), costs={}), turn.works[0], probe=True)
+    session = ClientUpdate(replace(parts.make_worker(), costs={}), turn.tasks[0], probe=True)
     loss, steps = session.train(session.begin())
     reply = session.reply(session.end(), loss, steps)
     assert 1 < loss < 8, "chance is 2.3 on ten classes"
     front, statistics = 9_408 - 7 * 7 * 3 * 64 + 3 * 3 * 3 * 64 + 128 + 4 * 36_992, 2 * 5 * 64
-    assert messages.weigh_up(reply).payload == 4 * (front + statistics + 10 * 65 + 1)
+    assert messages.size_up(reply).payload == 4 * (front + statistics + 10 * 65 + 1)

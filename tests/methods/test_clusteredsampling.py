@@ -178,5 +178,5 @@ def test_mutations_leave_norm_statistics_alone():
     run.close()
     works, params = run.executor.works[1], run.executor.works[0]
     assert len({lab.bits(w.sent.flat) for w in works}) == 3
-    assert len({lab.bits(w.sent.buffers) for w in works}) == 1
-    assert not torch.equal(works[0].sent.buffers.flat, params[0].sent.buffers.flat)
+    assert len({lab.bits(w.sent.statistics) for w in works}) == 1
+    assert not torch.equal(works[0].sent.statistics.flat, params[0].sent.statistics.flat)

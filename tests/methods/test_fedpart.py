@@ -172,18 +172,18 @@ def test_2_a_run_is_held_to_whole_cycles_where_asked():
 @pytest.mark.parametrize("turn", tiered(range(10), (7,)))
 def test_3_a_partial_round_moves_the_active_group_and_nothing_else_on_server_and_clients(turn):
     run = residual("fedpart(warmup=0, repeat=1)")
-    run.server = lab.copied(run.server).__class__(turn, run.server.params, run.server.slots)
-    before = run.server.params.clone()
+    run.server = lab.copied(run.server).__class__(turn, run.server.model, run.server.states)
+    before = run.server.model.clone()
     run.round()
     active = list(run.parts.setup.layout.groups.values())[turn].names
     ends = []
     for work in run.executor.works[0]:
-        session = ClientUpdate(run.kit, work)
+        session = ClientUpdate(run.worker, work)
         session.train(session.begin())
         ends.append(session.end())
         ends[-1] = ends[-1].clone()
     run.close()
-    for model in (run.server.params, *ends):
+    for model in (run.server.model, *ends):
         for name in before:
             same = torch.equal(model[name], before[name])
             assert same == (name not in active), name
@@ -196,14 +196,14 @@ def test_3_a_partial_round_moves_the_active_group_and_nothing_else_on_server_and
 def test_4_the_aggregate_is_the_weighted_mean_of_the_participants():
     run = lab.engine(lab.parts("fedpart(warmup=0, repeat=1)", local_optimizer="adam", local_lr=0.01))
     for _ in range(3):
-        before = run.server.params.clone()
+        before = run.server.model.clone()
         run.round()
         replies = run.executor.replies[-1]
         total = sum(r.samples for r in replies)
         assert len(replies) == 3
         for name in replies[0].delta:
             mean = sum(r.samples * (before[name] + r.delta[name]).double() for r in replies) / total
-            assert torch.allclose(run.server.params[name].double(), mean, rtol=0, atol=1e-6 * float(mean.abs().max()))
+            assert torch.allclose(run.server.model[name].double(), mean, rtol=0, atol=1e-6 * float(mean.abs().max()))
     run.close()
 
 
@@ -222,7 +222,7 @@ def test_4_those_who_do_not_take_part_have_no_influence():
         )
         seen = run.round()["cohort"]
         run.close()
-        return seen, run.server.params
+        return seen, run.server.model
 
     cohort = []
     cohort, plain = end(shift=False)
@@ -246,7 +246,7 @@ def test_5_a_partial_message_holds_the_active_groups_names_and_four_bytes_a_numb
             frame = messages.up(reply)
             assert set(frame.tensors) == {f"delta/{n}" for n in groups[turn].names}
             assert sum(t.numel() * t.element_size() for t in frame.tensors.values()) == 4 * groups[turn].numel
-            assert messages.weigh_up(reply).payload == 4 * groups[turn].numel
+            assert messages.size_up(reply).payload == 4 * groups[turn].numel
             down = messages.down(work).tensors
             assert all(n.startswith("model/") for n in down), "no mask is sent: what is active follows from the round"
 
@@ -256,7 +256,7 @@ def test_5_random_layers_of_clients_are_one_group_each_averaged_over_those_who_s
     groups = {frozenset(f"delta/{n}" for n in group.names): group for group in run.parts.setup.layout.groups.values()}
     drawn = []
     for _ in range(6):
-        before = run.server.params
+        before = run.server.model
         run.round()
         replies, moved = run.executor.replies[-1], set()
         for reply in replies:
@@ -267,9 +267,9 @@ def test_5_random_layers_of_clients_are_one_group_each_averaged_over_those_who_s
             for name in group.names:
                 mean = sum(r.samples * r.delta[name].double() for r in senders) / sum(r.samples for r in senders)
                 torch.testing.assert_close(
-                    run.server.params[name].double() - before[name].double(), mean, atol=1e-6, rtol=1e-4
+                    run.server.model[name].double() - before[name].double(), mean, atol=1e-6, rtol=1e-4
                 )
-        assert {n for n in before if not torch.equal(before[n], run.server.params[n])} == moved
+        assert {n for n in before if not torch.equal(before[n], run.server.model[n])} == moved
     run.close()
     assert len(set(drawn)) > 5, "clients draw for themselves"
 
@@ -329,8 +329,10 @@ def macs():
         federation = pictures(32, (2, 2))
         run = residual("fedavg", federation, name)
         batch = Batch(federation.train.take(torch.arange(2)), federation.train.y[:2])
-        found = forward(run.kit, batch), cost(run.kit, batch, run.parts.setup.layout.parameters).flops
-        groups = {n: cost(run.kit, batch, frozenset(g.names)).flops for n, g in run.parts.setup.layout.groups.items()}
+        found = forward(run.worker, batch), cost(run.worker, batch, run.parts.setup.layout.parameters).flops
+        groups = {
+            n: cost(run.worker, batch, frozenset(g.names)).flops for n, g in run.parts.setup.layout.groups.items()
+        }
         run.close()
         return found[0], found[1], groups
 
@@ -401,7 +403,7 @@ def test_7_runs_that_differ_in_earlier_optimizer_history_only_agree():
     fresh.server = lab.copied(long.server)
     long.round(), fresh.round()
     long.close(), fresh.close()
-    assert lab.bits(long.server.params) == lab.bits(fresh.server.params)
+    assert lab.bits(long.server.model) == lab.bits(fresh.server.model)
 
 
 # ---- 8. limits
@@ -433,8 +435,8 @@ def test_9_gradients_of_the_active_group_are_those_of_the_full_backward_pass(nor
     def slopes(names):
         kit.bound.mode(training=True)
         kit.bound.train_only(frozenset(names))
-        kit.memo.clear()
-        return dict(zip(names, kit.bound.slopes(kit.plain_loss(kit.bound.params, batch), names)[0], strict=True))
+        kit.features.clear()
+        return dict(zip(names, kit.bound.gradients(kit.plain_loss(kit.bound.model, batch), names)[0], strict=True))
 
     whole = slopes(list(kit.bound.spec.names))
     for group in kit.setup.layout.groups.values():
@@ -512,7 +514,7 @@ def test_11_the_proximal_term_of_frozen_groups_is_exactly_zero(distance):
     run.round()
     active = frozenset(list(run.parts.setup.layout.groups.values())[1].names)
     work = run.executor.works[-1][0]
-    session = ClientUpdate(run.kit, work)
+    session = ClientUpdate(run.worker, work)
     _, steps = session.train(session.begin())
     end = session.end().clone()
     run.close()

@@ -16,7 +16,7 @@ from fedstrata.cli import main
 from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Layout, entries_of
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Piece
 from fedstrata.core.plan import CohortSlot
 from fedstrata.data.types import Task
@@ -41,7 +41,7 @@ def resnet18():
     layout = Layout(entries_of(module, "head"))
     buffers = Params.of({n: module.get_buffer(n) for n in layout.statistics.names})
     flat = Params.of({n: module.get_parameter(n) for n in layout.spec.names}).flat
-    return module, layout, Params(flat, layout.spec, buffers=buffers)
+    return module, layout, Model(Params(flat, layout.spec), buffers)
 
 
 def layout_of(model):
@@ -86,16 +86,16 @@ def test_2_biases_norms_and_linear_layers_are_bit_identical_to_the_servers():
     convs = {name for name, _ in convs_by_module()}
     assert len(convs) < len(params)
     assert all(torch.equal(copy[n], params[n]) for n in params if n not in convs)
-    assert lab.bits(copy.buffers) == lab.bits(params.buffers)
+    assert lab.bits(copy.statistics) == lab.bits(params.statistics)
 
 
 def test_3_the_servers_model_is_bit_identical_before_and_after_the_copies_of_a_cohort():
     made = lab.parts("fedphoenix(theta=0.5)", "images")
     server = Server.start(made.method, made.setup)
-    before = lab.bits(server.params)
+    before = lab.bits(server.model)
     turn = plan_round(server, made.method, made.setup, "share", 0.1, lambda *_: None, lambda _: None)
-    assert all(lab.bits(work.sent) != before for work in turn.works)
-    assert lab.bits(server.params) == before
+    assert all(lab.bits(work.sent) != before for work in turn.tasks)
+    assert lab.bits(server.model) == before
 
 
 def test_4_clients_of_a_round_get_different_kernels_and_the_same_seat_the_same_bits():
@@ -115,7 +115,7 @@ def test_4_common_resets_are_the_same_for_all_clients_of_a_round_and_others_in_t
     ]
     assert len({lab.bits(p) for p in sent}) == 1
     piece = made.method.pieces[0]
-    later = piece.send(server.params, {}, CohortSlot(0, 0, 1, ()), np.random.default_rng(0), made.setup)[0]
+    later = piece.send(server.model, {}, CohortSlot(0, 0, 1, ()), np.random.default_rng(0), made.setup)[0]
     assert lab.bits(later) != lab.bits(sent[0])
 
 
@@ -293,7 +293,7 @@ def test_8_the_matched_budget_redraws_as_many_numbers_as_whole_kernels(share, ti
 
 def test_8_linear_layers_are_reset_by_rows_until_a_round_of_their_own():
     made = lab.parts("fedphoenix(theta=0.5, layers=fc, stop=5, fc_stop=3)", "layer")
-    piece, params, layout = made.method.pieces[0], made.setup.params, made.setup.layout
+    piece, params, layout = made.method.pieces[0], made.setup.model, made.setup.layout
     copy = piece.reset(params, layout, 0, stream())
     rows = {n: int(changed(copy, params, n).any(1).sum()) for n in ("first.weight", "second.weight", "head.weight")}
     assert rows == {"first.weight": 4, "second.weight": 2, "head.weight": 1}
@@ -304,7 +304,7 @@ def test_8_linear_layers_are_reset_by_rows_until_a_round_of_their_own():
 @pytest.mark.parametrize(("layers", "kinds"), [("conv", {"conv"}), ("fc", {"linear"}), ("both", {"conv", "linear"})])
 def test_8_each_arm_touches_its_own_layers_only(layers, kinds):
     made = lab.parts(f"fedphoenix(theta=0.5, layers={layers})", "images")
-    params, layout = made.setup.params, made.setup.layout
+    params, layout = made.setup.model, made.setup.layout
     copy = made.method.pieces[0].reset(params, layout, 0, stream())
     touched = {layout.entries[n].kind for n in params if not torch.equal(copy[n], params[n])}
     assert touched == kinds
@@ -517,7 +517,7 @@ def test_the_server_averages_the_models_that_come_back(side):
         back = [(n, end) for round_, n, end in Ends.seen if round_ == t][:3]  # then the ledger's probe
         total = sum(n for n, _ in back)
         mean = sum(n / total * end for n, end in back)
-        assert (run.server.params.flat.double() - mean).abs().max() <= 1e-6
+        assert (run.server.model.flat.double() - mean).abs().max() <= 1e-6
     run.close()
 
 
@@ -533,8 +533,8 @@ def test_a_client_side_reset_enters_the_average_exactly_as_a_server_side_one(mon
     }
     assert lab.bits(sides["server"].params) == lab.bits(sides["client"].params)
     made = lab.parts("fedphoenix(theta=0.5, layers=both)")
-    start = made.method.pieces[0].reset(made.setup.params, made.setup.layout, 0, torch.Generator().manual_seed(5))
-    moved = start.flat != made.setup.params.flat
+    start = made.method.pieces[0].reset(made.setup.model, made.setup.layout, 0, torch.Generator().manual_seed(5))
+    moved = start.flat != made.setup.model.flat
     assert moved.any()
     assert (sides["client"].params.flat - start.flat)[
         moved
@@ -545,12 +545,12 @@ def test_with_training_both_sides_agree_to_rounding(monkeypatch):
     monkeypatch.setattr(fedphoenix, "seeded", lambda _: torch.Generator().manual_seed(5))
     monkeypatch.setattr(fedphoenix, "seeded_by", lambda _: torch.Generator().manual_seed(5))
     server, client = (lab.play(f"fedphoenix(theta=0.5, layers=both, side={side})") for side in ("server", "client"))
-    assert lab.gap(server.params, client.params) <= 1e-5  # float32 through three rounds
+    assert lab.gap(server.model, client.params) <= 1e-5  # float32 through three rounds
 
 
 def test_with_the_reset_on_the_client_the_server_sends_its_own_model():
     run = lab.engine(lab.parts("fedphoenix(theta=0.5, layers=both, side=client)"))
-    before = lab.bits(run.server.params)
+    before = lab.bits(run.server.model)
     run.round()
     run.close()
     assert all(lab.bits(work.sent) == before for work in run.executor.works[0])

@@ -109,7 +109,7 @@ def moving(names, stage, *, warm):
 def by_hand(run, calendar):
     """FedAvg over what each round trains, in float64."""
     data, c = run.parts.federation, run.parts.config
-    w = {n: t.double().clone() for n, t in run.parts.setup.params.views.items() if n != LEFT}
+    w = {n: t.double().clone() for n, t in run.parts.setup.model.views.items() if n != LEFT}
     total = sum(len(data.training(i)) for i in range(data.clients))
     for t, (stage, warm) in enumerate(calendar):
         trained, mean = moving(w, stage, warm=warm), {}
@@ -146,7 +146,7 @@ def test_progfed_equals_the_written_out_rule_on_a_tiny_residual_network(text):
     assert found.params.setting(LEFT) == 0
     for name, value in wanted.items():
         assert (found.params[name].double() - value).abs().max() <= 1e-5 * max(1, value.abs().max()), name
-        moved = bool((found.params[name] - run.parts.setup.params[name]).any())
+        moved = bool((found.params[name] - run.parts.setup.model[name]).any())
         assert moved, f"{name}: every part has had its turn"
 
 
@@ -154,11 +154,11 @@ def test_the_server_is_tested_with_the_network_of_the_stage():
     run = engine("progfed(each=1)", **{"local.lr": 0.3})
     test, seen = run.parts.federation.test, []
     for t in range(3):
-        row, p = run.round(), {n: v.double() for n, v in run.server.params.views.items()}
+        row, p = run.round(), {n: v.double() for n, v in run.server.model.views.items()}
         stage = min(t + 1, 2)  # the next round's network is in place once a round is done
-        assert 2 - run.server.params.setting(LEFT) == stage
+        assert 2 - run.server.model.setting(LEFT) == stage
         output = written_output(p, test.x.double(), stage)
-        said = run.evaluator.predict(run.kit, run.server.params, test, torch.arange(len(test)))
+        said = run.evaluator.predict(run.worker, run.server.model, test, torch.arange(len(test)))
         assert torch.allclose(said.double(), output, atol=1e-5)
         assert row["accuracy"] == float((output.argmax(1) == test.y).double().mean())
         seen.append(said)
@@ -218,7 +218,7 @@ def test_what_lies_behind_the_stage_is_not_run():
     }
     run.close()
     assert all((count > 0) == n.startswith(("norm1", "layer1")) for n, count in counted.items())
-    moved = run.server.params.buffers - run.parts.setup.params.buffers
+    moved = run.server.model.statistics - run.parts.setup.model.statistics
     assert all(bool(t.any()) == n.startswith(("norm1", "layer1")) for n, t in moved.views.items())
 
 
@@ -228,7 +228,7 @@ def test_costs_of_layers_are_those_of_the_whole_network():
     for name, group in plain.parts.setup.layout.groups.items():
         names = frozenset(group.names)
         assert cost(grown.kit, batch, names).flops == cost(plain.kit, batch, names).flops, name
-    assert grown.kit.bound.params.setting(LEFT) == 2, "and the network stands where it stood"
+    assert grown.kit.bound.model.setting(LEFT) == 2, "and the network stands where it stood"
     grown.close()
     plain.close()
 
@@ -261,18 +261,18 @@ def test_a_lost_round_delays_the_next_stage_and_the_calendar_is_caught_up_with()
     run = engine("progfed(each=1)")
     run.executor.change = poisoned
     assert not run.round()["moved"]
-    assert run.server.params.setting(LEFT) == 2
+    assert run.server.model.setting(LEFT) == 2
     run.executor.change = lambda replies: replies
     run.round()
     assert "delta/layer2.0.conv1.weight" not in messages.up(run.executor.replies[-1][0]).tensors
-    assert run.server.params.setting(LEFT) == 0, "round 2 is of the last stage, whatever was lost"
+    assert run.server.model.setting(LEFT) == 0, "round 2 is of the last stage, whatever was lost"
     run.close()
 
 
 def test_heads_start_alike_everywhere_and_follow_from_the_model():
     one, same, other = (engine("progfed", m) for m in (tiny(), tiny(), lab.filled(tiny(), 1)))
     heads = [
-        {n: t for n, t in e.parts.setup.params.views.items() if n.startswith("progfed.")} for e in (one, same, other)
+        {n: t for n, t in e.parts.setup.model.views.items() if n.startswith("progfed.")} for e in (one, same, other)
     ]
     assert all(torch.equal(heads[0][n], heads[1][n]) for n in heads[0])
     assert not torch.equal(heads[0]["progfed.0.weight"], heads[2]["progfed.0.weight"])
@@ -290,7 +290,7 @@ def test_fewer_stages_begin_deeper():
     sent = messages.up(run.executor.replies[-1][0]).tensors
     assert {"delta/layer1.0.conv1.weight", "delta/layer2.0.conv1.weight", "delta/progfed.0.weight"} <= set(sent)
     assert "delta/layer3.0.conv1.weight" not in sent
-    assert run.server.params["progfed.0.weight"].shape == (3, 6)
+    assert run.server.model["progfed.0.weight"].shape == (3, 6)
     run.close()
 
 
@@ -384,10 +384,10 @@ def test_a_setting_is_read_inside_vmap_and_grad_and_once_it_is_fixed_no_more():
 def test_weight_decay_does_not_wear_the_setting_out():
     run = engine("progfed(each=3)", **{"local.weight_decay": 0.5})
     run.round()
-    assert float(run.server.params[LEFT]) == 2
+    assert float(run.server.model[LEFT]) == 2
     assert not any(reply.delta[LEFT].any() for reply in run.executor.replies[-1])
-    session = ClientUpdate(run.kit, run.executor.works[-1][0])
-    assert float(session.fit(session.view.anchor, "own", steps=3)[LEFT]) == 2
+    session = ClientUpdate(run.worker, run.executor.works[-1][0])
+    assert float(session.fit(session.context.received, "own", steps=3)[LEFT]) == 2
     run.close()
 
 

@@ -6,9 +6,11 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from fedstrata.client.update import ClientUpdate
 from fedstrata.common.errors import StateError
+from fedstrata.common.processor import processor
 from fedstrata.config.config import KEYS, NON_RESULT_SETTINGS, Config
 from fedstrata.runs.run import Stopped, resume, run
 from fedstrata.storage import lock
@@ -125,6 +127,30 @@ def test_row_48_another_version_of_a_library_is_told_as_perhaps_not_exact(tmp_pa
     notes = [note for note in go_on(folder).notes if "torch was 1.0" in note]
     assert len(notes) == 1
     assert "may differ in the last bits" in notes[0]
+
+
+def test_row_48_another_kind_of_processor_is_noted_in_one_sentence(tmp_path, begun):
+    folder = tmp_path / "run"
+    shutil.copytree(begun, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["processor"] == processor()
+    assert manifest["processor"]["model"]
+    assert manifest["processor"]["capability"] == torch.backends.cpu.get_cpu_capability()
+    assert not [note for note in go_on(begun).notes if "processor" in note]
+    manifest["processor"] = {"model": "Abacus 1", "capability": "BEADS"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (note,) = [note for note in go_on(folder).notes if "processor" in note]
+    assert note.startswith("The run began on Abacus 1 (BEADS) and continues on ")
+    assert note.count(". ") == 0
+
+
+def test_row_48_a_manifest_without_a_processor_is_resumed_without_a_note(tmp_path, begun):
+    folder = tmp_path / "run"
+    shutil.copytree(begun, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["processor"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert not [note for note in go_on(folder).notes if "processor" in note]
 
 
 @pytest.mark.parametrize("changes", [{"seed": 8}, {"method": "fedprox(mu=0.1)"}, {"local.lr": 0.2}])

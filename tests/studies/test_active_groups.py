@@ -144,13 +144,13 @@ def test_the_pooled_training_moves_every_layer_of_the_whole_network_in_every_rou
     parts = lab.parts("progfed(each=1)", cohort=6, rounds=4)
     layout, flats = parts.setup.layout, []
     for engine in retrain(pooled(parts, [54] * 4), 4):
-        assert engine.served().setting(LEFT) == 0
-        flats.append(engine.server.params.flat.clone())
+        assert engine.serving.model().setting(LEFT) == 0
+        flats.append(engine.server.model.flat.clone())
     for group in ("first", *LATE):
         for a, b in layout.spec.runs(layout.groups[group].names):
             assert all(not torch.equal(x[a:b], z[a:b]) for x, z in pairwise(flats)), group
-    plain = list(retrain(pooled(lab.parts("fedavg", cohort=6, rounds=4), [54] * 4), 4))[-1].server.params
-    grown = engine.server.params
+    plain = list(retrain(pooled(lab.parts("fedavg", cohort=6, rounds=4), [54] * 4), 4))[-1].server.model
+    grown = engine.server.model
     assert all(torch.equal(grown[name], value) for name, value in plain.items()), (
         "it is FedAvg's network, trained plainly"
     )
@@ -170,7 +170,7 @@ def test_masks_are_of_the_groups_that_the_network_uses_at_that_moment(grown):
 def test_variances_of_a_network_in_an_early_stage_are_over_its_own_numbers(grown):
     run, _, used = grown
     parts, served = run.engine.parts, run.served
-    found = estimate(parts.make(), served, batches(parts, 3))
+    found = estimate(parts.make_worker(), served, batches(parts, 3))
     groups = parts.setup.layout.groups
     assert found.sizes == tuple(groups[g].numel for g in used)
     weighted = sum(found.k[g] * groups[g].numel for g in used)
@@ -184,7 +184,7 @@ def test_memory_is_of_the_whole_network_whatever_stage_a_run_ended_in(grown):
     assert told == find("memory")[1].study({"run": toy("progfed(each=2)", rounds=4)}).numbers["run"]
     for kind in ("predicted", "counted", "measured"):
         assert list(told[kind]) == ["first", *LATE, WHOLE]
-    kit = parts.make()
+    kit = parts.make_worker()
     with whole(kit):
         assert told["measured"]["head"] == measured(
             kit, batch_of(parts), frozenset(parts.setup.layout.groups["head"].names)

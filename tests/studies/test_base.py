@@ -277,7 +277,7 @@ def test_a_replay_trains_the_run_again_bit_for_bit(runs):
     run = open_run(runs / "one")
     seen = [(done, params.flat.clone()) for done, params in replay(run)]
     assert [done for done, _ in seen] == [0, 1, 2]
-    assert bool((seen[-1][1] == run.engine.server.params.flat).all())
+    assert bool((seen[-1][1] == run.engine.server.model.flat).all())
     assert not bool((seen[0][1] == seen[-1][1]).all())
 
 

@@ -248,8 +248,8 @@ def views(run, text="inversion(images=1)"):
 def test_the_full_gradient_is_the_run_s_own(run):
     _, gradient = views(run)
     held = run.federation.training(0)[:1]
-    kit = run.engine.kit
-    wanted, _ = kit.slope(
+    kit = run.engine.worker
+    wanted, _ = kit.gradient(
         kit.plain_loss,
         run.served,
         fedstrata.core.network.Batch(run.federation.train.take(held), run.federation.train.y[held]),
@@ -377,7 +377,7 @@ def test_every_view_of_an_image_is_attacked_from_the_same_start(run, monkeypatch
 
 def test_the_start_of_a_run_is_its_first_model(run):
     state = inversion.model_of(run, "start").state_dict()
-    assert all(torch.equal(state[n], t) for n, t in run.engine.parts.setup.params.views.items())
+    assert all(torch.equal(state[n], t) for n, t in run.engine.parts.setup.model.views.items())
     assert not torch.equal(inversion.model_of(run, "end").state_dict()["head.weight"], state["head.weight"])
 
 

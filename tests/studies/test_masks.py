@@ -69,7 +69,7 @@ def test_gradients_that_do_not_vary_have_no_k():
 def test_the_study_is_the_variance_of_the_gradients_of_local_steps(kind):
     """Against stored gradients of a module of PyTorch's own, in training mode, on the same batches."""
     parts = lab.parts("fedavg", kind, cohort=6)
-    found = estimate(parts.make(), parts.setup.params, batches(parts, 40))
+    found = estimate(parts.make_worker(), parts.setup.model, batches(parts, 40))
     _, module = lab.TOYS[kind]()
     stored = []
     for batch in batches(parts, 40):
@@ -87,11 +87,11 @@ def test_the_study_is_the_variance_of_the_gradients_of_local_steps(kind):
 
 def test_the_same_model_and_batches_give_the_same_again_whatever_the_worker_held_before():
     parts = lab.parts("fedavg", "batch", cohort=6)
-    kit = parts.make()
-    first = estimate(kit, parts.setup.params, batches(parts, 20)).sums
+    kit = parts.make_worker()
+    first = estimate(kit, parts.setup.model, batches(parts, 20)).sums
     with torch.no_grad():
         kit.bound.flat.add_(1.0)
-    assert torch.equal(estimate(kit, parts.setup.params, batches(parts, 20)).sums, first)
+    assert torch.equal(estimate(kit, parts.setup.model, batches(parts, 20)).sums, first)
 
 
 def test_batches_are_of_the_union_of_clients_without_repeats_inside_and_the_same_at_every_call():
@@ -146,10 +146,10 @@ def test_moments_are_the_start_the_warm_up_a_cycle_and_the_end(text, rounds, stu
 def test_each_moment_is_the_model_of_that_round():
     run = toy("fedpart(warmup=1, repeat=1)", "batch", bn="local", rounds=4)
     told = Masks(samples=30).study({"run": run})
-    models = [engine.served().clone() for engine in retrain(run.engine.parts, 4)]
+    models = [engine.serving.model().clone() for engine in retrain(run.engine.parts, 4)]
     parts = run.engine.parts
     for name, done in (("start", 0), ("after warm-up", 1), ("after one cycle", 4)):
-        found = estimate(parts.make(), models[done], batches(parts, 30))
+        found = estimate(parts.make_worker(), models[done], batches(parts, 30))
         assert told.numbers["run"][name]["k"] == found.k
         assert told.numbers["run"][name]["k over groups"] == ends(list(found.k.values()))
     assert told.numbers["run"]["start"]["k"] != told.numbers["run"]["after warm-up"]["k"]

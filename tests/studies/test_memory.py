@@ -110,14 +110,14 @@ def test_a_step_holds_at_least_parameters_gradients_state_and_what_autograd_keep
         kit.bound.mode(training=True)
         kit.bound.train_only(frozenset(group.names))
         kept = {}
-        kit.memo.clear()
+        kit.features.clear()
 
         def keep(t, kept=kept):
             kept[t.untyped_storage().data_ptr()] = t
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            loss = kit.plain_loss(kit.bound.params, batch)
+            loss = kit.plain_loss(kit.bound.model, batch)
         own = {kit.bound.flat.untyped_storage().data_ptr(), batch.x.untyped_storage().data_ptr()}
         floor = sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in own)
         del loss
@@ -157,11 +157,11 @@ def test_what_budgets_go_by_is_near_what_is_measured(batch, optimizer):
 
 def test_measuring_leaves_the_model_as_it_was_and_gives_the_same_again(resnet, found):
     kit = resnet.make()
-    before = kit.bound.flat.detach().clone(), kit.bound.buffers.flat.clone()
+    before = kit.bound.flat.detach().clone(), kit.bound.statistics.flat.clone()
     names = frozenset(resnet.setup.layout.groups["head"].names)
     assert measured(kit, batch_of(resnet), names) == measured(kit, batch_of(resnet), names) == found["measured"]["head"]
     assert torch.equal(kit.bound.flat, before[0])
-    assert torch.equal(kit.bound.buffers.flat, before[1])
+    assert torch.equal(kit.bound.statistics.flat, before[1])
     assert all(part.requires_grad for part in kit.bound.parts.values())
 
 

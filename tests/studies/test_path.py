@@ -144,7 +144,7 @@ def test_statistics_counted_anew_are_the_mean_over_batches_of_what_each_batch_sh
     run = runs["batch1"]
     x, _ = everything(run)
     batches = list(torch.split(x, 18))
-    found = recompute_statistics(run.engine.kit, run.served, batches)
+    found = recompute_statistics(run.engine.worker, run.served, batches)
     module = run.module()
     with torch.no_grad():
         seen = [module.first(part) for part in batches]
@@ -176,11 +176,11 @@ def test_statistics_are_counted_anew_at_every_point_and_the_served_losses_are_ke
 
 def test_counting_anew_leaves_the_run_as_it_was(runs):
     run = runs["batch1"]
-    before, kept = run.served.buffers.flat.clone(), run.engine.server.params.buffers.flat.clone()
+    before, kept = run.served.statistics.flat.clone(), run.engine.server.model.statistics.flat.clone()
     once = SMALL.study(pick(runs, "batch1", "batch2")).numbers
-    assert torch.equal(run.served.buffers.flat, before)
-    assert torch.equal(run.engine.server.params.buffers.flat, kept)
-    assert [norm.momentum for norm in run.engine.kit.bound.norms] == [0.1]
+    assert torch.equal(run.served.statistics.flat, before)
+    assert torch.equal(run.engine.server.model.statistics.flat, kept)
+    assert [norm.momentum for norm in run.engine.worker.bound.norms] == [0.1]
     assert SMALL.study(pick(runs, "batch1", "batch2")).numbers == once
 
 
@@ -190,7 +190,7 @@ def test_averaged_statistics_are_the_weighted_means(runs):
     one, two = (run.module() for run in both.values())
     x, y = everything(both["batch1"])
     with torch.no_grad():
-        for a, b in zip([*one.parameters(), *one.buffers()], [*two.parameters(), *two.buffers()], strict=True):
+        for a, b in zip([*one.parameters(), *one.statistics()], [*two.parameters(), *two.statistics()], strict=True):
             if a.is_floating_point():
                 a.copy_((a + b) / 2)
         assert pair["loss"][2] == pytest.approx(float(nn.functional.cross_entropy(one(x), y)), rel=1e-5)

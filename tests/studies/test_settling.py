@@ -70,8 +70,8 @@ def test_linear_cka_of_features_that_do_not_vary_is_not_defined():
 
 def test_the_output_of_a_group_is_that_of_its_norm_in_evaluation_mode():
     parts = lab.parts("fedavg", "batch", cohort=6)
-    kit, x = parts.make(), parts.federation.test.take(torch.arange(30))
-    found = output_kernels(kit, parts.setup.params, x, batch_statistics=False)
+    kit, x = parts.make_worker(), parts.federation.test.take(torch.arange(30))
+    found = output_kernels(kit, parts.setup.model, x, batch_statistics=False)
     _, module = lab.TOYS["batch"]()
     module.eval()
     with torch.no_grad():
@@ -94,13 +94,14 @@ def test_every_group_of_the_published_networks_has_an_output(name):
     parts = assemble(Config(model=name, cohort=federation.clients, executor="loop"), federation)
     x = federation.test.take(torch.arange(3))
     assert all(
-        k is not None for k in output_kernels(parts.make(), parts.setup.params, x, batch_statistics=False).values()
+        k is not None
+        for k in output_kernels(parts.make_worker(), parts.setup.model, x, batch_statistics=False).values()
     )
 
 
 def test_watching_leaves_no_hooks_behind():
     kit = (parts := lab.parts()).make()
-    output_kernels(kit, parts.setup.params, parts.federation.test.take(torch.arange(4)), batch_statistics=False)
+    output_kernels(kit, parts.setup.model, parts.federation.test.take(torch.arange(4)), batch_statistics=False)
     assert all(not m._forward_hooks for root in (kit.bound.body, kit.bound.head) for m in root.modules())
 
 
@@ -138,8 +139,8 @@ def test_the_study_follows_the_run_to_its_own_end(outcome):
     late = [g for g, one in told["settled"].items() if one["distance"] is None]
     assert late
     assert f"run: not settled before the end by distance: {', '.join(late)}." in found.notes
-    models = [engine.server.params.flat.clone() for engine in retrain(run.engine.parts, 5)]
-    assert torch.equal(models[-1], run.engine.server.params.flat)
+    models = [engine.server.model.flat.clone() for engine in retrain(run.engine.parts, 5)]
+    assert torch.equal(models[-1], run.engine.server.model.flat)
     assert told["distance"] == distances(models, run.engine.parts.setup.layout)
     for group in ("first", "second", "head"):
         assert told["similarity"][group][-1] == pytest.approx(1.0, abs=1e-12)
@@ -159,7 +160,7 @@ def test_features_are_those_of_the_model_that_is_evaluated(outcome):
     kept = []
     for engine in engines:
         x = engine.parts.federation.test.take(torch.arange(30))
-        kept.append(output_kernels(engine.kit, engine.served(), x, batch_statistics=False)["second"])
+        kept.append(output_kernels(engine.worker, engine.serving.model(), x, batch_statistics=False)["second"])
     assert found.numbers["run"]["similarity"]["second"] == pytest.approx(
         [alignment(k, kept[-1]) for k in kept], abs=1e-12
     )
@@ -167,7 +168,7 @@ def test_features_are_those_of_the_model_that_is_evaluated(outcome):
 
 def test_another_end_of_the_training_again_is_told():
     run = toy(rounds=2)
-    run.engine.server.params.flat[0] += 1e-3
+    run.engine.server.model.flat[0] += 1e-3
     assert (
         "retrained in one thread, the final model differs"
         in Settling(against="none", samples=5).study({"run": run}).notes[0]
@@ -195,7 +196,7 @@ def test_the_pooled_run_is_one_client_with_all_samples_trained_plainly():
             nn.functional.cross_entropy(module(x[part]), y[part]).backward()
             optimizer.step()
     wanted = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-    assert torch.allclose(engine.server.params.flat, wanted, atol=1e-5)
+    assert torch.allclose(engine.server.model.flat, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_the_pooled_run_is_one_client_with_all_samples_trained_plainly():
 )
 def test_the_pooled_run_reads_as_many_samples_a_round_as_the_participants_together(text, settings, wanted):
     parts = lab.parts(text, **settings)
-    counted = SampleCounter(Loop(parts.make))
+    counted = SampleCounter(Loop(parts.make_worker))
     engines = list(retrain(parts, 3, counted))
     read = counted.read
     central = pooled(parts, read)
@@ -239,7 +240,7 @@ def test_the_pooled_run_keeps_the_network_and_start_of_the_method_and_is_free_of
     run = toy("fedphoenix", rounds=2, quorum=6)
     central = pooled(run.engine.parts, [54, 54])
     engine = next(iter(retrain(central, 2)))
-    assert torch.equal(engine.server.params.flat, run.engine.parts.setup.params.flat)
+    assert torch.equal(engine.server.model.flat, run.engine.parts.setup.model.flat)
     list(retrain(central, 2))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import fedstrata
 from fedstrata.common.errors import ConfigError
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.inference.finished_run import open_run
 from fedstrata.runs.run import run as run_it
 from fedstrata.studies.directions import filterwise, gaussian
@@ -63,8 +63,8 @@ def dense(surface):
     x, y = (torch.cat(parts) for parts in zip(*surface.batches, strict=True))
 
     def loss(flat):
-        surface.worker.memo.clear()
-        p = Params(flat, surface.layout.spec, buffers=surface.statistics, still=surface.still)
+        surface.worker.features.clear()
+        p = Model(Params(flat, surface.layout.spec, eval_mode=surface.eval_mode), surface.statistics)
         return surface.worker.net.loss(surface.worker.net(p, x), y).mean()
 
     def slope(flat):
@@ -471,7 +471,7 @@ def test_a_model_that_has_diverged_is_refused(runs):
     broken = SimpleNamespace(
         engine=run.engine,
         folder=run.folder,
-        served=Params(run.served.flat * math.nan, run.served.spec, buffers=run.served.buffers),
+        served=Model(Params(run.served.flat * math.nan, run.served.spec), run.served.statistics),
     )
     with pytest.raises(ConfigError, match="not finite"):
         Surface(broken, torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64), 4)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Piece
 from fedstrata.core.state import flatten_state, restore_state
 from fedstrata.engine.ledger import codecs_of
@@ -36,7 +36,7 @@ class Signs(Piece):
         return delta.new(torch.where(delta.flat >= 0, 1.0, -1.0)), {"scale": delta.flat.abs().mean().reshape(1)}, own
 
     def reduce(self, replies, weights, slot, v):
-        parts = [r.delta * (float(w) * r.mail["signs"]["scale"]) for r, w in zip(replies, weights, strict=True)]
+        parts = [r.delta * (float(w) * r.up_payload["signs"]["scale"]) for r, w in zip(replies, weights, strict=True)]
         return sum(parts[1:], start=parts[0]), slot
 
 
@@ -61,9 +61,9 @@ def states(before, tensors, prefix):
             {n: Params(t, v.spec) if isinstance(v, Params) else t for n, (t, v) in flat.items()}
         )
         for n, value in state.items():  # statistics that are empty are not sent
-            if isinstance(value, Params) and value.buffers is not None and not len(value.buffers):
+            if isinstance(value, Params) and value.statistics is not None and not len(value.statistics):
                 made = found[piece][n]
-                found[piece][n] = Params(made.flat, made.spec, buffers=value.buffers)
+                found[piece][n] = Model(Params(made.flat, made.spec), value.statistics)
     return found
 
 
@@ -80,14 +80,14 @@ class Post:
     def delivered(self, work):
         tensors = decode(encode(messages.down(work))).tensors
         sent = filled(work.sent, tensors, "model")
-        sent = Params(sent.flat, sent.spec, buffers=filled(work.sent.buffers, tensors, "statistics"))
+        sent = Model(Params(sent.flat, sent.spec), filled(work.sent.statistics, tensors, "statistics"))
         return replace(work, sent=sent, extras=states(work.extras, tensors, "extra"))
 
     def change(self, replies):
         return [self.returned(r) for r in replies]
 
     def returned(self, reply):
-        plan = self.works[reply.place].plan
+        plan = self.works[reply.cohort_index].plan
         codecs = codecs_of(self.kit, plan)
         asked = {n: (tuple(t.shape), t.dtype) for n, t in messages.contents(reply).items()}
         frame = decode(encode(messages.up(reply, codecs)))
@@ -96,7 +96,7 @@ class Post:
             reply,
             delta=filled(reply.delta, tensors, "delta"),
             statistics=filled(reply.statistics, tensors, "statistics"),
-            mail=states(reply.mail, tensors, "mail"),
+            mail=states(reply.up_payload, tensors, "mail"),
             samples=frame.fields["samples"],
             steps=frame.fields["steps"],
             loss=frame.fields.get("loss", math.nan),
@@ -106,7 +106,7 @@ class Post:
 def posted(method, toy):
     post = Post()
     run = lab.engine(lab.parts(method, toy), order=post.order, change=post.change)
-    post.kit = run.kit
+    post.kit = run.worker
     return lab.finish(run)
 
 
@@ -159,7 +159,9 @@ def test_t29_one_bit_and_a_scale_weigh_their_formula(first, toy, signs, dense):
     run.close()
     assert row["bytes_up"] == 3 * (-(-signs // 8) + 4 + 4 * dense)
     works = run.executor.works[0]
-    real = sum(len(encode(messages.up(r, codecs_of(run.kit, works[r.place].plan)))) for r in run.executor.replies[0])
+    real = sum(
+        len(encode(messages.up(r, codecs_of(run.worker, works[r.cohort_index].plan)))) for r in run.executor.replies[0]
+    )
     assert row["bytes_up"] + row["framing_up"] == real
     assert row["framing_up"] > 0
 
@@ -184,7 +186,7 @@ def test_packed_bytes_open_in_another_process_into_what_the_server_applied(tmp_p
     run.close()
     asked, applied, counted = [], [], 0
     for reply in run.executor.replies[0]:
-        codecs = codecs_of(run.kit, run.executor.works[0][reply.place].plan)
+        codecs = codecs_of(run.worker, run.executor.works[0][reply.cohort_index].plan)
         data = encode(messages.up(reply, codecs))
         (tmp_path / str(len(asked))).write_bytes(data)
         counted += len(data)

@@ -243,7 +243,7 @@ def _own(book: _Book, label: str) -> tuple[bool, bool]:
     )
     mine, theirs = book.values(label, personal), book.values(label, shared)
     own = any(abs(mine[seed] - theirs[seed]) > 1e-9 for seed in mine if seed in theirs)
-    return own, any(result.summary.get("private") for result in book.comparison.runs(label))
+    return own, any(result.summary.get("num_private_tensors") for result in book.comparison.runs(label))
 
 
 def _stability(book: _Book, label: str) -> dict[str, float | None]:

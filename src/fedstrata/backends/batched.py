@@ -1,4 +1,4 @@
-"""Clients stacked along a leading axis: one pass for several small models, on as many threads as there are workers."""
+"""Train clients stacked along a leading axis: one pass for several small models, on one thread a worker."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ import torch
 
 from fedstrata.backends.batched_steps import Stack, StackedSteps
 from fedstrata.backends.protocol import WorkerMaker
-from fedstrata.client.update import ClientFailure, ClientTask, ClientUpdate, phase_key, run_steps, train_client, why_not
+from fedstrata.client.frozen_prefix import NotCached
+from fedstrata.client.local_steps import run_steps
+from fedstrata.client.task import ClientFailure, ClientTask
+from fedstrata.client.tools import phase_key
+from fedstrata.client.update import ClientUpdate, reason_left_out, train_client
 from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError, FedstrataError
-from fedstrata.core.params import Params
-from fedstrata.core.piece import Reply
+from fedstrata.core.params import Model, Params
+from fedstrata.core.piece import Outcome, Reply
 
 NUMBERS = 1_100_000  # parameters of a stack, so that weights and gradients stay in the cache; measured, see bench/
 LARGEST = 32  # clients of a stack
+WINDOW = 256  # clients that are sorted by size together, so that replies of a large cohort come nearly in order
 
 
 class Batched:
-    """Stacks of clients; equal to ``loop`` to 1e-6, not bit for bit.
+    """Train stacks of clients; equal to ``loop`` to 1e-6, not bit for bit.
 
     Clients are stacked most steps first. Where dropout or a piece looks inside a batch, only clients of equal size
     share a stack; otherwise shorter batches are padded with weight 0.
 
     Args:
-        make: builds a worker's kit.
+        make: builds a worker.
         workers: stacks at a time.
         threads: intra-op threads of each.
     Raises:
@@ -38,65 +43,63 @@ class Batched:
 
     def __init__(self, make: WorkerMaker, workers: int, threads: int) -> None:
         self.workers = workers
-        kits = [make() for _ in range(workers)]
-        refuse(kits[0])
-        for kit in kits:
-            kit.bound.twin("eval"), kit.bound.twin("batch")  # copies cannot be made under vmap
+        made = [make() for _ in range(workers)]
+        refuse(made[0])
+        for worker in made:
+            worker.bound.twin("eval"), worker.bound.twin("batch_stats")  # copies cannot be made under vmap
         self.idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for kit in kits:
-            self.idle.put(kit)
-        first = kits[0]
+        for worker in made:
+            self.idle.put(worker)
+        first = made[0]
         self.size = first.setup.samples.size
         self.steps = first.setup.local_steps
-        self.equal = bool(first.bound.dropouts) or any(p.splits for p in first.method.pieces)
+        self.equal = bool(first.bound.dropouts) or any(p.batching == "splits" for p in first.method.pieces)
         self.most = max(1, min(LARGEST, NUMBERS // first.bound.spec.total))
         self.pool = ThreadPoolExecutor(
             workers, thread_name_prefix="fedstrata", initializer=torch.set_num_threads, initargs=(threads,)
         )
 
-    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
-        """Replies, a stack at a time."""
-        waiting = [self.pool.submit(self._stack, group) for group in self._groups(works)]
-        for done in as_completed(waiting):
+    def train(self, tasks: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
+        """Yield replies, a stack at a time."""
+        windows = [tasks[i : i + WINDOW] for i in range(0, len(tasks), WINDOW)]
+        for done in as_completed([self.pool.submit(self._stack, group) for w in windows for group in self._groups(w)]):
             yield from done.result()
 
-    def _groups(self, works: Sequence[ClientTask]) -> list[list[ClientTask]]:
-        """Works that train alike, by falling size, cut into stacks."""
-        kinds: dict[Hashable, list[ClientTask]] = {}
-        for work in sorted(works, key=lambda w: (-self.size(w.client), w.place)):
-            kinds.setdefault(
-                (work.plan.train, work.plan.phases, self.size(work.client) if self.equal else 0), []
-            ).append(work)
-        parts = []
-        for group in kinds.values():
+    def _groups(self, tasks: Sequence[ClientTask]) -> list[list[ClientTask]]:
+        """Return tasks that train alike, by falling size, cut into stacks."""
+        alike: dict[Hashable, list[ClientTask]] = {}
+        for task in sorted(tasks, key=lambda t: (-self.size(t.client), t.cohort_index)):
+            key = (task.plan.train, task.plan.phases, self.size(task.client) if self.equal else 0)
+            alike.setdefault(key, []).append(task)
+        stacks = []
+        for group in alike.values():
             least = -(-len(group) // self.most)
-            count = (
-                least if self.equal else min(len(group), -(-least // self.workers) * self.workers)
-            )  # no worker without a stack
+            # no worker is left without a stack
+            count = least if self.equal else min(len(group), -(-least // self.workers) * self.workers)
             each = -(-len(group) // count)
-            parts += [group[i : i + each] for i in range(0, len(group), each)]
-        return parts
+            stacks += [group[i : i + each] for i in range(0, len(group), each)]
+        return stacks
 
-    def _stack(self, works: Sequence[ClientTask]) -> list[Reply | ClientFailure]:
-        kit = self.idle.get()
+    def _stack(self, tasks: Sequence[ClientTask]) -> list[Reply | ClientFailure]:
+        worker = self.idle.get()
         try:
-            return train_stack(kit, works)
+            return train_stack(worker, tasks)
         finally:
-            self.idle.put(kit)
+            self.idle.put(worker)
 
     def close(self) -> None:
         """End the threads."""
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
-def refuse(kit: Worker) -> None:
-    """A model that cannot be stacked."""
-    if kit.bound.norms:
+def refuse(worker: Worker) -> None:
+    """Refuse a model that cannot be stacked."""
+    if worker.bound.norms:
         raise ConfigError(
             "executor=batched cannot stack batch norms, whose statistics belong to one client; use norm=group or none,"
             " or another executor."
         )
-    recurrent = [g.name for g in kit.setup.layout.groups.values() if g.kind == "recurrent"]
+    recurrent = [g.name for g in worker.setup.layout.groups.values() if g.kind == "recurrent"]
     if recurrent:
         raise ConfigError(
             f"executor=batched cannot stack recurrent layers ({', '.join(recurrent)}); use executor=loop, threads or"
@@ -104,52 +107,53 @@ def refuse(kit: Worker) -> None:
         )
 
 
-def train_stack(kit: Worker, works: Sequence[ClientTask]) -> list[Reply | ClientFailure]:
-    """Local updates of several clients of one plan. If a stack fails, its clients are tried alone, so that only the
-    guilty one is left out.
+def train_stack(worker: Worker, tasks: Sequence[ClientTask]) -> list[Reply | ClientFailure]:
+    """Run the updates of several clients of one plan.
+
+    If a stack fails, its clients are tried alone, so that only the guilty one is left out.
 
     Raises:
         ConfigError: every client can be trained alone, so it is the chain that cannot be stacked.
     """
-    refused = [why for w in works if (why := why_not(kit, w)) is not None]
-    left = [w for w in works if all(w.place != f.place for f in refused)]
+    left_out = [failure for t in tasks if (failure := reason_left_out(worker, t)) is not None]
+    out = {failure.cohort_index for failure in left_out}
+    left = [t for t in tasks if t.cohort_index not in out]
     if not left:
-        return list(refused)
+        return list(left_out)
     try:
-        return [*refused, *_train(kit, left)]
+        return [*left_out, *_train(worker, left)]
     except FedstrataError:
         raise
     except (RuntimeError, ArithmeticError, ValueError, IndexError, KeyError, TypeError, OSError, MemoryError) as error:
-        alone = [train_client(kit, w) for w in left]
+        alone = [train_client(worker, t) for t in left]
         if all(isinstance(a, Reply) for a in alone):
             raise ConfigError(
-                f"executor=batched cannot stack {kit.method} ({type(error).__name__}: {str(error)[:300]}); use"
+                f"executor=batched cannot stack {worker.method} ({type(error).__name__}: {str(error)[:300]}); use"
                 " executor=loop, threads or processes."
             ) from error
-        return [*refused, *alone]
+        return [*left_out, *alone]
 
 
-def _train(kit: Worker, works: Sequence[ClientTask]) -> list[Reply | ClientFailure]:
-    sessions = [ClientUpdate(kit, w) for w in works]
-    starts = [s.begin() for s in sessions]
-    stack = Stack(kit, sessions, starts)
-    kit.bound.mode(training=True)
-    for phase in works[0].plan.phases:
-        names = sessions[0].trained(phase)
+def _train(worker: Worker, tasks: Sequence[ClientTask]) -> list[Reply | ClientFailure]:
+    updates = [ClientUpdate(worker, t) for t in tasks]
+    starts = [u.begin() for u in updates]
+    stack = Stack(worker, updates, starts)
+    worker.bound.mode(training=True)
+    for phase in tasks[0].plan.phases:
+        names = updates[0].trained(phase)
         with torch.enable_grad():
             run_steps(StackedSteps(stack, phase, names), stack.batches(phase))
-        for session, samples in zip(sessions, stack.samples, strict=True):
-            key = phase_key(phase, names)
-            session.passes[key] = session.passes.get(key, 0) + samples
-            if session.keep(phase.name, names, phase.epochs, phase.steps) is not None:
-                session.note(f"{phase.name}: not kept, executor=batched runs all layers of a stack")
+        for update, samples in zip(updates, stack.samples, strict=True):
+            update.tools.count(phase_key(phase.name, names), samples)
+            if update.tools.plan_cache(phase.name, names, phase.epochs, phase.steps) is not None:
+                update.tools.note_cache(phase.name, NotCached("executor=batched runs all layers of a stack"))
     replies: list[Reply | ClientFailure] = []
-    for i, (session, start) in enumerate(zip(sessions, starts, strict=True)):
-        session.view.carry = None if stack.carry is None else _lane(stack.carry, i)
-        end = Params(stack.flat[i].clone(), kit.bound.spec, buffers=start.buffers)
-        replies.append(session.reply(end, float(stack.losses[i]) / max(stack.counts[i], 1), session.steps))
+    for i, (update, start) in enumerate(zip(updates, starts, strict=True)):
+        opt_state = None if stack.opt_state is None else _lane(stack.opt_state, i)
+        end = Model(Params(stack.flat[i].clone(), worker.bound.spec), start.statistics)
+        replies.append(update.reply(Outcome(end, opt_state, float(stack.losses[i]) / max(stack.counts[i], 1))))
     return replies
 
 
-def _lane(carry: Params, i: int) -> Params:
-    return Params(carry.flat[i].clone(), carry.spec) if isinstance(carry, Params) else carry
+def _lane(opt_state: Params, i: int) -> Params:
+    return Params(opt_state.flat[i].clone(), opt_state.spec) if isinstance(opt_state, Params) else opt_state

@@ -1,5 +1,6 @@
-"""Chains of linear layers and ReLU for many clients at once: batched matrix products, and plain SGD without a gradient
-in memory.
+"""Train chains of linear layers and ReLU for many clients at once.
+
+Products are batched, and plain SGD takes its steps without a gradient in memory.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch import Tensor
 
 
 class LinearChain:
-    """Linear, ReLU, ..., linear, for C clients whose parameters lie beside each other.
+    """Linear, ReLU, ..., linear, for C clients with stacked parameters.
 
     Samples are the last axis inside, so that gradients of weights come out in the layout of the weights.
 
@@ -39,8 +40,7 @@ class LinearChain:
         lr: float,
         trained: Collection[str],
     ) -> Tensor:
-        """One step of plain SGD, in place: each weight takes its gradient as it is computed, so that none is ever
-        stored.
+        """Take one step of plain SGD, in place: each weight takes its gradient as it is computed; none is stored.
 
         Args:
             p: parameters [C, *shape], moved in place.
@@ -57,17 +57,16 @@ class LinearChain:
         weight, bias = self.layers[-1]
         output = torch.baddbmm(p[bias].unsqueeze(2), p[weight], inputs[-1])
         with torch.enable_grad():
-            found = losses(output.requires_grad_().transpose(1, 2))
-            (slope,) = torch.autograd.grad(found.sum(), output)  # [C, classes, B]
+            loss = losses(output.requires_grad_().transpose(1, 2))
+            (grad,) = torch.autograd.grad(loss.sum(), output)  # [C, classes, B]
         for depth in reversed(range(len(self.layers))):
             weight, bias = self.layers[depth]
-            before = (
-                torch.bmm(p[weight].transpose(1, 2), slope).mul_(inputs[depth] > 0) if depth else None
-            )  # with the weight before its step
+            # with the weight before its step
+            before = torch.bmm(p[weight].transpose(1, 2), grad).mul_(inputs[depth] > 0) if depth else None
             if weight in trained:
-                p[weight].baddbmm_(slope, inputs[depth].transpose(1, 2), alpha=-lr)
+                p[weight].baddbmm_(grad, inputs[depth].transpose(1, 2), alpha=-lr)
             if bias in trained:
-                p[bias].sub_(slope.sum(2), alpha=lr)
+                p[bias].sub_(grad.sum(2), alpha=lr)
             if before is not None:
-                slope = before
-        return found.detach()
+                grad = before
+        return loss.detach()

@@ -1,11 +1,12 @@
-"""One client after the other, in this process: eager autograd on a bound module."""
+"""Train one client after the other, in this process: eager autograd on a bound model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from fedstrata.backends.protocol import WorkerMaker
-from fedstrata.client.update import ClientFailure, ClientTask, train_client
+from fedstrata.client.task import ClientFailure, ClientTask
+from fedstrata.client.update import train_client
 from fedstrata.core.piece import Reply
 
 
@@ -15,13 +16,13 @@ class Loop:
     name = "loop"
     workers = 1
 
-    def __init__(self, make: WorkerMaker) -> None:
-        self.kit = make()
+    def __init__(self, make: WorkerMaker, workers: int = 1, threads: int = 1) -> None:  # every executor's arguments
+        self.worker = make()
 
-    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
-        """Replies in cohort order."""
-        for work in works:
-            yield train_client(self.kit, work)
+    def train(self, tasks: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
+        """Yield replies in cohort order."""
+        for task in tasks:
+            yield train_client(self.worker, task)
 
     def close(self) -> None:
         """Nothing to release."""

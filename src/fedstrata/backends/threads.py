@@ -1,4 +1,4 @@
-"""Several clients at a time in threads of this process, each with a bound module of its own."""
+"""Train several clients at a time in threads of this process, each with its bound model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 
-from fedstrata.backends.protocol import WorkerMaker
-from fedstrata.client.update import ClientFailure, ClientTask, train_client
+from fedstrata.backends.protocol import WorkerMaker, in_order
+from fedstrata.client.task import ClientFailure, ClientTask
+from fedstrata.client.update import train_client
 from fedstrata.client.worker import Worker
 from fedstrata.core.piece import Reply
 
@@ -18,7 +19,7 @@ class Threads:
     """A pool of threads; torch releases the interpreter lock inside its kernels.
 
     Args:
-        make: builds a worker's kit.
+        make: builds a worker.
         workers: threads.
         threads: intra-op threads of each.
     """
@@ -28,27 +29,26 @@ class Threads:
     def __init__(self, make: WorkerMaker, workers: int, threads: int) -> None:
         self.workers = workers
         self.idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        kits = [make() for _ in range(workers)]
-        self.size = kits[0].setup.samples.size
-        for kit in kits:
-            self.idle.put(kit)
+        made = [make() for _ in range(workers)]
+        self.size = made[0].setup.samples.size
+        for worker in made:
+            self.idle.put(worker)
         self.pool = ThreadPoolExecutor(
             workers, thread_name_prefix="fedstrata", initializer=torch.set_num_threads, initargs=(threads,)
         )
 
-    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
-        """Replies as they come, the largest clients first so that nobody waits for one at the end."""
-        order = sorted(works, key=lambda w: (-self.size(w.client), w.place))
-        waiting = [self.pool.submit(self._one, work) for work in order]
-        for done in as_completed(waiting):
+    def train(self, tasks: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
+        """Yield replies as they come."""
+        # only the pool holds the futures, so that a reply is freed once it is folded
+        for done in as_completed([self.pool.submit(self._one, t) for t in in_order(tasks, self.workers, self.size)]):
             yield done.result()
 
-    def _one(self, work: ClientTask) -> Reply | ClientFailure:
-        kit = self.idle.get()
+    def _one(self, task: ClientTask) -> Reply | ClientFailure:
+        worker = self.idle.get()
         try:
-            return train_client(kit, work)
+            return train_client(worker, task)
         finally:
-            self.idle.put(kit)
+            self.idle.put(worker)
 
     def close(self) -> None:
         """End the threads."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedstrata.client.batch_order import Order
-from fedstrata.client.update import ClientTask
+from fedstrata.client.task import ClientTask
 from fedstrata.common import random_streams
 from fedstrata.engine.assembly import RunComponents
 from fedstrata.models import build
@@ -54,11 +54,13 @@ class Bare:
                 setup.seed,
                 ("local", work.round, work.client, work.occurrence),
                 len(index),
-                setup.batch,
+                setup.local.batch,
                 "cycle",
                 merge_single=False,
             )
-            found.append([index[positions] for _, positions in order.batches(epochs=setup.epochs, steps=setup.steps)])
+            found.append(
+                [index[positions] for _, positions in order.batches(epochs=setup.local.epochs, steps=setup.local.steps)]
+            )
         return found
 
     def train(self, orders: Sequence[Sequence[Tensor]], lr: float) -> int:

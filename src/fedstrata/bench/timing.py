@@ -22,7 +22,7 @@ from fedstrata.backends.protocol import Executor
 from fedstrata.backends.selection import build as build_executor
 from fedstrata.bench.bare import CODE, Bare
 from fedstrata.bench.jobs import JOBS
-from fedstrata.client.update import ClientTask
+from fedstrata.client.task import ClientTask
 from fedstrata.common.allocator import keep_freed_blocks
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.piece import Reply
@@ -98,19 +98,19 @@ def measure(job: str, pairs: int, workers: int, tell: Callable[[str], None] = la
 def _executors(job: str, parts: RunComponents, workers: int) -> dict[str, Executor]:
     """Make the executors, processes first: they are forked before this process has threads."""
     kinds = [("processes", workers), ("threads", workers), ("loop", 1)] + ([("batched", workers)] if job == "S" else [])
-    return {f"{n}, {w}" if w > 1 else n: build_executor(n, parts.make, w, 1, lambda *_: None) for n, w in kinds}
+    return {f"{n}, {w}" if w > 1 else n: build_executor(n, parts.make_worker, w, 1, lambda *_: None) for n, w in kinds}
 
 
 def _works(parts: RunComponents, number: int) -> tuple[ClientTask, ...]:
-    server = Server(number, parts.setup.params, {})
-    return plan_round(server, parts.method, parts.setup, "share", parts.setup.lr, lambda *_: None, lambda _: None).works
+    server = Server(number, parts.setup.model, {})
+    return plan_round(server, parts.rules, parts.setup.local.lr, lambda *_: None, lambda _: None).tasks
 
 
 def _bare(loop: Bare, works: Sequence[ClientTask], parts: RunComponents) -> float:
     orders = loop.orders(works)
     gc.collect()
     start = time.perf_counter()
-    samples = loop.train(orders, parts.setup.lr)
+    samples = loop.train(orders, parts.setup.local.lr)
     return samples / (time.perf_counter() - start)
 
 
@@ -118,13 +118,13 @@ def _ours(executor: Executor, works: Sequence[ClientTask], replies: dict[str, li
     torch.set_num_threads(1)
     gc.collect()
     start = time.perf_counter()
-    answers = sorted(executor.train(works), key=lambda a: a.place)
+    answers = sorted(executor.train(works), key=lambda a: a.cohort_index)
     seconds = time.perf_counter() - start
     good = [a for a in answers if isinstance(a, Reply)]
     if len(good) != len(answers):
         raise ConfigError(f"{name}: {next(a for a in answers if not isinstance(a, Reply))}")
     replies[name] = good
-    return sum(sum(r.passes.values()) for r in good) / seconds
+    return sum(sum(r.cost_by_phase.values()) for r in good) / seconds
 
 
 def _difference(bare: Bare, replies: Sequence[Reply]) -> float:

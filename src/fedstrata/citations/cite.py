@@ -11,7 +11,7 @@ from fedstrata import __version__, citations
 from fedstrata.citations import Entry
 from fedstrata.common.call_syntax import Call, bind, parse_call, parse_calls
 from fedstrata.config.config import MODELS, PARTITION, Config
-from fedstrata.core.chain import Method, name_of
+from fedstrata.core.chain import Method
 from fedstrata.data.location import Place
 from fedstrata.data.registry import find_dataset, find_partition
 from fedstrata.methods import find as find_method
@@ -145,7 +145,7 @@ def _pieces(method: str | Method) -> Iterator[Part]:
     known = {row.piece: row for row in rows()}
     for piece in method.pieces:
         row = known.get(type(piece))
-        what = f"method {name_of(piece)}"
+        what = f"method {piece.name}"
         yield Part(what, (), "a piece of your own") if row is None else _part(what, row)
 
 

@@ -54,7 +54,7 @@ def _methods() -> Rows:
         "what it does": "the empty chain: local training, weighted mean",
         "source": "McMahan et al. 2017",
     }
-    ours = [plain, *({"method": r.name, "what it does": r.summary, "source": r.piece.source} for r in rows())]
+    ours = [plain, *({"method": r.name, "what it does": r.summary, "source": r.source} for r in rows())]
     return ours + [{"method": p.name, "what it does": p.about, "source": _origin(p)} for p in _plugged("methods")]
 
 

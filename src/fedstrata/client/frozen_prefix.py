@@ -1,9 +1,8 @@
-"""A network cut in front of the layers that are trained: what lies before the cut is computed once a sample, what lies
-behind it in each step.
+"""Split a network into a frozen prefix, which is computed once a sample, and the rest, which runs in each step.
 
-The cut is a set of values: every value that does not depend on a trained parameter and that a dependent one uses. One
-through a residual block is two tensors. The network is read by symbolic tracing; where that fails, or where keeping
-would not be exact, the reason is given in words.
+The split is a set of values: every value that does not depend on a trained parameter and that a dependent one uses. A
+split through a residual block is two tensors. The network is read by symbolic tracing; where that fails, or where
+caching would not be exact, the result is a reason.
 """
 
 from __future__ import annotations
@@ -22,6 +21,13 @@ from fedstrata.core.params import Params
 Names = frozenset[str]
 Context: TypeAlias = Callable[[], AbstractContextManager[None]]
 ROOT = "body."
+
+
+@dataclass(frozen=True)
+class NotCached:
+    """Why activations are not cached; an empty reason means that no frozen layer precedes the trained ones."""
+
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,6 @@ class NetworkCut:
 
 
 # ---- tracing
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 class _Tracer(fx.Tracer):
@@ -92,7 +97,7 @@ class _Tracer(fx.Tracer):
 class _Shell(nn.Module):
     """Calls the body with samples alone, so that its further arguments have their defaults.
 
-    Constants found in tracing are hung up here.
+    Constants found in tracing become its attributes.
     """
 
     def __init__(self, body: nn.Module) -> None:
@@ -100,13 +105,14 @@ class _Shell(nn.Module):
         self.body = body
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.body(x)
-        return found
+        features: Tensor = self.body(x)
+        return features
 
 
-def trace(bound: BoundModel, x: Tensor, context: Context) -> Traced | str:
-    """The body as a graph, or why not. Not to be called beside threads that run networks: tracing replaces
-    ``nn.Module.__call__`` for its time.
+def trace(bound: BoundModel, x: Tensor, context: Context) -> Traced | NotCached:
+    """Return the body as a graph, or why not.
+
+    No other thread may run a network meanwhile: tracing replaces ``nn.Module.__call__`` for its time.
 
     Args:
         bound: the network.
@@ -124,12 +130,13 @@ def trace(bound: BoundModel, x: Tensor, context: Context) -> Traced | str:
             for n in graph.nodes
             if n.op == "get_attr" and ROOT not in str(n.target)
         }
-        bound.body.eval()  # sizes do not hang on it, and neither masks are drawn nor statistics moved
+        bound.body.eval()  # sizes do not depend on it, and neither masks are drawn nor statistics moved
         look = _Look(_module(bound, graph, constants), graph)
         with torch.no_grad(), context():
             look.run(x)
     except Exception as error:  # whatever a model's own code raises  # noqa: BLE001
-        return f"the model cannot be traced ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
+        first_line = str(error).partition(chr(10))[0][:120]
+        return NotCached(f"the model cannot be traced ({type(error).__name__}: {first_line})")
     finally:
         bound.mode(training=True)
     return Traced(graph, constants, look.rows, frozenset(look.mixed), x)
@@ -164,14 +171,10 @@ class _Look(fx.Interpreter):
 
 
 # ---- cutting
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
-def cut(traced: Traced, bound: BoundModel, names: Names) -> NetworkCut | str | None:
-    """The body in two parts for the training of ``names``; why that would not be exact.
-
-    Or None where no layer lies in front of them.
-    """
+def cut(traced: Traced, bound: BoundModel, names: Names) -> NetworkCut | NotCached:
+    """Split the body for the training of ``names``, or say why that would not be exact."""
     order = list(traced.graph.nodes)
     trained = {id(bound.parts[n]) for n in names if n in bound.parts}
     moving: set[fx.Node] = set()
@@ -188,33 +191,33 @@ def cut(traced: Traced, bound: BoundModel, names: Names) -> NetworkCut | str | N
         elif node not in inside:
             inside.add(node)
             left += node.all_input_nodes
-    front = _ancestors(entries)
-    if not any(_parameters(bound, node) for node in front):
+    prefix_nodes = _ancestors(entries)
+    if not any(_parameters(bound, node) for node in prefix_nodes):
         lost = any(node in traced.mixed and node not in moving and _parameters(bound, node) for node in inside)
-        return "values in front of what is trained do not hold one row a sample" if lost else None
-    why = _inexact(traced, bound, [n for n in order if n in front])
-    if why is not None:
-        return why
+        return NotCached("values before the trained layers do not hold one row a sample" if lost else "")
+    inexact = _inexact(traced, bound, [n for n in order if n in prefix_nodes])
+    if inexact is not None:
+        return NotCached(inexact)
     kept = [n for n in order if n in entries and n.op != "placeholder"]
     raw = [n for n in order if n in entries and n.op == "placeholder"]
-    before, copies = _copied([n for n in order if n in front], [])
+    before, copies = _copied([n for n in order if n in prefix_nodes], [])
     before.output(tuple(copies[n] for n in kept))
     after, _ = _copied([n for n in order if n in inside], [*raw, *kept])
     prefix, suffix = (_module(bound, graph, traced.constants) for graph in (before, after))
     return NetworkCut(prefix, suffix, bool(raw), sum(traced.rows[n] for n in kept))
 
 
-def _inexact(traced: Traced, bound: BoundModel, front: Sequence[fx.Node]) -> str | None:
-    """A layer among these whose outputs for a sample differ from step to step, or depend on its company."""
-    for node in front:
+def _inexact(traced: Traced, bound: BoundModel, nodes: Sequence[fx.Node]) -> str | None:
+    """Name a layer whose outputs for a sample differ from step to step, or depend on the other samples."""
+    for node in nodes:
         part = _resolved(bound, node, traced.constants)
         for name, inner in part.named_modules() if isinstance(part, nn.Module) else ():
             path = ".".join(filter(None, (str(node.target).removeprefix(ROOT), name)))
             if isinstance(inner, Dropout) and inner.p > 0:
-                return f"dropout in front of what is trained ({path})"
+                return f"dropout before the trained layers ({path})"
             alone = isinstance(inner, nn.modules.instancenorm._InstanceNorm) and not inner.track_running_stats
             if isinstance(inner, nn.modules.batchnorm._NormBase) and not alone:
-                return f"a batch norm in front of what is trained looks at the batch ({path})"
+                return f"a batch norm before the trained layers looks at the batch ({path})"
     return None
 
 
@@ -274,12 +277,14 @@ def _parameters(bound: BoundModel, node: fx.Node) -> list[nn.Parameter]:
 
 
 # ---- trying
-# -------------------------------------------------------------------------------------------------------------------------------
 
 
-def doubt(made: NetworkCut, bound: BoundModel, names: Names, start: Params, x: Tensor, context: Context) -> str | None:
-    """Why the two parts are not the network itself, tried on a few samples: same features, same gradients, no sample
-    that sees another.
+def doubt(
+    made: NetworkCut, bound: BoundModel, names: Names, start: Params, x: Tensor, context: Context
+) -> NotCached | None:
+    """Say why the two parts differ from the network, tried on a few samples, or None.
+
+    Features and gradients must be the same, and no sample may see another.
 
     Args:
         made: the parts.
@@ -298,11 +303,11 @@ def doubt(made: NetworkCut, bound: BoundModel, names: Names, start: Params, x: T
                 values, few = made.prefix(x), made.prefix(x[: len(x) // 2])
             parts = _outcome(bound, leaves, lambda: made.features(x, values))
         except Exception as error:  # tracing may have missed anything of a model's own code  # noqa: BLE001
-            return f"the traced model does not run ({type(error).__name__})"
+            return NotCached(f"the traced model does not run ({type(error).__name__})")
         if not all(_near(a, b[: len(a)]) for a, b in zip(few, values, strict=True)):
-            return "samples see each other in front of what is trained"
+            return NotCached("samples see each other before the trained layers")
     if len(whole) != len(parts) or not all(_near(a, b) for a, b in zip(parts, whole, strict=True)):
-        return "the traced model does not compute what the model computes"
+        return NotCached("the traced model does not compute what the model computes")
     return None
 
 
@@ -314,8 +319,8 @@ def _outcome(bound: BoundModel, leaves: Sequence[nn.Parameter], run: Callable[[]
         if not z.requires_grad:
             return [z]
         weight = torch.randn(z.shape, generator=torch.Generator().manual_seed(1))
-        slopes = torch.autograd.grad((z * weight).sum(), leaves, allow_unused=True)
-    return [z.detach(), *(torch.zeros_like(t) if g is None else g for t, g in zip(leaves, slopes, strict=True))]
+        gradients = torch.autograd.grad((z * weight).sum(), leaves, allow_unused=True)
+    return [z.detach(), *(torch.zeros_like(t) if g is None else g for t, g in zip(leaves, gradients, strict=True))]
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
@@ -330,7 +335,7 @@ def _near(a: Tensor, b: Tensor) -> bool:
 def _borrowed(bound: BoundModel, start: Params) -> Any:
     """Parameters near ``start`` for a while; afterwards parameters, statistics and streams are what they were."""
     flat = bound.flat.detach().clone()
-    buffers = [(b, b.clone()) for b in bound.body.buffers()]
+    statistics = [(b, b.clone()) for b in bound.body.buffers()]
     draws = [drop.draw for drop in bound.dropouts]
     try:
         with torch.no_grad():
@@ -341,10 +346,10 @@ def _borrowed(bound: BoundModel, start: Params) -> Any:
     finally:
         with torch.no_grad():
             bound.flat.copy_(flat)
-            for buffer, value in buffers:
+            for buffer, value in statistics:
                 buffer.copy_(value)
         for drop, draw in zip(bound.dropouts, draws, strict=True):
             drop.draw = draw
 
 
-__all__ = ["Context", "NetworkCut", "Traced", "cut", "doubt", "trace"]
+__all__ = ["Context", "NetworkCut", "NotCached", "Traced", "cut", "doubt", "trace"]

@@ -1,12 +1,9 @@
-"""What one batch does: to a client's parameters, or to a value that is carried along.
-
-The loop over batches stands in ``round.py``.
-"""
+"""What one batch does to a client's parameters, or to a value that is carried along; and the only local loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,35 +15,61 @@ from fedstrata.core.params import Params
 from fedstrata.core.piece import Gradient, Loss
 
 
+class Stepper(Protocol):
+    """Something that takes a local step."""
+
+    def step(self, batch: Batch) -> None:
+        """Take one step on one batch."""
+
+
+class StepObserver(Protocol):
+    """Something that watches the steps of a client's main training."""
+
+    def before_step(self, steps: LocalSteps, gradients: Sequence[Tensor] | None) -> None:
+        """See the gradients of what moves, in layout order and before clipping; None where a piece takes the step."""
+
+    def after_step(self, steps: LocalSteps) -> None:
+        """See the parameters after the step, in the worker's bound vector."""
+
+
+def run_steps(stepper: Stepper, batches: Iterable[Batch]) -> None:
+    """Take a step on every batch: the only local loop."""
+    for batch in batches:
+        stepper.step(batch)
+
+
 class LocalSteps:
     """Local steps of one client on the bound vector.
 
     Args:
-        kit: the worker.
+        worker: who trains.
         loss: with middleware.
         gradient: middleware round the gradient, innermost first.
         names: parameters that move.
         lr: learning rate.
-        custom: a piece's own optimiser step, or None.
-        carry: what that step starts with.
+        custom: a piece's optimizer step, or None.
+        opt_state: what that step starts with.
+        observer: watches the steps.
     """
 
     def __init__(
         self,
-        kit: Worker,
+        worker: Worker,
         loss: Loss,
         gradient: Callable[[Gradient], Gradient],
         names: Names,
         lr: float,
         custom: Callable[..., Any] | None = None,
-        carry: Any = None,
+        opt_state: Any = None,
+        observer: StepObserver | None = None,
     ) -> None:
-        self.kit, self.loss, self.lr, self.custom, self.carry = kit, loss, lr, custom, carry
-        self.optimizer = kit.optimizer()
-        self.total = 0.0
+        self.observer = observer
+        self.worker, self.loss, self.lr, self.custom, self.opt_state = worker, loss, lr, custom, opt_state
+        self.optimizer = worker.optimizer()
+        self.total_loss = 0.0
         self.count = 0
         self.samples = 0
-        bound = kit.bound
+        bound = worker.bound
         bound.train_only(names)
         self.names = [n for n in bound.spec.names if n in names]
         self.runs = bound.spec.runs(names)
@@ -54,27 +77,27 @@ class LocalSteps:
         self.values = [flat[a:b] for a, b in self.runs]
         self.tensors = [bound.parts[n].detach().view(-1) for n in self.names]
         self.gradient = gradient(self._base)
-        untouched = self.gradient == self._base and custom is None and kit.local.clip is None
-        self.direct = untouched  # no pass over the whole vector is needed
+        # without middleware no pass over the whole vector is needed
+        self.direct = self.gradient == self._base and custom is None and worker.setup.local.clip is None
 
-    def _slopes(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        self.kit.memo.clear()
-        value = self.loss(self.kit.bound.params, batch)
+    def _gradients(self, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
+        self.worker.features.clear()
+        value = self.loss(self.worker.bound.model, batch)
         self._note(float(value.detach()))
-        return self.kit.bound.slopes(value, self.names)
+        return self.worker.bound.gradients(value, self.names)
 
     def _base(self, p: Params, batch: Batch) -> Params:
-        """The gradient as one vector of its own."""
-        bound = self.kit.bound
+        """Return the gradient as a new vector."""
+        bound = self.worker.bound
         if p.flat is not bound.flat:
-            slope, found = self.kit.slope(self.loss, p, batch)
-            self._note(found)
-            return slope
-        return self._joined(*self._slopes(batch))
+            grad, loss = self.worker.gradient(self.loss, p, batch)
+            self._note(loss)
+            return grad
+        return self._joined(*self._gradients(batch))
 
-    def _joined(self, slopes: Sequence[Tensor], whole: Tensor | None) -> Params:
-        spec = self.kit.bound.spec
-        joined = torch.cat([s.reshape(-1) for s in slopes])
+    def _joined(self, grads: Sequence[Tensor], whole: Tensor | None) -> Params:
+        spec = self.worker.bound.spec
+        joined = torch.cat([g.reshape(-1) for g in grads])
         if len(self.names) < len(spec.names):
             everything, at = torch.zeros(spec.total, dtype=joined.dtype), 0
             for a, b in self.runs:
@@ -84,38 +107,53 @@ class LocalSteps:
         return Params(joined if whole is None else joined.add_(whole), spec)
 
     def _note(self, loss: float) -> None:
-        self.total += loss
+        self.total_loss += loss
         self.count += 1
 
     def step(self, batch: Batch) -> None:
-        """One batch."""
+        """Move the parameters by one batch."""
         self.samples += len(batch.y)
-        bound = self.kit.bound
+        bound = self.worker.bound
         if self.custom is not None:
-            moved, self.carry = self.custom(bound.params, batch, self.gradient, self.carry)
+            self._notify(None)
+            moved, self.opt_state = self.custom(bound.model, batch, self.gradient, self.opt_state)
             with torch.no_grad():
                 for value, (a, b) in zip(self.values, self.runs, strict=True):
                     value.copy_(moved.flat[a:b])
+            self._done()
             return
         if self.direct:
-            slopes, whole = self._slopes(batch)
+            grads, whole = self._gradients(batch)
             if whole is None:
-                self.optimizer.step(self.tensors, [s.reshape(-1) for s in slopes], self.lr)
+                self._move(self.tensors, [g.reshape(-1) for g in grads])
                 return
             self.direct = False  # the loss has terms on the whole vector, in this phase's every step
-            flat = self._joined(slopes, whole).flat
+            flat = self._joined(grads, whole).flat
         else:
-            flat = self.gradient(bound.params, batch).flat
-        self.optimizer.step(self.values, [flat[a:b] for a, b in self.runs], self.lr)
+            flat = self.gradient(bound.model, batch).flat
+        self._move(self.values, [flat[a:b] for a, b in self.runs])
+
+    def _move(self, values: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        self._notify(gradients)
+        self.optimizer.step(values, gradients, self.lr)
+        self._done()
+
+    def _notify(self, gradients: Sequence[Tensor] | None) -> None:
+        if self.observer is not None:
+            self.observer.before_step(self, gradients)
+
+    def _done(self) -> None:
+        if self.observer is not None:
+            self.observer.after_step(self)
 
 
 class Fold:
-    """Carries a value over batches; nothing is trained."""
+    """Carry a value over batches; nothing is trained."""
 
     def __init__(self, function: Callable[[Any, Batch], Any], carry: Any) -> None:
         self.function, self.carry, self.samples = function, carry, 0
 
     def step(self, batch: Batch) -> None:
-        """One batch."""
+        """Fold one batch."""
         self.samples += len(batch.y)
         self.carry = self.function(self.carry, batch)

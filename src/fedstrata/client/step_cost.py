@@ -18,54 +18,54 @@ from fedstrata.core.network import Batch
 from fedstrata.core.plan import Load
 
 
-def cost(kit: Worker, batch: Batch, names: Names) -> Load:
+def cost(worker: Worker, batch: Batch, names: Names) -> Load:
     """FLOPs a sample and peak bytes of a batch of the configured size, when only these parameters are trained."""
-    bound, setup = kit.bound, kit.setup
+    bound, setup = worker.bound, worker.setup
     bound.mode(training=True)
     bound.draw_from(torch.Generator().manual_seed(0))
     bound.train_only(names)
-    with whole(kit), FlopCounter() as counter:
-        ahead, peak = _alive(kit, batch, names)
+    with whole(worker), FlopCounter() as counter:
+        ahead, peak = _alive(worker, batch, names)
         flops = counter.get_total_flops() / len(batch.y)
         half = len(batch.y) // 2 if len(batch.y) >= 4 else 0  # a batch norm needs two
-        less = _alive(kit, Batch(batch.x[:half], batch.y[:half]), names)[1] if half else 0
-    kit.memo.clear()
+        less = _alive(worker, Batch(batch.x[:half], batch.y[:half]), names)[1] if half else 0
+    worker.features.clear()
     bound.train_only(setup.layout.parameters)
     # what the backward pass makes for weights does not grow with the batch, so the line through two sizes is followed;
     # never below the forward pass
-    more = setup.batch - len(batch.y)
-    peak = max(peak + (peak - less) * more // (len(batch.y) - half), ahead * setup.batch // len(batch.y))
+    more = setup.local.batch - len(batch.y)
+    peak = max(peak + (peak - less) * more // (len(batch.y) - half), ahead * setup.local.batch // len(batch.y))
     numbers = 4 * sum(stop - start for start, stop in bound.spec.runs(names))
-    optimizer = Optimizer(setup.optimizer, setup.momentum)
+    optimizer = Optimizer(setup.local.optimizer, setup.local.momentum)
     return Load(
         flops, 4 * bound.spec.total + numbers * (1 + optimizer.slots()) + max(peak, numbers * optimizer.working())
     )
 
 
-def _alive(kit: Worker, batch: Batch, names: Names) -> tuple[int, int]:
+def _alive(worker: Worker, batch: Batch, names: Names) -> tuple[int, int]:
     """Bytes alive together, batch included: at the peak of the forward pass, and of both passes less the gradients of
     what is trained.
     """
-    bound = kit.bound
-    kit.memo.clear()
-    with Alive([bound.flat, bound.buffers.flat]) as alive:
-        loss = kit.plain_loss(bound.params, Batch(batch.x.clone(), batch.y.clone()))
+    bound = worker.bound
+    worker.features.clear()
+    with Alive([bound.flat, bound.statistics.flat]) as alive:
+        loss = worker.plain_loss(bound.model, Batch(batch.x.clone(), batch.y.clone()))
         ahead = alive.peak
         if loss.requires_grad:  # not where these parameters are used in other rounds only
-            bound.slopes(loss, [n for n in bound.spec.names if n in names])
+            bound.gradients(loss, [n for n in bound.spec.names if n in names])
     return ahead, max(ahead, alive.peak - 4 * sum(stop - start for start, stop in bound.spec.runs(names)))
 
 
-def forward(kit: Worker, batch: Batch) -> Mapping[str, int]:
+def forward(worker: Worker, batch: Batch) -> Mapping[str, int]:
     """FLOPs a sample of the forward pass, by layer group, shallow to deep.
 
     A product without parameters counts for the layer that it lies in.
     """
-    bound, groups = kit.bound, kit.setup.layout.groups
+    bound, groups = worker.bound, worker.setup.layout.groups
     found = dict.fromkeys(groups, 0)
     bound.mode(training=True)
     bound.draw_from(torch.Generator().manual_seed(0))
-    with torch.no_grad(), whole(kit), FlopCounter() as counter:
+    with torch.no_grad(), whole(worker), FlopCounter() as counter:
 
         def watch(module: nn.Module, group: str) -> None:
             started: list[int] = []
@@ -80,10 +80,10 @@ def forward(kit: Worker, batch: Batch) -> Mapping[str, int]:
             for m in root.modules()
         ]
         try:
-            for module, group in layers(kit):
+            for module, group in layers(worker):
                 watch(module, group)
-            kit.memo.clear()
-            kit.plain_loss(bound.params, batch)
+            worker.features.clear()
+            worker.plain_loss(bound.model, batch)
         finally:
             for module, first, later in before:
                 for hooks, kept in ((module._forward_pre_hooks, first), (module._forward_hooks, later)):
@@ -93,9 +93,9 @@ def forward(kit: Worker, batch: Batch) -> Mapping[str, int]:
 
 
 @contextmanager
-def whole(kit: Worker) -> Iterator[None]:
+def whole(worker: Worker) -> Iterator[None]:
     """All settings of the network are 0 for a while, which is the whole network."""
-    parts = [kit.bound.parts[name] for name in kit.setup.layout.settings]
+    parts = [worker.bound.parts[name] for name in worker.setup.layout.integers]
     before = [part.detach().clone() for part in parts]
     try:
         with torch.no_grad():
@@ -108,9 +108,9 @@ def whole(kit: Worker) -> Iterator[None]:
                 part.copy_(value)
 
 
-def layers(kit: Worker) -> list[tuple[nn.Module, str]]:
+def layers(worker: Worker) -> list[tuple[nn.Module, str]]:
     """The outermost modules whose parameters all lie in one layer group, with that group."""
-    bound, layout = kit.bound, kit.setup.layout
+    bound, layout = worker.bound, worker.setup.layout
     owner = {id(part): layout.entries[name].group for name, part in bound.parts.items()}
     found: list[tuple[nn.Module, str]] = []
 

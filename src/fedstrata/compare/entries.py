@@ -12,7 +12,7 @@ from fedstrata.analysis.comparison import Entry
 from fedstrata.common.errors import ConfigError, FedstrataError
 from fedstrata.config.config import KEYS, Config, command_line
 from fedstrata.config.fields import suggestion
-from fedstrata.core.chain import Method, chain, name_of
+from fedstrata.core.chain import Method, chain
 from fedstrata.core.piece import Piece
 from fedstrata.methods import method as parse_method
 
@@ -154,7 +154,7 @@ def _labels(read: Sequence[tuple[str, Method, Mapping[str, Any]]]) -> list[str]:
 
 
 def _names(method: Method) -> str:
-    return " + ".join(name_of(piece) for piece in method.pieces) or "fedavg"
+    return " + ".join(piece.name for piece in method.pieces) or "fedavg"
 
 
 def _cut(text: str) -> str:

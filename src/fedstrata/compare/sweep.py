@@ -25,7 +25,6 @@ from fedstrata.compare.request import ComparisonRequest, Observers, contest, dif
 from fedstrata.compare.screening import best_score
 from fedstrata.config.config import KEYS, Config
 from fedstrata.config.fields import suggestion
-from fedstrata.core.chain import name_of
 from fedstrata.runs.folder import as_json
 from fedstrata.storage.atomic_files import write_file
 
@@ -50,7 +49,7 @@ class Vary:
 
     def meant_for(self, rival: Competitor) -> bool:
         """Whether it changes this method."""
-        return self.setting or any(name_of(piece) == self.key.partition(".")[0] for piece in rival.method.pieces)
+        return self.setting or any(piece.name == self.key.partition(".")[0] for piece in rival.method.pieces)
 
 
 @dataclass(frozen=True)
@@ -320,7 +319,7 @@ def _check_meant(varied: Sequence[Vary], found: Sequence[Competitor]) -> None:
                     f"{vary.key} is varied, and {taken[0]!r} has one of its own; leave it out of one of the two."
                 )
         elif not any(vary.meant_for(rival) for rival in found):
-            names = [f"{name_of(p)}.{f.name}" for r in found for p in r.method.pieces for f in fields(p)]
+            names = [f"{p.name}.{f.name}" for r in found for p in r.method.pieces for f in fields(p)]
             raise ConfigError(
                 f"{vary.key} is neither a setting nor an argument of one of the"
                 f" methods.{suggestion(vary.key, [*OWN, *names])}"
@@ -384,7 +383,7 @@ def text_with(rival: Competitor, values: Mapping[str, str]) -> str:
 
 
 def _call_with(call: Call, rival: Competitor, values: Mapping[str, str]) -> str:
-    piece = next((p for p in rival.method.pieces if name_of(p) == call.name), None)
+    piece = next((p for p in rival.method.pieces if p.name == call.name), None)
     if piece is None:
         return call.name
     names = [f.name for f in fields(piece)]

@@ -51,8 +51,8 @@ class Entry(NamedTuple):
 
     Attributes:
         kind: of the module that owns it; ``layer`` is the kind of the whole layer (a linear map inside an attention
-            layer has both). A "setting" is a whole number that says what the network does in a round; it is sent and
-            averaged, and never trained.
+            layer has both). An "integer" is a whole number of the server that the network reads in a round; it is sent
+            and averaged, and never trained.
     """
 
     name: str
@@ -115,9 +115,14 @@ class Layout:
         return frozenset(self.spec.names)
 
     @cached_property
-    def settings(self) -> Names:
-        """Names of the parameters that are settings of the network, see :class:`Entry`."""
-        return frozenset(e.name for e in self.entries.values() if e.kind == "setting")
+    def integers(self) -> Names:
+        """Names of the server's integer buffers, see :class:`Entry`."""
+        return frozenset(e.name for e in self.entries.values() if e.kind == "integer")
+
+    @cached_property
+    def trainable(self) -> Names:
+        """Names of the parameters that local steps may move: all but integer buffers."""
+        return self.parameters - self.integers
 
     def names(self) -> tuple[str, ...]:
         """Group names, shallow to deep."""
@@ -282,6 +287,8 @@ def entries_of(module: nn.Module, head: str) -> list[Entry]:
     modules = dict(module.named_modules())
     found: list[Entry] = []
     for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue  # a frozen base, outside the vector
         owner = name.rpartition(".")[0]
         mine = [
             g

@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from fedstrata.common.errors import MethodError, nearest
 from fedstrata.core.layout import Entry, Layout, Role, entries_of
-from fedstrata.core.params import EvalMode, Params, Spec
+from fedstrata.core.params import EvalMode, Model, Params, Spec
 
 
 class Dropout(nn.Module):
@@ -82,6 +82,7 @@ class Net:
         exits: where the body may end: the last submodule that runs, and the number of features behind it; shallow to
             deep, the last is its whole.
         reach: (params, x, n) -> [B, d] features of the body that ends at the n-th exit, counted from 1.
+        head_owner: the piece that replaced the model's head, or "".
     """
 
     features: Function
@@ -91,14 +92,16 @@ class Net:
     entries: tuple[Entry, ...] = field(repr=False)
     exits: Mapping[str, int] = field(default_factory=dict)
     reach: Callable[[Params, Tensor, int], Tensor] | None = field(default=None, repr=False)
+    head_owner: str = ""
 
     def __call__(self, p: Params, x: Tensor) -> Tensor:
         """Output [B, classes]."""
         return self.head(p, self.features(p, x))
 
     def with_parameter(self, name: str, value: Tensor, *, kind: str, role: Role, group: str = "") -> Net:
-        """A net with one more parameter, a layer of its own (or part of an added ``group``), that features or head may
-        use.
+        """Return a net with one more parameter that features or head may use.
+
+        It is a layer, or a part of an added ``group``.
         """
         if name in self.initial:
             raise MethodError(f"the model already has a parameter {name!r}; give the new one another name.")
@@ -107,8 +110,12 @@ class Net:
         entry = Entry(name, value.shape, kind, role, group or name, kind)
         return replace(self, initial={**self.initial, name: value}, entries=(*trained, entry, *kept))
 
+    def owned_by(self, piece: str) -> Net:
+        """Return this net with the name of the piece that replaced its head."""
+        return replace(self, head_owner=piece)
+
     def without_parameter(self, name: str) -> Net:
-        """A net that has no such parameter any more; features or head must not read it."""
+        """Return a net without this parameter; features or head must not read it."""
         if name not in self.initial:
             raise MethodError(f"the model has no parameter {name!r}.{nearest(name, self.initial)}")
         return replace(
@@ -119,28 +126,32 @@ class Net:
 
 
 class ActivationProvider(Protocol):
-    """What is known of the batch in hand in front of the trained layers; see ``kept.py``."""
+    """Cached activations of frozen layers for the current batch; see ``client/activation_cache.py``."""
 
     def holds(self, x: Tensor) -> bool:
-        """Whether these are that batch's samples."""
+        """Say whether these are the current batch's samples."""
 
     def features(self, x: Tensor) -> Tensor:
-        """[B, d] features of that batch at the bound parameters."""
+        """Return [B, d] features of that batch at the bound parameters."""
 
 
 class BoundModel:
     """A module bound to one flat vector of parameters.
 
-    The vector and the module's parameters share storage, so that an optimiser step on either is one on both. A worker
+    The vector and the module's parameters share storage, so that an optimizer step on either is one on both. A worker
     owns one; it is never shared between threads.
 
+    Parameters of the module that need no gradient are a frozen base: they lie outside the vector, are never sent,
+    stored or counted, and all workers of a process share them.
+
     Args:
-        module: the model; it is copied.
+        module: the model; it is copied, except for its frozen base.
         head: name of its head, a submodule whose removal leaves the features.
     """
 
     def __init__(self, module: nn.Module, head: str) -> None:
-        self.body = copy.deepcopy(module)
+        self._base = {id(p): p for p in module.parameters() if not p.requires_grad}
+        self.body = copy.deepcopy(module, dict(self._base))
         self.head_name = head
         self.entries = tuple(entries_of(self.body, head))
         self.initial = {
@@ -154,7 +165,7 @@ class BoundModel:
         self.dropouts = [m for m in self.body.modules() if isinstance(m, Dropout)]
         self.norms = [m for m in self.body.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         self._twins: dict[EvalMode, tuple[nn.Module, nn.Module]] = {}
-        self.front: ActivationProvider | None = None
+        self.cache: ActivationProvider | None = None
 
     def net(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Net:
         """The functions of this module."""
@@ -168,10 +179,10 @@ class BoundModel:
         self.spec = self.layout.spec
         first = next(iter(net.initial.values()))
         self.flat = torch.cat([net.initial[n].detach().reshape(-1).to(first.dtype) for n in self.spec.names])
-        self.buffers = self.statistics0.clone()
+        self.statistics = self.statistics0.clone()
         self.parts = {n: nn.Parameter(t.detach()) for n, t in Params(self.flat, self.spec).views.items()}
         self.flat.requires_grad_()  # a leaf of its own, for terms that are written on the whole vector
-        self.params = Params(self.flat, self.spec, buffers=self.buffers, views=dict(self.parts))
+        self.model = Model(Params(self.flat, self.spec, views=dict(self.parts)), self.statistics)
         for name in self.initial:
             module, local = self._place(name)
             if name in self.parts:
@@ -179,7 +190,7 @@ class BoundModel:
             else:
                 # dropped by a piece; nothing reads it
                 module._parameters[local].requires_grad_(False)  # type: ignore[union-attr]
-        for name, view in self.buffers.views.items():
+        for name, view in self.statistics.views.items():
             module, local = self._place(name)
             module._buffers[local] = view
         self._body_names = [n for n in self.initial if not self._in_head(n) and n in self.parts]
@@ -194,28 +205,33 @@ class BoundModel:
         path, _, local = (name[len(self.head_name) + 1 :] if inside else name).rpartition(".")
         return (self.head if inside else self.body).get_submodule(path), local
 
-    def load(self, p: Params) -> None:
-        """Write these values (and their statistics) into the vector that the module reads."""
+    def load(self, model: Model) -> None:
+        """Write these values and their statistics into the vectors that the module reads."""
         with torch.no_grad():
-            self.flat.copy_(p.flat)
-            if p.buffers is not None and len(self.buffers):
-                self.buffers.flat.copy_(p.buffers.flat)
+            self.flat.copy_(model.flat)
+            if len(self.statistics):
+                self.statistics.flat.copy_(model.statistics.flat)
+
+    def snapshot(self) -> Model:
+        """Copy the bound values and their statistics."""
+        return Model(Params(self.flat.detach().clone(), self.spec), self.statistics.clone())
 
     def train_only(self, names: frozenset[str]) -> None:
-        """Let gradients stop at every parameter outside ``names``: frozen layers in front cost no backward work."""
+        """Let gradients stop at every parameter outside ``names``: the frozen layers before cost no backward work."""
         for name, part in self.parts.items():
             part.requires_grad_(name in names)
 
-    def slopes(self, value: Tensor, names: Sequence[str]) -> tuple[list[Tensor], Tensor | None]:
-        """Gradients of a loss at the bound vector: by tensor for these names, each fresh, and that of terms on the
-        whole vector, if there are any.
+    def gradients(self, value: Tensor, names: Sequence[str]) -> tuple[list[Tensor], Tensor | None]:
+        """Return gradients of a loss at the bound vector: by tensor for these names, and that of the whole vector.
+
+        The second is None unless the loss has terms that are written on the whole vector.
         """
         leaves = [self.parts[n] for n in names]
         value.backward()  # 3 % faster than autograd.grad: gradients come in the layout of their parameters
-        found, whole = [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves], self.flat.grad
+        by_tensor, whole = [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves], self.flat.grad
         for leaf in (*leaves, self.flat):
             leaf.grad = None
-        return found, whole
+        return by_tensor, whole
 
     def mode(self, *, training: bool, batch_statistics: bool = False) -> None:
         """Training or evaluation.
@@ -240,9 +256,9 @@ class BoundModel:
         1.
         """
         more = () if exits is None else (exits,)
-        if p.flat is self.flat and not p.still:
-            if self.front is not None and not more and self.front.holds(x):
-                return self.front.features(self.laid_out(x))
+        if p.flat is self.flat and p.eval_mode == "train":
+            if self.cache is not None and not more and self.cache.holds(x):
+                return self.cache.features(self.laid_out(x))
             whole: Tensor = self.body(self.laid_out(x), *more)
             return whole
         return self._call(0, p, x, *more)
@@ -253,36 +269,36 @@ class BoundModel:
 
     def classify(self, p: Params, z: Tensor) -> Tensor:
         """[B, classes] output of the head at these parameters."""
-        if p.flat is self.flat and not p.still:
+        if p.flat is self.flat and p.eval_mode == "train":
             return self.head(z)  # type: ignore[no-any-return]
         return self._call(1, p, z)
 
     def _call(self, which: int, p: Params, x: Tensor, *more: int) -> Tensor:
-        module = self.twin(p.still)[which]
+        module = self.twin(p.eval_mode)[which]
         cut = len(self.head_name) + 1
         tensors = {n[cut:]: p[n] for n in self._head_names} if which else {n: p[n] for n in self._body_names}
-        if not which and p.buffers is not None and p.still != "batch":
+        if not which and isinstance(p, Model) and p.eval_mode != "batch_stats":
             tensors |= {
-                n: t if p.still == "eval" else t.clone() for n, t in p.buffers.views.items() if not self._in_head(n)
+                n: t if p.eval_mode == "eval" else t.clone()
+                for n, t in p.statistics.views.items()
+                if not self._in_head(n)
             }
-        found: Tensor = functional_call(module, tensors, (x, *more), tie_weights=True, strict=False)
-        return found
+        output: Tensor = functional_call(module, tensors, (x, *more), tie_weights=True, strict=False)
+        return output
 
-    def twin(self, still: EvalMode) -> tuple[nn.Module, nn.Module]:
-        """Body and head for evaluation at other parameters: the module itself, or a copy that stands still in the way
-        asked for.
-        """
-        if not still:
+    def twin(self, eval_mode: EvalMode) -> tuple[nn.Module, nn.Module]:
+        """Return body and head for evaluation at other parameters: the module itself, or a copy in that mode."""
+        if eval_mode == "train":
             return self.body, self.head
-        if still not in self._twins:
-            body, head = copy.deepcopy(self.body).eval(), copy.deepcopy(self.head).eval()
+        if eval_mode not in self._twins:
+            body, head = (copy.deepcopy(module, dict(self._base)).eval() for module in (self.body, self.head))
             for module in (body, head):
                 for norm in module.modules():
-                    if still == "batch" and isinstance(norm, nn.modules.batchnorm._NormBase):
+                    if eval_mode == "batch_stats" and isinstance(norm, nn.modules.batchnorm._NormBase):
                         norm.train()
                         norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
-            self._twins[still] = body, head
-        return self._twins[still]
+            self._twins[eval_mode] = body, head
+        return self._twins[eval_mode]
 
 
 def _assign(module: nn.Module, path: str, child: nn.Module) -> None:
@@ -301,18 +317,19 @@ def _tie(body: nn.Module, head: nn.Module, owner: nn.Module, local: str, part: n
 
 
 def gradient_at(loss: Callable[[Params, Batch], Tensor], p: Params, batch: Batch) -> tuple[Params, float]:
-    """Gradient of ``loss`` at parameters that no module is bound to, as a new vector, and the loss.
+    """Return the gradient of ``loss`` at parameters that no module is bound to, as a new vector, and the loss.
 
     Pure autograd over views of one copy; terms on the whole vector and on single tensors both count.
     """
     flat = p.flat.detach().requires_grad_()
     parts = {n: t.detach().requires_grad_() for n, t in Params(flat.detach(), p.spec).views.items()}
+    point = Params(flat, p.spec, eval_mode=p.eval_mode, views=parts)
     with torch.enable_grad():
-        value = loss(Params(flat, p.spec, buffers=p.buffers, still=p.still, views=parts), batch)
-        found = torch.autograd.grad(value, [flat, *parts.values()], allow_unused=True)
-    pieces = [torch.zeros_like(t) if g is None else g for t, g in zip(parts.values(), found[1:], strict=True)]
-    total = torch.cat([g.reshape(-1) for g in pieces])
-    return Params(total if found[0] is None else total + found[0], p.spec), float(value.detach())
+        value = loss(Model(point, p.statistics) if isinstance(p, Model) else point, batch)
+        grads = torch.autograd.grad(value, [flat, *parts.values()], allow_unused=True)
+    by_tensor = [torch.zeros_like(t) if g is None else g for t, g in zip(parts.values(), grads[1:], strict=True)]
+    total = torch.cat([g.reshape(-1) for g in by_tensor])
+    return Params(total if grads[0] is None else total + grads[0], p.spec), float(value.detach())
 
 
 def spec_of(tensors: Mapping[str, Tensor]) -> Spec:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _functorch  # what vmap and grad wrap is public nowhere else
 from torch.utils import _pytree as pytree
 
-EvalMode = Literal["", "eval", "batch"]
+EvalMode: TypeAlias = Literal["train", "eval", "batch_stats"]
 T = TypeVar("T")
 
 
@@ -84,37 +83,37 @@ class Params(Mapping[str, Tensor]):
     """Named tensors over one flat vector.
 
     Attributes:
-        flat: [..., P] float32 (float64 in tests). A leading axis, where there is one, counts clients.
+        flat: [..., P] float32 (float64 in tests). A leading axis, where there is one, counts clients or models.
         spec: names and shapes.
-        buffers: float statistics of norm layers that belong to these parameters, or None.
-        still: how a network evaluates at these parameters: "" as in training, "eval" as in evaluation, "batch" as in
-            training but without dropout and without touching running statistics. See :meth:`frozen`.
+        eval_mode: how a network evaluates at these parameters. "train" follows the module's own mode, "eval" uses
+            running statistics, "batch_stats" uses the batch's statistics without dropout and without moving running
+            statistics. See :meth:`frozen`.
     """
 
-    __slots__ = ("_known", "_views", "buffers", "flat", "spec", "still")
+    __slots__ = ("_integers", "_memo", "_views", "eval_mode", "flat", "spec")
 
     def __init__(
         self,
         flat: Tensor,
         spec: Spec,
         *,
-        buffers: Params | None = None,
-        still: EvalMode = "",
+        eval_mode: EvalMode = "train",
         views: dict[str, Tensor] | None = None,
+        integers: Mapping[str, int] | None = None,
     ) -> None:
         self.flat = flat
         self.spec = spec
-        self.buffers = buffers
-        self.still: EvalMode = still
+        self.eval_mode: EvalMode = eval_mode
         self._views = views
-        self._known: dict[Hashable, Any] = {}
+        self._memo: dict[Hashable, Any] = {}
+        self._integers: Mapping[str, int] = integers or {}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Params:
         """Copy named tensors into one new vector, in their order."""
         spec = Spec(tuple(tensors), tuple(t.shape for t in tensors.values()))
         parts = [t.detach().reshape(-1) for t in tensors.values()]
-        return cls(torch.cat(parts) if parts else torch.zeros(0), spec)
+        return Params(torch.cat(parts) if parts else torch.zeros(0), spec)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.views[name]
@@ -129,11 +128,11 @@ class Params(Mapping[str, Tensor]):
         return name in self.spec.index
 
     def __repr__(self) -> str:
-        return f"Params({len(self)} tensors, {self.spec.total} numbers)"
+        return f"{type(self).__name__}({len(self)} tensors, {self.spec.total} numbers)"
 
     @property
     def views(self) -> dict[str, Tensor]:
-        """Name to view, [..., *shape]. One split serves all, so that its backward is one concatenation."""
+        """Map each name to its view, [..., *shape]. One split serves all, so its backward is one concatenation."""
         if self._views is None:
             lead = self.flat.shape[:-1]
             parts = torch.split(self.flat, list(self.spec.sizes), dim=-1) if self.spec.names else ()
@@ -143,57 +142,58 @@ class Params(Mapping[str, Tensor]):
             }
         return self._views
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """``make()``, remembered with this value: for what many readers of the same numbers derive from them (moments
-        of layers, for each client).
+    def memoize(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return ``make()``, computed once for this value.
+
+        It serves what many readers derive from the same numbers, such as the moments of a layer for each client.
         """
-        if key not in self._known:
-            self._known[key] = make()
-        found: T = self._known[key]
-        return found
+        if key not in self._memo:
+            self._memo[key] = make()
+        value: T = self._memo[key]
+        return value
 
-    def setting(self, name: str) -> int:
-        """The whole number that this parameter says; in a stack of clients it is that of all of them.
+    def integer(self, name: str) -> int:
+        """Read an integer buffer of the server: a parameter that holds one whole number, equal on all clients.
 
-        It may be asked for inside ``vmap`` and ``grad``. In a program that is exported it is the number that
-        :meth:`fix` was told.
+        Under ``vmap``, and in an exported program, it is the number that :meth:`with_integers` was given.
         """
-        if ("setting", name) in self._known:
-            return int(self._known["setting", name])
-        value = self[name].detach()
-        while _functorch.is_functorch_wrapped_tensor(value):
-            value = _functorch.get_unwrapped(value)
-        return round(float(value.reshape(-1)[0]))
+        if name in self._integers:
+            return self._integers[name]
+        return round(float(self[name].detach().reshape(-1)[0]))
 
-    def fix(self, settings: Mapping[str, int]) -> Params:
-        """These parameters, whose settings are not read any more."""
-        self._known |= {("setting", name): number for name, number in settings.items()}
-        return self
+    def with_integers(self, integers: Mapping[str, int]) -> Self:
+        """Return these parameters with integer buffers that are not read from the vector any more."""
+        same = self.new(self.flat)
+        same._integers = {**self._integers, **integers}
+        return same
 
-    def new(self, flat: Tensor) -> Params:
-        """The same names over another vector; statistics and stillness stay."""
-        return Params(flat, self.spec, buffers=self.buffers, still=self.still)
+    def new(self, flat: Tensor) -> Self:
+        """Return the same names over another vector; the evaluation mode is kept."""
+        return self._like(flat, self.eval_mode)
+
+    def _like(self, flat: Tensor, eval_mode: EvalMode) -> Self:
+        return type(self)(flat, self.spec, eval_mode=eval_mode, integers=self._integers)
 
     def pick(self, names: Iterable[str]) -> Params:
-        """The part with these names: a view where it is one stretch of the vector, otherwise a copy.
+        """Return the part with these names; names that are absent are left out.
 
-        Names that are absent are left out.
+        It is a view where the part is one stretch of the vector, otherwise a copy.
         """
         spec = self.spec.only(names)
         if spec is self.spec:
             return self
         stretches = [self.flat[..., a:b] for a, b in self.spec.runs(spec.names)]
-        flat = (
-            stretches[0] if len(stretches) == 1 else (torch.cat(stretches, dim=-1) if stretches else self.flat[..., :0])
-        )
-        return Params(flat, spec, buffers=self.buffers, still=self.still)
+        if len(stretches) == 1:
+            return Params(stretches[0], spec, eval_mode=self.eval_mode)
+        flat = torch.cat(stretches, dim=-1) if stretches else self.flat[..., :0]
+        return Params(flat, spec, eval_mode=self.eval_mode)
 
-    def __or__(self, part: object) -> Params:
-        """A copy with the tensors of ``part`` in place of our own; absent names stay as they were."""
+    def __or__(self, part: object) -> Self:
+        """Return a copy with the tensors of ``part`` in place of these; absent names keep their values."""
         if not isinstance(part, Params):
             return NotImplemented
         if part.spec is self.spec or part.spec == self.spec:
-            return Params(part.flat, self.spec, buffers=self.buffers, still=self.still)
+            return self.new(part.flat)
         unknown = [n for n in part if n not in self]
         if unknown:
             raise KeyError(f"not among these parameters: {', '.join(unknown[:5])}")
@@ -207,37 +207,59 @@ class Params(Mapping[str, Tensor]):
             at += stop - start
         return self.new(flat)
 
-    def frozen(self, still: EvalMode = "eval") -> Params:
-        """The same values without gradient, for a teacher or an anchor that a network is evaluated at."""
-        return Params(self.flat.detach(), self.spec, buffers=self.buffers, still=still)
+    def frozen(self, eval_mode: EvalMode = "eval") -> Self:
+        """Return the same values without gradient, for a teacher or reference that a network is evaluated at."""
+        return self._like(self.flat.detach(), eval_mode)
 
-    def with_statistics(self, other: Params) -> Params:
-        """These values, with the statistics of ``other`` where they have none of their own."""
-        return (
-            self if self.buffers is not None else Params(self.flat, self.spec, buffers=other.buffers, still=self.still)
-        )
+    def clone(self) -> Self:
+        """Return the same values in a new vector, without gradient."""
+        return self.new(self.flat.detach().clone())
 
-    def clone(self) -> Params:
-        """The same values in a vector of their own, without gradient."""
-        buffers = None if self.buffers is None else self.buffers.clone()
-        return Params(self.flat.detach().clone(), self.spec, buffers=buffers, still=self.still)
-
-    def __add__(self, other: Params) -> Params:
+    def __add__(self, other: Params) -> Self:
         return self.new(self.flat + other.flat)
 
-    def __sub__(self, other: Params) -> Params:
+    def __sub__(self, other: Params) -> Self:
         return self.new(self.flat - other.flat)
 
-    def __mul__(self, factor: float | Tensor) -> Params:
+    def __mul__(self, factor: float | Tensor) -> Self:
         return self.new(self.flat * factor)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: float | Tensor) -> Params:
+    def __truediv__(self, divisor: float | Tensor) -> Self:
         return self.new(self.flat / divisor)
 
-    def __neg__(self) -> Params:
+    def __neg__(self) -> Self:
         return self.new(-self.flat)
+
+
+class Model(Params):
+    """Parameters with the norm statistics that belong to them; a network can be evaluated at it.
+
+    Args:
+        params: the parameters; their vector is shared, not copied.
+        statistics: float statistics of norm layers; empty where the network has none.
+    """
+
+    __slots__ = ("statistics",)
+
+    def __init__(self, params: Params, statistics: Params) -> None:
+        views = params._views if not isinstance(params, Model) else None
+        super().__init__(params.flat, params.spec, eval_mode=params.eval_mode, views=views, integers=params._integers)
+        self.statistics = statistics
+
+    @property
+    def params(self) -> Params:
+        """The parameters alone."""
+        return Params(self.flat, self.spec, eval_mode=self.eval_mode, integers=self._integers)
+
+    def _like(self, flat: Tensor, eval_mode: EvalMode) -> Self:
+        params = Params(flat, self.spec, eval_mode=eval_mode, integers=self._integers)
+        return type(self)(params, self.statistics)
+
+    def clone(self) -> Self:
+        """Return the same values and statistics in new vectors, without gradient."""
+        return type(self)(Params(self.flat.detach().clone(), self.spec), self.statistics.clone())
 
 
 def tmap(function: Callable[..., Tensor], first: Params, *rest: Params) -> Params:
@@ -310,12 +332,23 @@ def sum_over_senders(parts: Sequence[Params], spec: Spec) -> Params:
 
 
 def _flatten(p: Params) -> tuple[list[Any], Any]:
-    return [p.flat] if p.buffers is None else [p.flat, p.buffers], (p.spec, p.still)
+    return [p.flat], (p.spec, p.eval_mode, tuple(p._integers.items()))
 
 
 def _unflatten(children: Iterable[Any], context: Any) -> Params:
-    flat, *buffers = children
-    return Params(flat, context[0], buffers=buffers[0] if buffers else None, still=context[1])
+    (flat,) = children
+    return Params(flat, context[0], eval_mode=context[1], integers=dict(context[2]))
 
 
-pytree.register_pytree_node(Params, _flatten, _unflatten)  # a value that torch.func transforms may carry
+def _flatten_model(p: Model) -> tuple[list[Any], Any]:
+    return [p.flat, p.statistics], (p.spec, p.eval_mode, tuple(p._integers.items()))
+
+
+def _unflatten_model(children: Iterable[Any], context: Any) -> Model:
+    flat, statistics = children
+    return Model(Params(flat, context[0], eval_mode=context[1], integers=dict(context[2])), statistics)
+
+
+# values that torch.func transforms may carry
+pytree.register_pytree_node(Params, _flatten, _unflatten)
+pytree.register_pytree_node(Model, _flatten_model, _unflatten_model)

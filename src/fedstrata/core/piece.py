@@ -1,63 +1,70 @@
-"""The vocabulary: what a federated method may say, as a difference from FedAvg.
+"""The vocabulary: what a federated method may change, as a difference from FedAvg.
 
 A :class:`Piece` is a frozen value with hyper-parameters and nothing else. It overrides a few verbs; every default is
-the identity or plain FedAvg. State goes in and comes out: a piece's *slot* lives on the server, its *row* with one
-client.
+the identity or plain FedAvg. A verb takes its subject first and a context last. State goes in and comes out: it arrives
+as ``ctx.state`` and leaves as a returned value, so that it is checkpointed and any worker may serve any client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.common.errors import ConfigError, MethodError
+from fedstrata.common.errors import ConfigError
+from fedstrata.core.codec import Codec
 from fedstrata.core.layout import Layout, Names
 from fedstrata.core.network import Batch, Net
-from fedstrata.core.params import Params, mean_over_senders
+from fedstrata.core.params import Model, Params, Spec
 from fedstrata.core.plan import ClientQuery, CohortSlot, Phase, Plan, QueryResult, Setup
-from fedstrata.core.state import State
+from fedstrata.core.state import ClientState, State
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
 Loss: TypeAlias = Callable[[Params, Batch], Tensor]
-Plans: TypeAlias = Literal["model", "round", "client"]  # what a piece plans, in the order in which pieces stand
 Gradient: TypeAlias = Callable[[Params, Batch], Params]
+Batching: TypeAlias = Literal["any", "elementwise", "splits"]
+Plans: TypeAlias = Literal["model", "round", "client"]
+Direction: TypeAlias = Literal["up", "down"]
+
+
+# ---- what client code sees ------------------------------------------------------------------------------------------
 
 
 @dataclass
 class ClientContext:
-    """What client code may see. ``own`` and ``extras`` are those of the piece that is called.
+    """What a client verb may read.
 
     Attributes:
-        net, layout: the model's functions and names.
         setup: the run.
-        anchor: where this client starts: what was sent, with its own stored tensors in place; a constant.
-        extras: counted extras that the server sent for this piece.
-        own: this piece's row.
+        net: the model's functions.
+        received: where this client starts: what was sent, with its stored tensors in place; a constant.
+        down_payload: what the server sent for this piece beside the model.
+        state: what this piece keeps for this client.
         round: zero-based.
         samples: training samples; counts: [classes] float, how many of each label.
         steps: local steps over all phases.
         lr: local learning rate of this round.
         phase: the current one; plan: of this client.
-        fresh: the client has not taken part yet (nothing of it is stored).
-        loss: the plain one, mean over a batch; gradient: at any parameters, of the chain's loss while training and of
-            the plain one elsewhere.
-        carry: what ``step`` carried, after training; end: the parameters then, with their statistics; train_loss: the
-            mean.
+        first_time: the client has not taken part yet; nothing of it is stored.
+        loss: the plain one, mean over a batch.
+        gradient: at any parameters, of the chain's loss during training and of the plain loss elsewhere.
+        tools: what the engine does for a piece.
+        outcome: of local training; only in ``upload`` and ``settle``.
+        piece: the name of the piece that is called.
     """
 
-    net: Net
-    layout: Layout
     setup: Setup
-    anchor: Params
-    extras: State
-    own: State
+    net: Net
+    received: Model
+    down_payload: State
+    state: State
     round: int
     samples: int
     counts: Tensor
@@ -65,41 +72,65 @@ class ClientContext:
     lr: float
     phase: Phase
     plan: Plan
+    first_time: bool
     loss: Loss
     gradient: Gradient
     tools: Tools
-    fresh: bool = True
+    outcome: Outcome | None = None
     piece: str = ""
-    carry: Any = None
-    end: Params | None = None
-    train_loss: float = float("nan")
+
+    @property
+    def layout(self) -> Layout:
+        """Names, groups, roles."""
+        return self.setup.layout
+
+    @property
+    def trained(self) -> Outcome:
+        """The outcome of local training; it exists in ``upload``."""
+        assert self.outcome is not None, "the outcome of training is known in `upload`"
+        return self.outcome
 
     def noise(self, name: str, shape: Sequence[int], kind: Literal["uniform", "normal"] = "uniform") -> Tensor:
-        """Numbers of this client, round, piece and name, and inside a local step of that step: U[0, 1) or N(0, 1).
+        """Draw numbers of this client, round, piece and name, and inside a local step of that step: U[0, 1) or N(0, 1).
 
         The same call gives the same numbers. Uniform numbers with a shorter first axis are the first of those with a
         longer one.
         """
         return self.tools.noise(f"{self.piece}.{name}", shape, kind)
 
-    def fit(self, start: Params, purpose: str, **options: Any) -> Params:
-        """Private training by the engine's own loop; see :class:`Tools`."""
+    def fit(self, start: Model, purpose: str, **options: Any) -> Model:
+        """Train privately with the engine's loop; see :class:`Tools`."""
         return self.tools.fit(start, f"{self.piece}.{purpose}", **options)
 
     def scan(self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, **options: Any) -> Any:
-        """Fold a function over batches of this client's own samples; see :class:`Tools`."""
+        """Fold a function over batches of this client's samples; see :class:`Tools`."""
         return self.tools.scan(function, carry, f"{self.piece}.{purpose}", **options)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What local training ended with.
+
+    Attributes:
+        model: where it ended, with its statistics.
+        opt_state: what ``step`` carried, or None.
+        loss: mean training loss.
+    """
+
+    model: Model
+    opt_state: Any
+    loss: float
 
 
 class Tools(Protocol):
     """What the engine does for a piece on a client."""
 
     def noise(self, name: str, shape: Sequence[int], kind: str) -> Tensor:
-        """Derived random numbers."""
+        """Draw derived random numbers."""
 
     def fit(
         self,
-        start: Params,
+        start: Model,
         purpose: str,
         *,
         loss: Loss | None = None,
@@ -108,8 +139,8 @@ class Tools(Protocol):
         epochs: int | None = None,
         steps: int | None = None,
         lr: float | None = None,
-    ) -> Params:
-        """Train from ``start`` on this client's samples with the run's local optimiser.
+    ) -> Model:
+        """Train from ``start`` on this client's samples with the run's local optimizer.
 
         Args:
             start: where to begin; it is not changed.
@@ -123,71 +154,116 @@ class Tools(Protocol):
         """
 
     def scan(
-        self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, *, epochs: int = 1, share: float = 1.0
+        self,
+        function: Callable[[Any, Batch], Any],
+        carry: Any,
+        purpose: str,
+        *,
+        epochs: int = 1,
+        share: float = 1.0,
     ) -> Any:
-        """``carry = function(carry, batch)`` over the client's batches; returns the last carry.
+        """Return the last ``carry = function(carry, batch)`` over the client's batches.
 
         ``share`` < 1 reads that part of the samples.
         """
 
 
+OUTSIDE = CohortSlot(-1, -1)
+"""Outside a round, where a client forms its personal model."""
+
+
+# ---- what server code sees ------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Reply:
+class Contribution:
+    """What the server knows of a client's reply before it reads it.
+
+    Attributes:
+        cohort_index: in the cohort; client: its id.
+        samples: training samples; steps: local steps.
+    """
+
+    cohort_index: int
+    client: int
+    samples: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Reply(Contribution):
     """What one client sent back.
 
     Attributes:
-        place: in the cohort; client: its id.
-        delta: difference over the plan's ``up`` parameters, from what the client started with.
-        statistics: norm statistics over the plan's ``up``, as values.
-        mail: further counted tensors, by piece.
-        samples: training samples; steps: local steps taken.
+        delta: difference over the plan's ``upload`` parameters, from what the client received.
+        statistics: norm statistics over the plan's ``upload``, as values.
+        up_payload: further counted tensors, by piece.
         loss: mean training loss.
-        passes: samples that went through local steps, by purpose, and through layers in front of them that ran once a
+        cost_by_phase: samples that went through local steps, by purpose, and through frozen layers that ran once a
             sample; the ledger turns them into FLOPs.
-        row: the client's new row, all pieces together; it stays with the client.
-        front: how often values in front of the trained layers were kept over the local steps, or why not, by phase.
+        client_state: what the client stores; it stays with the client.
+        activation_cache_use: how often activations of frozen layers were cached over the local steps, or why not, by
+            phase.
     """
 
-    place: int
-    client: int
     delta: Params
     statistics: Params
-    mail: Mapping[str, State]
-    samples: int
-    steps: int
-    loss: float
-    passes: Mapping[str, int] = field(default_factory=dict)
-    row: Mapping[str, Tensor] = field(default_factory=dict)
-    front: Mapping[str, int] = field(default_factory=dict)
+    up_payload: Mapping[str, State] = field(default_factory=dict)
+    loss: float = float("nan")
+    cost_by_phase: Mapping[str, int] = field(default_factory=dict)
+    client_state: ClientState = field(default_factory=ClientState)
+    activation_cache_use: Mapping[str, int] = field(default_factory=dict)
+
+    def without_tensors(self) -> Reply:
+        """Return this reply without its update and payload, once they are summed."""
+        nothing = Params(self.delta.flat.new_empty(0), Spec((), ()))  # a slice would keep the vector
+        return replace(self, delta=nothing, statistics=nothing, up_payload={})
 
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What server code may see in a round.
+    """What a server verb may read.
 
     Attributes:
-        setup, params, plan, round: the run, the model before the round, the plan, the zero-based index.
-        replies: the accepted ones, in cohort order.
-        sent: what each of them was sent.
-        answers: to this piece's question.
+        setup: the run.
+        model: the server's, before the round.
+        state: what this piece keeps on the server.
+        round: zero-based.
         lr: local learning rate of this round.
-        rng: a derived generator of this piece and round.
+        answers: to this piece's query, or None.
+        plan: of the round, once it is planned; before, and outside a round, FedAvg's.
+        slot: in ``send``, the position of the client in the cohort.
+        contributions: of the accepted replies, in cohort order.
+        sent: in ``screen``, ``observe`` and ``reduce``, what each accepted client was sent.
+        payload_sums: in ``merge``, sums of this piece's payload over the accepted replies, by name.
+        make_rng: makes the derived generator of this piece and round (in ``send``, of the cohort index too).
     """
 
     setup: Setup
-    params: Params
-    plan: Plan
+    model: Model
+    state: State
     round: int
     lr: float
-    replies: Sequence[Reply]
-    sent: Sequence[Params]
-    answers: QueryResult | None
-    rng: Generator
+    plan: Plan
+    make_rng: Callable[[], Generator] = field(repr=False)
+    answers: QueryResult | None = None
+    slot: CohortSlot = OUTSIDE
+    contributions: Sequence[Contribution] = ()
+    sent: Sequence[Model] = ()
+    payload_sums: State = field(default_factory=State)
 
     @property
     def layout(self) -> Layout:
         """Names, groups, roles."""
         return self.setup.layout
+
+    @cached_property
+    def rng(self) -> Generator:
+        """A derived random generator; each context begins its stream anew."""
+        return self.make_rng()
+
+
+# ---- the piece ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -195,203 +271,272 @@ class Piece:
     """A difference from FedAvg. Subclasses are frozen dataclasses of hyper-parameters that override a few verbs.
 
     Class attributes:
-        needs: "sum" if the server step is a function of weighted sums, "individuals" if it must see single replies.
-        splits: local steps look at parts of a batch, so that batches must not be padded.
-        elementwise: the gradient middleware treats every number of the flat vector alike, so that it serves a stack of
-            clients as it is.
-        wire: the piece changes what an update looks like on the wire and must come last.
-        codec: names the lossless packing of the update that this piece makes possible; see ``fedstrata.wire.codec``.
-        head: the piece replaces the model's head.
-        own_model: ``personalise`` gives a model that the piece keeps, whatever it is given; so no other may have formed
-            one before.
-        one_phase: the piece counts the local steps of one phase, so that no other may train in several.
-        one_start: clients put together what they start from of what they were sent before, so that no other piece may
-            send them models of their own.
-        grows: the piece sets a setting of the network after each round: it must come first, and no other model than the
-            server's is sent or kept.
-        plans: what ``plan`` decides. "model": which layers take part and where they stay; "round": which of these train
-            in a round; "client": what single clients do of it. Pieces that plan stand in this order.
-        reads: a selector of parameters that the server reads in each reply, so that no piece may keep them with the
-            clients.
-        measures: names of measures that show what the piece does; a run keeps their numbers unless it says
-            ``measures=none``.
-        source: paper and section.
+        name: what users write; the class name in lower case unless it is set.
+        batching: how local steps may be stacked over clients. "elementwise": the gradient middleware treats every
+            number of the flat vector alike, so that it serves a stack of clients unchanged. "splits": local steps look
+            at parts of a batch, so that batches must not be padded. "any" otherwise.
+        plans: what ``plan`` decides; pieces plan in this order. "model": which layers take part and where they are
+            stored; "round": which of these train in a round; "client": what single clients do of it.
     """
 
-    needs: ClassVar[Literal["sum", "individuals"]] = "sum"
-    splits: ClassVar[bool] = False
-    elementwise: ClassVar[bool] = False
-    wire: ClassVar[bool] = False
-    codec: ClassVar[str] = "dense"
-    head: ClassVar[bool] = False
-    own_model: ClassVar[bool] = False
-    one_phase: ClassVar[bool] = False
-    one_start: ClassVar[bool] = False
-    grows: ClassVar[bool] = False
+    name: ClassVar[str] = "fedavg"
+    batching: ClassVar[Batching] = "any"
     plans: ClassVar[Plans] = "model"
-    reads: ClassVar[str] = ""
-    measures: ClassVar[tuple[str, ...]] = ()
-    source: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__.lower()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     # ---- once
-    # -------------------------------------------------------------------------------------------------------------------------
 
     def model(self, net: Net) -> Net:
-        """The model under this piece; it holds in training and in evaluation."""
+        """Return the model under this piece; it holds in training and in evaluation."""
         return net
 
     def check(self, setup: Setup) -> None:
-        """Refuse, with a MethodError, a run that this piece cannot mean."""
+        """Refuse, with a MethodError, a run that is invalid for this piece."""
+
+    def check_chain(self, pieces: Sequence[Piece]) -> None:
+        """Refuse, with a MethodError, a chain that is invalid for this piece."""
+
+    def check_plan(self, plan: Plan, layout: Layout) -> None:
+        """Refuse, with a MethodError, a round's plan that is invalid for this piece."""
 
     def notes(self, setup: Setup) -> tuple[str, ...]:
-        """What a user must be told of this piece in this run, such as that it changes nothing.
+        """Return what users must know of this piece in this run, such as that it changes nothing.
 
-        Each a sentence that says what would help.
+        Each note is a sentence that says what would help.
         """
         return ()
 
-    def init(self, setup: Setup) -> State:
-        """The server slot before round 0."""
-        return {}
+    def init_server(self, setup: Setup) -> State | dict[str, Params | Tensor]:
+        """Return the server state before round 0."""
+        return State()
 
-    def init_client(self, setup: Setup) -> State:
-        """The row of a client that has not taken part yet (a template: it is not stored)."""
+    def init_client(self, setup: Setup) -> State | dict[str, Params | Tensor]:
+        """Return the state of a client that has not taken part yet: a template, which is not stored."""
+        return State()
+
+    def codec(self, direction: Direction, layout: Layout) -> Mapping[str, Codec]:
+        """Return the lossless packing of what is sent, by selector of tensors; the first match counts.
+
+        Lossy arithmetic belongs in ``compress``; a codec packs its result exactly.
+        """
         return {}
 
     def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
-        """What publications reckon that this piece costs, by label, which says the unit; ``describe`` shows it beside
-        what is measured.
+        """Return costs that publications state for this piece, by label with the unit; ``describe`` shows them.
 
         ``forward``: FLOPs of one sample's forward pass, by layer group.
         """
         return {}
 
     # ---- server, each round
-    # -----------------------------------------------------------------------------------------------------------
 
-    def ask(self, slot: State, round: int, setup: Setup) -> ClientQuery | None:  # the field's word  # noqa: A002
-        """A question to clients before sampling; asked once more after the last round."""
+    def query(self, ctx: ServerContext) -> ClientQuery | None:
+        """Return a query to clients before sampling; it is asked once more after the last round."""
         return None
 
-    def sample(
-        self, eligible: Sequence[int], slot: State, answers: QueryResult | None, rng: Generator, cohort: int
-    ) -> Sequence[int]:
-        """Who takes part, by place; repeats are allowed. One owner.
+    def sample(self, eligible: Sequence[int], ctx: ServerContext) -> Sequence[int]:
+        """Return who takes part, by cohort index; repeats are allowed. One owner.
 
-        Default: ``cohort`` clients, uniform, without replacement.
+        Default: ``setup.cohort`` clients, uniform, without replacement.
         """
+        cohort = ctx.setup.cohort
         if cohort >= len(eligible):
             return list(eligible)
-        return [eligible[i] for i in draw_without_replacement(rng, len(eligible), cohort)]
+        return [eligible[i] for i in draw_without_replacement(ctx.rng, len(eligible), cohort)]
 
-    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
-        """Which tensors are trained, sent, averaged and kept this round."""
+    def plan(self, plan: Plan, ctx: ServerContext) -> Plan:
+        """Return which tensors are trained, sent, averaged and stored by clients in this round."""
         return plan
 
-    def send(self, params: Params, slot: State, seat: CohortSlot, rng: Generator, setup: Setup) -> tuple[Params, State]:
-        """What the client in this seat starts from, and counted extras; ``rng`` is derived for the round and place."""
-        return params, {}
+    def send(self, model: Model, ctx: ServerContext) -> tuple[Params, Mapping[str, Params | Tensor]]:
+        """Return what the client at ``ctx.slot`` starts from, and a counted payload."""
+        return model, {}
 
-    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerContext) -> Tensor:
-        """Weights [C] (or [C, models]) float64. One owner.
+    def weigh(self, contributions: Sequence[Contribution], ctx: ServerContext) -> Tensor:
+        """Return weights [C], or [C, M] for M server models, float64. One owner.
 
-        Default: shares of the samples, or uniform, as the run says.
+        They are known before replies are read, so that replies can be summed as they arrive. Default: shares of the
+        samples, or uniform, as the run says.
         """
-        return uniform_weights(replies) if v.setup.weighting == "uniform" else sample_weights(replies)
+        return uniform_weights(contributions) if ctx.setup.weighting == "uniform" else sample_weights(contributions)
 
-    def reduce(self, replies: Sequence[Reply], weights: Tensor, slot: State, v: ServerContext) -> tuple[Params, State]:
-        """From replies to the step of the averaged parameters. One owner. Default: the weighted mean, in cohort order.
+    def screen(self, replies: Sequence[Reply], ctx: ServerContext) -> Sequence[Reply]:
+        """Return the replies that the step is made of: clipped, bucketed or without those that are rejected.
 
-        An update is relative to what that client was sent, so the difference of what was sent from the model counts
-        too. A tensor that only some clients send (``Plan.places``) is averaged over those, their weights scaled to the
-        sum of all.
+        ``ctx.sent`` and ``ctx.contributions`` belong to ``replies``. Pieces screen left to right.
         """
-        if weights.dim() > 1:
-            raise MethodError(
-                "weights [clients, models] say how to average several models; the chain needs a piece that does it in"
-                " `reduce`."
-            )
-        spec = v.layout.spec.only(v.plan.average & v.layout.parameters)
-        moves = (_move(reply, sent, v, spec.index) for reply, sent in zip(replies, v.sent, strict=True))
-        if any(not spec.index.keys() <= r.delta.spec.index.keys() for r in replies):
-            return mean_over_senders(list(moves), weights.tolist(), spec), slot
-        total: Tensor | None = None
-        for move, weight in zip(moves, weights.tolist(), strict=True):
-            total = move.flat * weight if total is None else total.add_(move.flat, alpha=weight)
-        assert total is not None, "a round without replies does not reduce"
-        return Params(total, spec), slot
+        return replies
 
-    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
-        """From the reduced step to the server's move."""
-        return step, slot
+    def observe(self, replies: Sequence[Reply], ctx: ServerContext) -> Mapping[str, Params | Tensor]:
+        """Return the server state after a look at single replies; ``merge`` sees it next."""
+        return ctx.state
+
+    def reduce(
+        self, replies: Sequence[Reply], weights: Tensor, ctx: ServerContext
+    ) -> tuple[Params, Mapping[str, Params | Tensor]]:
+        """Return the step of the aggregated parameters from single replies, and the server state. One owner.
+
+        A chain without an owner sums moves as they arrive: see ``fedstrata.engine.aggregation``.
+        """
+        raise NotImplementedError("the engine sums replies where no piece reduces them")
+
+    def merge(self, step: Params, ctx: ServerContext) -> tuple[Params, Mapping[str, Params | Tensor]]:
+        """Return the server's move from the reduced step, and the server state.
+
+        With weights [C, M] the step has a leading axis [M, P] of moves from the server's model; the piece that gave
+        those weights returns one move [P].
+        """
+        return step, ctx.state
 
     # ---- client, pure tensors
-    # ---------------------------------------------------------------------------------------------------------
 
-    def receive(self, p: Params, own: State, v: ClientContext) -> tuple[Params, State]:
-        """The start point, and the row; private fits by ``v.fit`` and ``v.scan`` belong here."""
-        return p, own
+    def receive(self, model: Model, ctx: ClientContext) -> tuple[Model, Mapping[str, Params | Tensor]]:
+        """Return the start point and the client state; private fits by ``ctx.fit`` and ``ctx.scan`` belong here."""
+        return model, ctx.state
 
-    def objective(self, loss: Loss, v: ClientContext) -> Loss:
-        """Middleware round the loss."""
+    def objective(self, loss: Loss, ctx: ClientContext) -> Loss:
+        """Wrap the loss."""
         return loss
 
-    def gradient(self, gradient: Gradient, v: ClientContext) -> Gradient:
-        """Middleware round the gradient."""
+    def gradient(self, gradient: Gradient, ctx: ClientContext) -> Gradient:
+        """Wrap the gradient."""
         return gradient
 
     step: ClassVar[Callable[..., tuple[Params, Any]] | None] = None
-    """``step(self, p, batch, gradient, carry, v) -> (p, carry)``: the local optimiser, with a state of its own.
+    """``step(self, p, batch, gradient, opt_state, ctx) -> (p, opt_state)``: a local optimizer. One owner."""
 
-    One owner; default: the run's.
-    """
+    def upload(
+        self, delta: Params, ctx: ClientContext
+    ) -> tuple[Params, Mapping[str, Params | Tensor], Mapping[str, Params | Tensor]]:
+        """Return what is sent, a counted payload, and the client state."""
+        return delta, {}, ctx.state
 
-    def upload(self, delta: Params, own: State, v: ClientContext) -> tuple[Params, State, State]:
-        """What is sent (lossy maths lives here), counted mail, and the new row."""
-        return delta, {}, own
+    def compress(self, delta: Params, ctx: ClientContext) -> Params:
+        """Return what the server will decode of ``delta``: the lossy part of a packing. One owner, after ``upload``."""
+        return delta
 
-    def settle(self, own: State, new: Params, v: ClientContext) -> State:
-        """A participant's row after the merge of the same round."""
-        return own
+    def feedback(self, intended: Params, sent: Params, ctx: ClientContext) -> Mapping[str, Params | Tensor]:
+        """Return the client state, given what was to be sent and what ``compress`` left of it."""
+        return ctx.state
 
-    def personalise(self, p: Params, own: State, v: ClientContext) -> Params:
-        """The model that this client uses itself, from the shared one with its own stored tensors in place."""
-        return p
+    def settle(self, new: Model, ctx: ClientContext) -> Mapping[str, Params | Tensor]:
+        """Return a participant's client state after the merge of the same round."""
+        return ctx.state
 
-    # -----------------------------------------------------------------------------------------------------------------------------------
+    def personal_model(self, model: Model, ctx: ClientContext) -> Model:
+        """Return the model that this client keeps for itself, whatever it is given. One owner."""
+        return model
+
+    def refine(self, model: Model, ctx: ClientContext) -> Model:
+        """Return the model that this client uses itself, from its personal one or the shared one."""
+        return model
+
+    # ---- helpers
 
     @classmethod
-    def overrides(cls, verb: str) -> bool:
-        """Whether this class has its own version of a verb."""
-        return getattr(cls, verb) is not getattr(Piece, verb)
+    def overrides(cls, *verbs: str) -> bool:
+        """Say whether this class has a version of one of these verbs."""
+        return any(getattr(cls, verb) is not getattr(Piece, verb) for verb in verbs)
 
     def __str__(self) -> str:
-        name = type(self).__name__.lower()
         shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"{name}({', '.join(shown)})" if shown else name
+        return f"{self.name}({', '.join(shown)})" if shown else self.name
 
 
-def _move(reply: Reply, sent: Params, v: ServerContext, names: Iterable[str]) -> Params:
-    """Where one client ended, from the server's model, over these of the parameters that it sent."""
-    move = reply.delta.pick(names)
-    return move if sent is v.params else move + (sent.pick(move) - v.params.pick(move))
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+LARGEST = 3.4028234663852886e38
+"""The largest finite float32, the type in which models compute."""
 
 
-def sample_weights(replies: Sequence[Reply]) -> Tensor:
-    """[C] float64: each reply's share of the samples."""
-    total = sum(r.samples for r in replies)
-    return torch.tensor([r.samples / total for r in replies], dtype=torch.float64)
+def setting(
+    default: Any,
+    meaning: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Declare a hyper-parameter with its range; None is always allowed where it is the default.
+
+    ``mu: float = setting(0.01, "the weight of the proximal term, at least 0", least=0)``
+    """
+    return field(
+        default=default,
+        metadata={"meaning": meaning, "least": least, "above": above, "most": most, "below": below},
+    )
 
 
-def uniform_weights(replies: Sequence[Reply]) -> Tensor:
-    """[C] float64: 1 / C."""
-    return torch.full((len(replies),), 1 / len(replies), dtype=torch.float64)
+def check_settings(piece: Piece) -> None:
+    """Refuse hyper-parameters out of their declared range, and always what is no finite float32.
+
+    Raises:
+        ConfigError: it names the setting, its value and what it means.
+    """
+    for declared in fields(piece):
+        value, bounds = getattr(piece, declared.name), declared.metadata
+        if not bounds or (value is None and declared.default is None):
+            continue
+        inside = (
+            (bounds["least"] is None or value >= bounds["least"])
+            and (bounds["above"] is None or value > bounds["above"])
+            and (bounds["most"] is None or value <= bounds["most"])
+            and (bounds["below"] is None or value < bounds["below"])
+        )
+        require(inside, f"{piece.name}.{declared.name}", value, bounds["meaning"])
+
+
+def require(condition: bool, name: str, value: object, meaning: str) -> None:  # noqa: FBT001
+    """Refuse a hyper-parameter, and always what is no finite float32.
+
+    ``require(mu >= 0, "fedprox.mu", mu, "a weight, at least 0")``
+    """
+    each = value if isinstance(value, list | tuple) else [value]
+    if not condition or any(isinstance(one, float) and not abs(one) <= LARGEST for one in each):
+        raise ConfigError(f"{name} is {value}; it is {meaning}.")
+
+
+# ---- weights and draws ----------------------------------------------------------------------------------------------
+
+
+def sample_weights(contributions: Sequence[Contribution]) -> Tensor:
+    """Return [C] float64: each client's share of the samples."""
+    total = sum(c.samples for c in contributions)
+    return torch.tensor([c.samples / total for c in contributions], dtype=torch.float64)
+
+
+def uniform_weights(contributions: Sequence[Contribution]) -> Tensor:
+    """Return [C] float64: 1 / C."""
+    return torch.full((len(contributions),), 1 / len(contributions), dtype=torch.float64)
+
+
+def move_of(reply: Reply, sent: Model, model: Model, names: Names | None = None) -> Params:
+    """Return where one client ended, relative to the server's model, over the parameters that it sent.
+
+    An update is relative to what that client was sent, so the difference of that from the server's model counts too.
+
+    Args:
+        reply: of the client.
+        sent: what it was sent.
+        model: the server's, before the round.
+        names: of these parameters only.
+    """
+    move = reply.delta if names is None else reply.delta.pick(names)
+    return move if sent is model else move + (sent.pick(move) - model.pick(move))
 
 
 def draw_without_replacement(rng: Generator, population: int, n: int) -> list[int]:
-    """``n`` distinct positions, uniform, in the order drawn.
+    """Draw ``n`` distinct positions, uniform, in random order; the cost follows ``n``, not the population.
 
-    The cost follows ``n``, not the population (Floyd's method, then a shuffle).
+    Floyd's method, then a shuffle.
     """
     chosen: set[int] = set()
     for top in range(population - n, population):
@@ -400,16 +545,3 @@ def draw_without_replacement(rng: Generator, population: int, n: int) -> list[in
     order = np.array(sorted(chosen), dtype=np.int64)
     rng.shuffle(order)
     return [int(i) for i in order]
-
-
-LARGEST = 3.4028234663852886e38
-"""Of float32, in which models compute."""
-
-
-def require(condition: bool, setting: str, value: object, meaning: str) -> None:  # reads as a sentence  # noqa: FBT001
-    """Refuse a hyper-parameter, and always what is no finite float32: ``require(mu >= 0, "fedprox.mu", mu, "a weight,
-    at least 0")``.
-    """
-    each = value if isinstance(value, list | tuple) else [value]
-    if not condition or any(isinstance(one, float) and not abs(one) <= LARGEST for one in each):
-        raise ConfigError(f"{setting} is {value}; it is {meaning}.")

@@ -1,4 +1,4 @@
-"""What is fixed for a run (Setup), for a round (Plan), and what is asked of clients before it (Ask)."""
+"""What is fixed for a run (Setup), for a round (Plan), and what clients answer before it (ClientQuery)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedstrata.core.layout import Layout, Names
 from fedstrata.core.network import Net
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 
@@ -20,9 +20,9 @@ class Phase:
     """One stretch of local training.
 
     Attributes:
-        name: what ``v.phase`` shows.
+        name: what ``ctx.phase`` shows.
         train: parameters that move; None is the plan's ``train``.
-        epochs, steps: the length, one of them; both None is the run's own.
+        epochs, steps: the length, one of them; both None is the run's length.
         lr: factor on the run's local learning rate.
     """
 
@@ -35,97 +35,110 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which tensors play which part in a round. All are sets of tensor names (parameters and norm statistics), from
-    ``layout.select``.
+    """Which tensors play which part in a round.
+
+    All are sets of tensor names (parameters and norm statistics), from ``layout.select``.
 
     Attributes:
         train: parameters that the client moves.
-        down: sent by the server. A tensor that is not sent is the client's own stored value, or, where it stored none,
+        download: sent by the server. A tensor that is not sent is the client's stored value or, where it stored none,
             what every client has known from the start (the initial model, a frozen head).
-        up: sent by the client, as differences from what it started with.
-        average: averaged into the server's model, within ``up``.
-        keep: stored by the client when it has trained.
+        upload: sent by the client, as differences from what it received.
+        aggregate: averaged into the server's model, within ``upload``.
+        client_local: stored by the client after training.
         phases: local training, in order.
-        places: for single places of the cohort, fields that differ (a straggler's phases, a small device's train set).
-        cohort: who sits at each place; empty where a plan is made outside a round.
+        per_client: for single cohort indices, fields that differ (a straggler's phases, a small device's train set).
+        cohort: the client at each cohort index; empty where a plan is made outside a round.
     """
 
     train: Names
-    down: Names
-    up: Names
-    average: Names
-    keep: Names = frozenset()
+    download: Names
+    upload: Names
+    aggregate: Names
+    client_local: Names = frozenset()
     phases: tuple[Phase, ...] = (Phase(),)
-    places: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    per_client: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     cohort: tuple[int, ...] = ()
 
-    def at(self, place: int) -> Plan:
-        """The plan of one place of the cohort."""
-        own = self.places.get(place)
-        return replace(self, **own, places={}) if own else self
+    def at(self, cohort_index: int) -> Plan:
+        """Return the plan of one client of the cohort."""
+        changes = self.per_client.get(cohort_index)
+        return replace(self, **changes, per_client={}) if changes else self
+
+    def change_at(self, cohort_index: int, **changes: Any) -> Plan:
+        """Return a plan in which these fields differ for one client of the cohort."""
+        return self.change_each({cohort_index: changes})
+
+    def change_each(self, changes: Mapping[int, Mapping[str, Any]]) -> Plan:
+        """Return a plan in which fields differ for several clients, by cohort index."""
+        merged = {index: {**self.per_client.get(index, {}), **fields} for index, fields in changes.items()}
+        return replace(self, per_client={**self.per_client, **merged})
 
     @property
-    def moved(self) -> Names:
+    def trained(self) -> Names:
         """Parameters that move in some phase."""
         return frozenset[str]().union(*(self.train if p.train is None else self.train & p.train for p in self.phases))
 
     def private(self, names: Names) -> Plan:
-        """These tensors stay with each client: stored there, neither sent nor averaged."""
+        """Keep these tensors with each client: stored there, neither sent nor averaged."""
         return replace(
-            self, down=self.down - names, up=self.up - names, average=self.average - names, keep=self.keep | names
+            self,
+            download=self.download - names,
+            upload=self.upload - names,
+            aggregate=self.aggregate - names,
+            client_local=self.client_local | names,
         )
 
     def without(self, names: Names) -> Plan:
-        """These tensors take no part at all: every client has them from the start and nobody moves them."""
+        """Leave these tensors out: every client has them from the start and no client moves them."""
         return replace(
             self,
             train=self.train - names,
-            down=self.down - names,
-            up=self.up - names,
-            average=self.average - names,
-            keep=self.keep - names,
+            download=self.download - names,
+            upload=self.upload - names,
+            aggregate=self.aggregate - names,
+            client_local=self.client_local - names,
         )
 
     def only(self, names: Names, layout: Layout) -> Plan:
-        """Of all parameters, only these are trained, sent up and averaged; the others stand still where they are.
-        Statistics go as before.
+        """Train, upload and aggregate only these parameters; the others keep their values. Statistics are as before.
 
-        Phases in which nothing of these would move are left out; where none is left, these train for the length of the
-        last.
+        Phases that would move none of them are left out; where no phase is left, these train for the length of the
+        last one.
         """
-        frozen = layout.parameters - names - layout.settings
+        frozen = layout.trainable - names
 
         def left(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
             return tuple(p for p in phases if p.train is None or p.train & names) or (replace(phases[-1], train=None),)
 
-        def less(own: Mapping[str, Any]) -> dict[str, Any]:
-            cut = {n: own[n] - frozen for n in ("train", "up", "average") if n in own}
-            return {**own, **cut, **({"phases": left(own["phases"])} if "phases" in own else {})}
+        def less(fields: Mapping[str, Any]) -> dict[str, Any]:
+            cut = {n: fields[n] - frozen for n in ("train", "upload", "aggregate") if n in fields}
+            return {**fields, **cut, **({"phases": left(fields["phases"])} if "phases" in fields else {})}
 
-        places = {place: less(own) for place, own in self.places.items()}
-        return replace(self, **less({n: getattr(self, n) for n in ("train", "up", "average", "phases")}), places=places)
+        mine = less({n: getattr(self, n) for n in ("train", "upload", "aggregate", "phases")})
+        return replace(self, **mine, per_client={i: less(changes) for i, changes in self.per_client.items()})
 
 
 @dataclass(frozen=True)
 class ClientQuery:
-    """A question to clients, answered before sampling and planning.
+    """A query to clients, answered before sampling and planning.
 
     Attributes:
-        models: parameters to score; None stands for the server's current model. Each asked client is sent all of them.
+        models: parameters to score; None is the server's current model. Each queried client is sent all of them.
         split: whose samples: the client's own "train", "validation" or "test".
-        what: mean "loss" or "accuracy".
-        clients: who is asked; None is everyone.
+        metric: mean "loss" or "accuracy".
+        clients: who is queried; None is everyone.
     """
 
     models: tuple[Params | None, ...]
     split: Split = "validation"
-    what: Literal["loss", "accuracy"] = "loss"
+    metric: Literal["loss", "accuracy"] = "loss"
     clients: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class QueryResult:
-    """What clients said.
+    """What clients answered.
 
     Attributes:
         clients: who answered, ascending.
@@ -136,22 +149,21 @@ class QueryResult:
     scores: Tensor
 
 
-@dataclass(frozen=True)
-class CohortSlot:
-    """Where a client sits in a round.
+class CohortSlot(NamedTuple):
+    """One position of a round's cohort.
 
     Attributes:
-        place: in the cohort, or -1 outside a round, where a client forms the model that it uses itself; client: who
-            sits there; round: zero-based.
-        cohort: all clients by place, with repeats.
-        answers: to this piece's question, or None.
+        cohort_index: in the cohort, or -1 outside a round, where a client forms its personal model.
+        client: its id.
     """
 
-    place: int
+    cohort_index: int
     client: int
-    round: int
-    cohort: tuple[int, ...]
-    answers: QueryResult | None = None
+
+    @property
+    def training(self) -> bool:
+        """Whether the client trains in this round."""
+        return self.cohort_index >= 0
 
 
 class Load(NamedTuple):
@@ -159,8 +171,8 @@ class Load(NamedTuple):
 
     Attributes:
         flops: of one sample, forward and backward.
-        memory: bytes at the peak of a step on one batch: the model, what is alive at once in the two passes, gradients
-            and optimiser state.
+        memory: bytes at the peak of a step on one batch: the model, the live tensors of the two passes, gradients and
+            optimizer state.
     """
 
     flops: float
@@ -171,10 +183,36 @@ class Samples(Protocol):
     """What a piece may know about the federation without touching data."""
 
     def size(self, client: int) -> int:
-        """Training samples of a client."""
+        """Return the training samples of a client."""
 
     def counts(self, client: int) -> Tensor:
-        """[classes] int64: training labels of a client."""
+        """Return [classes] int64: training labels of a client."""
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """How clients train; the settings ``local.*`` of a run.
+
+    Attributes:
+        epochs, steps: the length of local training; one of them is None.
+        batch: samples of a local step; draw: how steps read the data (cycle, fresh, replace).
+        lr: learning rate, before the schedule.
+        optimizer: sgd, adam or adamw; momentum, weight_decay: of it; clip: largest gradient norm, or None.
+        precision: float32 or bfloat16, of forward passes.
+        activation_cache_mb: memory for cached activations of frozen layers, per client; 0 caches none.
+    """
+
+    epochs: int | None = 1
+    steps: int | None = None
+    batch: int = 32
+    draw: str = "cycle"
+    lr: float = 0.1
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    precision: str = "float32"
+    activation_cache_mb: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,21 +222,21 @@ class Setup:
     Attributes:
         layout: names, groups and roles.
         net: the model's functions.
-        params: initial parameters, with initial statistics.
+        model: initial parameters and statistics.
         classes: outputs of the head.
         clients: registered; cohort: taking part in a round; rounds: planned.
         seed: of the run.
         samples: sizes and label counts of clients.
         load: what a local step costs in which only these parameters are trained, measured on a batch of a client.
-        epochs, steps, batch, lr, optimizer, momentum, weight_decay: local settings (one of epochs and steps is None).
+        local: how clients train.
         weighting: how clients count in averages.
         eligible: clients that may take part (all but those held out).
-        merges: a last batch of one sample is merged into the one before it, because a norm looks at the batch.
+        merges_single: a last batch of one sample joins the one before it, because a norm looks at the batch.
     """
 
     layout: Layout
     net: Net
-    params: Params
+    model: Model
     classes: int
     clients: int
     cohort: int
@@ -206,33 +244,25 @@ class Setup:
     seed: int
     samples: Samples
     load: Callable[[Names], Load] = field(repr=False, compare=False)
-    epochs: int | None = 1
-    steps: int | None = None
-    batch: int = 32
-    lr: float = 0.1
-    optimizer: str = "sgd"
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    local: LocalSettings = LocalSettings()
     weighting: Literal["samples", "uniform"] = "samples"
     eligible: Sequence[int] = ()
-    merges: bool = False
+    merges_single: bool = False
 
     def local_steps(self, samples: int, *, epochs: int | None = None, steps: int | None = None) -> int:
-        """Local steps of a client with that many samples; the run's length unless another is given.
+        """Count the local steps of a client with that many samples; partial batches count.
 
-        Partial batches count.
+        The length is the run's unless another is given.
         """
-        steps = self.steps if epochs is None and steps is None else steps
-        return (
-            steps
-            if steps is not None
-            else (epochs or self.epochs or 0) * batches_of(samples, self.batch, merge=self.merges)
-        )
+        local = self.local
+        steps = local.steps if epochs is None and steps is None else steps
+        if steps is not None:
+            return steps
+        return (epochs or local.epochs or 0) * batches_of(samples, local.batch, merge=self.merges_single)
 
 
 def batches_of(samples: int, batch: int, *, merge: bool) -> int:
-    """Batches in one pass over that many samples; with ``merge``, a last one of a single sample joins the one before
-    it.
+    """Count the batches in one pass; with ``merge``, a last batch of a single sample joins the one before it.
 
     >>> batches_of(9, 4, merge=False), batches_of(9, 4, merge=True), batches_of(1, 4, merge=True)
     (3, 2, 1)

@@ -1,69 +1,107 @@
-"""States of pieces: server slots and clients' rows, as named parameters and tensors, and as flat mappings for files and
-messages.
-"""
+"""States of pieces and clients: named parameters and tensors, typed where pieces read them, flat where they are stored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 
-State: TypeAlias = dict[str, "Params | Tensor"]
-
-
-STATISTICS = "@statistics"
+STATISTICS = "@statistics"  # ends the stored name of a model's norm statistics
+LOCAL = "kept/"  # begins the stored name of a tensor of the model that stays with the client
 
 
-def flatten_state(state: State) -> dict[str, Params | Tensor]:
-    """A state with the norm statistics of its parameters as entries of their own."""
-    flat: dict[str, Params | Tensor] = {}
-    for name, value in state.items():
-        flat[name] = value
-        if isinstance(value, Params) and value.buffers is not None and len(value.buffers):
-            flat[name + STATISTICS] = value.buffers
-    return flat
+class State(dict[str, "Params | Tensor"]):
+    """What a piece keeps between rounds, or sends beside the model, by name.
 
-
-def restore_state(flat: Mapping[str, Params | Tensor]) -> State:
-    """Back from :func:`flatten_state`."""
-    state: State = {}
-    for name, value in flat.items():
-        if not name.endswith(STATISTICS):
-            buffers = flat.get(name + STATISTICS)
-            state[name] = (
-                Params(value.flat, value.spec, buffers=buffers)
-                if isinstance(value, Params) and isinstance(buffers, Params)
-                else value
-            )
-    return state
-
-
-def pack(states: Mapping[str, State], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All pieces' states and the stored tensors as one flat mapping of names."""
-    row = {f"kept/{name}": tensor for name, tensor in kept.items()}
-    for piece, state in states.items():
-        for name, value in flatten_state(state).items():
-            row[f"{piece}/{name}"] = value.flat if isinstance(value, Params) else value
-    return row
-
-
-def unpack(piece: str, template: State, row: Mapping[str, Tensor] | None) -> State:
-    """One piece's state from a packed row.
-
-    The template gives names and shapes, and the values where there is no row.
+    >>> import torch
+    >>> State(seen=torch.ones(())).tensor("seen")
+    tensor(1.)
     """
-    if row is None:
-        return dict(template)
-    stored: dict[str, Params | Tensor] = {}
-    for name, value in flatten_state(template).items():
-        tensor = row[f"{piece}/{name}"]
-        stored[name] = Params(tensor, value.spec, buffers=_empty(value)) if isinstance(value, Params) else tensor
-    return restore_state(stored)
+
+    def params(self, name: str) -> Params:
+        """Return the parameters of that name."""
+        value = self[name]
+        assert isinstance(value, Params), f"{name} is a tensor"
+        return value
+
+    def model(self, name: str) -> Model:
+        """Return the model of that name, with its statistics."""
+        value = self[name]
+        assert isinstance(value, Model), f"{name} has no statistics"
+        return value
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the tensor of that name."""
+        value = self[name]
+        assert isinstance(value, Tensor), f"{name} is parameters"
+        return value
+
+    def flat(self) -> dict[str, Params | Tensor]:
+        """Return the state with the statistics of its models as entries of their own."""
+        entries: dict[str, Params | Tensor] = {}
+        for name, value in self.items():
+            entries[name] = value
+            if isinstance(value, Model) and len(value.statistics):
+                entries[name + STATISTICS] = value.statistics
+        return entries
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the vectors and tensors of :meth:`flat`."""
+        return {name: value.flat if isinstance(value, Params) else value for name, value in self.flat().items()}
+
+    def filled(self, tensors: Mapping[str, Tensor]) -> State:
+        """Return a state like this one with the values of ``tensors``, as :meth:`tensors` gave them."""
+        filled = State()
+        for name, value in self.items():
+            tensor = tensors[name]
+            if isinstance(value, Model):
+                statistics = value.statistics
+                if len(statistics):
+                    statistics = statistics.new(tensors[name + STATISTICS])
+                filled[name] = Model(Params(tensor, value.spec), statistics)
+            else:
+                filled[name] = Params(tensor, value.spec) if isinstance(value, Params) else tensor
+        return filled
 
 
-def _empty(p: Params) -> Params | None:
-    """Statistics of a model that has none."""
-    return p.buffers if p.buffers is not None and not len(p.buffers) else None
+@dataclass(frozen=True)
+class ClientState:
+    """What one client stores between the rounds that it takes part in.
+
+    Attributes:
+        pieces: tensors of each piece's state, by piece and name; see :meth:`State.tensors`.
+        tensors: tensors of the model that stay with the client, by name.
+    """
+
+    pieces: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.pieces or self.tensors)
+
+    def piece(self, name: str, template: State) -> State:
+        """Return the state of one piece; the template gives names, shapes and, where nothing is stored, values."""
+        return template.filled(self.pieces[name]) if name in self.pieces else State(template)
+
+    def flat(self) -> dict[str, Tensor]:
+        """Return all tensors under flat names, for storage and transport."""
+        flat = {f"{LOCAL}{name}": tensor for name, tensor in self.tensors.items()}
+        for piece, tensors in self.pieces.items():
+            flat |= {f"{piece}/{name}": tensor for name, tensor in tensors.items()}
+        return flat
+
+    @classmethod
+    def from_flat(cls, flat: Mapping[str, Tensor]) -> ClientState:
+        """Return the state that :meth:`flat` gave."""
+        pieces: dict[str, dict[str, Tensor]] = {}
+        local: dict[str, Tensor] = {}
+        for name, tensor in flat.items():
+            if name.startswith(LOCAL):
+                local[name.removeprefix(LOCAL)] = tensor
+            else:
+                piece, _, key = name.partition("/")
+                pieces.setdefault(piece, {})[key] = tensor
+        return cls(pieces, local)

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model
 from fedstrata.diagnostics.base import ALL, PanelText, RoundSnapshot, replace_tensors
 from fedstrata.diagnostics.several import MultiMeasure, at_least
 
@@ -99,12 +99,11 @@ class Barrier(MultiMeasure):
             return {}
         averaged = replace_tensors(trained, mean)
 
-        def loss(p: Params) -> float:
-            return snapshot.loss(reply.client, p.frozen("batch") if self.norms == "batch" else p, self.most)
+        def loss(p: Model) -> float:
+            return snapshot.loss(reply.client, p.frozen("batch_stats") if self.norms == "batch" else p, self.most)
 
-        def part(source: Params, names: frozenset[str]) -> dict[str, Tensor]:
-            assert source.buffers is not None, "models come with statistics"
-            return {n: source[n] if n in source else source.buffers[n] for n in names if n in mean}
+        def part(source: Model, names: frozenset[str]) -> dict[str, Tensor]:
+            return {n: source[n] if n in source else source.statistics[n] for n in names if n in mean}
 
         loss_trained, loss_averaged = loss(trained), loss(averaged)
         barriers = {ALL: loss_averaged - loss_trained}
@@ -129,5 +128,5 @@ def average(snapshot: RoundSnapshot) -> dict[str, Tensor]:
             weighted = tensor.double() * reply.samples
             total[name] = total[name] + weighted if name in total else weighted
             share[name] = share.get(name, 0) + reply.samples
-    kinds = {n: p.flat.dtype for p in (snapshot.before, snapshot.before.buffers) if p is not None for n in p}
+    kinds = {n: p.flat.dtype for p in (snapshot.before, snapshot.before.statistics) for n in p}
     return {name: (value / share[name]).to(kinds.get(name, torch.float32)) for name, value in total.items()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 from torch import Tensor
 
 from fedstrata.core.layout import Layout
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.core.state import State
 from fedstrata.diagnostics.panel import Panel
 
@@ -43,30 +43,29 @@ class RoundSnapshot:
             samples.
         loss: ``loss(client, params, most)`` returns the mean plain loss on up to ``most`` evenly spaced training
             samples of a client, always the same ones, in evaluation mode. Norms use the running statistics of
-            ``params``; they use the batch under ``bn=batch``, and for ``params.frozen("batch")``.
+            ``params``; they use the batch under ``bn=batch``, and for ``params.frozen("batch_stats")``.
     """
 
     round: int
     layout: Layout
-    before: Params
-    after: Params
+    before: Model
+    after: Model
     replies: Sequence[Reply]
-    sent: Sequence[Params]
-    served: Params
+    sent: Sequence[Model]
+    served: Model
     server_states: Mapping[str, State]
-    features: Callable[[Params, int], tuple[Tensor, Tensor]]
-    loss: Callable[[int, Params, int], float]
+    features: Callable[[Model, int], tuple[Tensor, Tensor]]
+    loss: Callable[[int, Model, int], float]
 
-    def final_params(self, i: int) -> Params:
+    def final_params(self, i: int) -> Model:
         """Return the model that the client of reply ``i`` ended with: what was sent, its update and its local tensors.
 
         With statistics. It is the model as the server can know it: a lossy update differs from the client's.
         """
         reply, start = self.replies[i], self.sent[i]
-        local = {n.removeprefix("kept/"): t for n, t in reply.row.items() if n.startswith("kept/")}
-        moved = start | (start.pick(reply.delta) + reply.delta)
-        assert start.buffers is not None, "what is sent comes with statistics"
-        return replace_tensors(Params(moved.flat, moved.spec, buffers=start.buffers | reply.statistics), local)
+        moved = start.params | (start.pick(reply.delta) + reply.delta)
+        model = Model(moved, start.statistics | reply.statistics)
+        return replace_tensors(model, reply.client_state.tensors)
 
 
 class PanelText(NamedTuple):
@@ -147,13 +146,13 @@ def _maps(text: PanelText, name: str, runs: Runs) -> list[Panel]:
     return panels
 
 
-def replace_tensors(p: Params, tensors: Mapping[str, Tensor]) -> Params:
+def replace_tensors(model: Model, tensors: Mapping[str, Tensor]) -> Model:
     """Return a copy of a model with the named parameters and statistics replaced."""
-    assert p.buffers is not None, "models come with statistics"
-    params, statistics = ({n: t for n, t in tensors.items() if n in part} for part in (p, p.buffers))
-    moved = p | Params.of(params) if params else p
-    buffers = p.buffers | Params.of(statistics) if statistics else p.buffers
-    return Params(moved.flat, p.spec, buffers=buffers, still=p.still)
+    weights, statistics = ({n: t for n, t in tensors.items() if n in part} for part in (model, model.statistics))
+    return Model(
+        model.params | Params.of(weights) if weights else model.params,
+        model.statistics | Params.of(statistics) if statistics else model.statistics,
+    )
 
 
 def defined(values: Mapping[str, float | None]) -> dict[str, float | None]:

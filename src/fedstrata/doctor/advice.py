@@ -17,11 +17,13 @@ from fedstrata.data.statistics.interpretation import Meaning
 from fedstrata.data.statistics.survey import Survey
 from fedstrata.doctor.costs import Sizes
 from fedstrata.doctor.diagnosis import Advice, Verdict
-from fedstrata.doctor.rules import MOST, RULES, FederationSummary, Rule
+from fedstrata.doctor.rules import MOST, rules
 from fedstrata.engine.assembly import RunComponents, assemble
-from fedstrata.engine.describe import trial
+from fedstrata.engine.describe import probe_costs
 from fedstrata.methods import method as parse_method
 from fedstrata.methods import rows
+from fedstrata.methods import source_of as piece_source
+from fedstrata.methods.parts.advice import FederationSummary, Rule
 
 ORDER: tuple[Verdict, ...] = ("baseline", "candidate", "control", "later", "not advised", "cannot run", "open")
 DECIDES: Mapping[Verdict, str] = {
@@ -62,7 +64,7 @@ def look(parts: RunComponents, survey: Survey, skew: Sequence[Meaning], each: Si
         high_steps=each.high,
         equal_steps=each.equal,
         median=float(np.median(trained)),
-        batch=setup.batch,
+        batch=setup.local.batch,
         model=parts.config.model_for(task),
         exits=len(setup.net.exits),
     )
@@ -85,9 +87,7 @@ def advise(parts: RunComponents, seen: FederationSummary, module: nn.Module | No
         seen: numbers for the rules.
         module: the user's own model, if there is one.
     """
-    spoken: dict[str, list[Rule]] = {}
-    for rule in RULES:
-        spoken.setdefault(rule.method, []).append(rule)
+    spoken = rules()
     known = {name for text in spoken for name in parse_method(text).named}
     rest = [row.examples[0] for row in rows() if row.name not in known]
     found = [_judged(text, spoken[text], parts, seen, module) for text in spoken]
@@ -98,7 +98,7 @@ def advise(parts: RunComponents, seen: FederationSummary, module: nn.Module | No
 def source_of(method: str) -> str:
     """The publication of a method."""
     pieces = parse_method(method).pieces
-    return "; ".join(piece.source for piece in pieces) or FEDAVG
+    return "; ".join(piece_source(piece) for piece in pieces) or FEDAVG
 
 
 def verdict_of(speaking: Sequence[Rule]) -> Verdict:
@@ -116,9 +116,9 @@ def verdict_of(speaking: Sequence[Rule]) -> Verdict:
 
 
 def _judged(
-    method: str, rules: Sequence[Rule], parts: RunComponents, seen: FederationSummary, module: nn.Module | None
+    method: str, known: Sequence[Rule], parts: RunComponents, seen: FederationSummary, module: nn.Module | None
 ) -> Advice:
-    holding = [rule for rule in rules if rule.when(seen)]
+    holding = [rule for rule in known if rule.when(seen)]
     verdict = verdict_of(holding)
     decided = DECIDES.get(verdict)  # what speaks otherwise would only confuse
     holding = [rule for rule in holding if rule.speaks == decided]
@@ -130,13 +130,13 @@ def _judged(
 def _weighed(advice: Advice, parts: RunComponents, module: nn.Module | None) -> Advice:
     """With its costs, or with the reason why it cannot run here."""
     try:
-        tried = trial(
+        tried = probe_costs(
             assemble(beside(parts.config.replace(method=advice.method), parts.federation), parts.federation, module)
         )
     except FedstrataError as error:
         return replace(advice, verdict="cannot run", reasons=(str(error),))
     return replace(
-        advice, bytes=tried.down.payload + tried.up.payload, flops=sum(tried.flops.values()), state=tried.row
+        advice, bytes=tried.down.payload + tried.up.payload, flops=sum(tried.flops.values()), state=tried.client_state
     )
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedstrata.client.step_cost import cost
 from fedstrata.client.update import ClientUpdate
 from fedstrata.common.units import size, work
 from fedstrata.core.network import Batch
 from fedstrata.data.statistics.survey import Survey
 from fedstrata.doctor.diagnosis import CostEstimate
 from fedstrata.engine.assembly import RunComponents
-from fedstrata.engine.describe import CostProbe, cost
+from fedstrata.engine.describe import CostProbe
 from fedstrata.engine.evaluation import Evaluator
 
 PROBE = 1.0  # seconds of local steps that are timed
@@ -55,7 +56,10 @@ def sizes(parts: RunComponents, seen: Survey) -> Sizes:
         int(n) for client, n in zip(seen.ids.tolist(), seen.training.tolist(), strict=True) if client not in held
     ]
     steps = [setup.local_steps(n) if n else 0 for n in counted]
-    samples = [n * (setup.epochs or 0) if setup.steps is None else setup.steps * min(n, setup.batch) for n in counted]
+    samples = [
+        n * (setup.local.epochs or 0) if setup.local.steps is None else setup.local.steps * min(n, setup.local.batch)
+        for n in counted
+    ]
     busy = [s for s in steps if s]
     low, high = (int(q) for q in np.quantile(busy, (0.1, 0.9), method="nearest")) if busy else (0, 0)
     return Sizes(float(np.mean(samples)), float(np.mean(steps)), low, high, len(set(busy)) == 1)
@@ -125,10 +129,10 @@ def _timed(tried: CostProbe) -> tuple[float, float]:
 
 
 def _turn(tried: CostProbe, steps: int) -> None:
-    kit = replace(tried.kit, setup=replace(tried.kit.setup, epochs=None, steps=steps), costs={})
-    session = ClientUpdate(kit, tried.work)
-    loss, taken = session.train(session.begin())
-    session.reply(session.end(), loss, taken)
+    setup = tried.worker.setup
+    timed = replace(setup, local=replace(setup.local, epochs=None, steps=steps))
+    update = ClientUpdate(replace(tried.worker, setup=timed, costs={}), tried.task)
+    update.reply(update.train(update.begin()))
 
 
 @contextmanager
@@ -144,19 +148,19 @@ def threads(count: int) -> Iterator[None]:
 
 def _evaluated(parts: RunComponents, tried: CostProbe) -> tuple[float, str]:
     """Seconds of one evaluation on one core, and how they come about."""
-    federation, params = parts.federation, parts.setup.params
-    evaluator = Evaluator([tried.kit], federation, parts.config.bn == "batch", parts.config.local.threads)
+    federation, params = parts.federation, parts.setup.model
+    evaluator = Evaluator([tried.worker], federation, parts.config.bn == "batch", parts.config.local.threads)
     seconds, how = 0.0, []
     if federation.test is not None:
         test = federation.test
         rows = torch.arange(min(SAMPLES, len(test)))
         one = _clocked(
-            lambda: federation.task.metrics(evaluator.predict(tried.kit, params, test, rows), test.y[rows])
+            lambda: federation.task.metrics(evaluator.predict(tried.worker, params, test, rows), test.y[rows])
         ) / len(rows)
         seconds += one * len(test)
         how.append(f"{len(test):,} test samples x {1000 * one:.2g} ms")
     if federation.own_test is not None:
-        one = _clocked(lambda: evaluator.client(tried.kit, tried.work, params))
+        one = _clocked(lambda: evaluator.client(tried.worker, tried.task, params))
         seconds += one * federation.clients
         how.append(f"{federation.clients:,} clients' own tests x {1000 * one:.2g} ms")
     return seconds, " + ".join(how)
@@ -184,15 +188,15 @@ def _memory(parts: RunComponents, tried: CostProbe, memory: int) -> Iterator[Cos
         )
         yield CostEstimate("data in memory", data, "bytes", how, large=data > BUSY * memory)
     most = min(len(setup.eligible), setup.cohort * setup.rounds)
-    if tried.row:
+    if tried.client_state:
         on = "memory" if parts.config.rows == "memory" else "a file"
-        how = f"{most:,} clients that can take part x {size(tried.row)} that a client keeps, in {on}"
+        how = f"{most:,} clients that can take part x {size(tried.client_state)} that a client keeps, in {on}"
         yield CostEstimate(
             "rows of clients",
-            most * tried.row,
+            most * tried.client_state,
             "bytes",
             how,
-            large=parts.config.rows == "memory" and most * tried.row > BUSY * memory,
+            large=parts.config.rows == "memory" and most * tried.client_state > BUSY * memory,
         )
     reply = tried.up.payload + 4 * parts.parameters
     yield CostEstimate(
@@ -202,10 +206,10 @@ def _memory(parts: RunComponents, tried: CostProbe, memory: int) -> Iterator[Cos
         f"{setup.cohort} clients x {size(reply)}",
         large=setup.cohort * reply > BUSY * memory,
     )
-    batch = next(tried.session.batches("doctor"))
-    step = cost(tried.kit, Batch(batch.x[:8], batch.y[:8]), setup.layout.parameters)[1]
+    batch = next(tried.update.tools.batches("doctor"))
+    step = cost(tried.worker, Batch(batch.x[:8], batch.y[:8]), setup.layout.parameters)[1]
     workers = _workers(parts)
-    how = f"{workers} worker{'' if workers == 1 else 's'} x {size(step)} for a batch of {setup.batch}"
+    how = f"{workers} worker{'' if workers == 1 else 's'} x {size(step)} for a batch of {setup.local.batch}"
     yield CostEstimate("local steps", workers * step, "bytes", how, large=workers * step > BUSY * memory)
 
 

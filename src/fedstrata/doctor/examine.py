@@ -23,7 +23,7 @@ from fedstrata.doctor.costs import EVALUATION, TRAINING, costs, sizes
 from fedstrata.doctor.diagnosis import Advice, CostEstimate, Diagnosis
 from fedstrata.doctor.problems import Case, problems
 from fedstrata.engine.assembly import RunComponents, assemble
-from fedstrata.engine.describe import trial
+from fedstrata.engine.describe import probe_costs
 from fedstrata.trackers import check as check_track
 
 SEEDS = "0 1 2"
@@ -52,7 +52,7 @@ def examine(
     """
     check_track(config.track)
     parts, handed = assemble(config, federation, module), federation is not None or module is not None
-    tried = trial(parts)
+    tried = probe_costs(parts)
     seen = survey(parts.federation)
     facts = facts_from(seen, features=None if quick else True)
     skew = meanings(facts.skew)
@@ -117,7 +117,7 @@ def _setting(parts: RunComponents, seen: Survey) -> dict[str, str]:
             f" {len(setup.layout.groups)} layer groups"
         ),
         "rounds": f"{setup.rounds}, {setup.cohort} of {len(setup.eligible):,} clients each",
-        "local training": f"{length} of batches of {setup.batch}, {setup.optimizer} at {setup.lr:g}",
+        "local training": f"{length} of batches of {setup.local.batch}, {setup.local.optimizer} at {setup.local.lr:g}",
         "test": tests_of(parts.federation),
         "validation": f"{parts.config.validation:g} of each client's samples" if parts.config.validation else "none",
     }

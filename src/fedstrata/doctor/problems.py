@@ -123,7 +123,7 @@ def _small(case: Case) -> Iterator[Problem]:
         text = f"{case.clients(empty.tolist())} no training sample and never train{'s' if empty.size == 1 else ''}"
         yield Problem("look", "empty-clients", text, "fewer clients, or a larger min in the partition", empty.size)
     single = np.flatnonzero(sizes == 1)
-    if single.size and setup.merges:
+    if single.size and setup.merges_single:
         text = (
             f"{case.clients(single.tolist())} a single training sample, on which a batch norm cannot train, and"
             f" {_are(single)} left out"
@@ -133,11 +133,11 @@ def _small(case: Case) -> Iterator[Problem]:
         yield Problem(
             "note", "single-sample", f"{case.clients(single.tolist())} a single training sample", count=single.size
         )
-    small = np.flatnonzero((sizes > 1) & (sizes < setup.batch))
+    small = np.flatnonzero((sizes > 1) & (sizes < setup.local.batch))
     if small.size:
         weight: Weight = "look" if small.size * 2 > len(sizes) else "note"
         text = (
-            f"{case.clients(small.tolist())} fewer training samples than a batch of {setup.batch}: one short step a"
+            f"{case.clients(small.tolist())} fewer training samples than a batch of {setup.local.batch}: one short step a"
             " pass"
         )
         yield Problem(

@@ -1,39 +1,39 @@
-"""From a configuration to everything that a run is made of."""
+"""From a configuration to everything that a run is made of: checks first, then the parts."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor, nn
 
-from fedstrata.client.frozen_prefix import Traced, trace
+from fedstrata.client.activation_cache import CachePlanner
+from fedstrata.client.frozen_prefix import NotCached, Traced, trace
 from fedstrata.client.step_cost import cost
-from fedstrata.client.worker import PrivateLocalSettings, Worker, bind_net, precision
+from fedstrata.client.worker import FeatureCache, Worker, bind_net, precision
 from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.config.config import KEYS, Config
 from fedstrata.config.lr_schedules import schedule
 from fedstrata.config.sections import Unseen
-from fedstrata.core.chain import Method, name_of
+from fedstrata.core.chain import Method
 from fedstrata.core.layout import Layout
-from fedstrata.core.network import Batch, BoundModel
-from fedstrata.core.params import Params
-from fedstrata.core.plan import Setup
+from fedstrata.core.network import Batch, BoundModel, Net
+from fedstrata.core.plan import LocalSettings, Setup
 from fedstrata.data.federation import Federation
-from fedstrata.data.task_kinds import find_task
 from fedstrata.diagnostics.base import Measure
 from fedstrata.diagnostics.registry import build_measures
-from fedstrata.engine.server import rehearse
+from fedstrata.engine.server import Rules, rehearse
+from fedstrata.methods import measures_of
 from fedstrata.methods import method as parse_method
 from fedstrata.methods.finetune import FineTune
 from fedstrata.models import build, check, swap_dropout
 from fedstrata.models.check import made_up, trains_on_one
 
-TRIED = 7  # made-up samples that a cut through the model is tried on: no other axis is likely to be as long
-PROBE = 8  # samples of a batch that costs are measured on
+TRACE_SAMPLES = 7  # made-up samples that a split of the model is tried on: no other axis is likely to be as long
+PROBE_SAMPLES = 8  # samples of a batch that costs are measured on
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,16 @@ class RunComponents:
     Attributes:
         config, federation, method: as given.
         setup: what pieces may know.
-        make: builds one worker's kit; every call gives a new one.
+        make_worker: builds one worker; every call gives a new one.
         lr: local learning rate by round.
-        measures: looks at training, by name.
-        parameters: numbers in the model.
+        measures: what is measured in training, by name.
     """
 
     config: Config
     federation: Federation
     method: Method
     setup: Setup
-    make: Callable[[], Worker]
+    make_worker: Callable[[], Worker]
     lr: Callable[[int], float]
     measures: Mapping[str, Measure] = field(default_factory=dict)
 
@@ -62,22 +61,27 @@ class RunComponents:
         """Numbers in the model."""
         return self.setup.layout.spec.total
 
+    @functools.cached_property
+    def rules(self) -> Rules:
+        """What is fixed for all rounds."""
+        return Rules(self.method, self.setup, self.config.bn)
+
 
 class Sizes:
-    """Sizes and labels of clients, derived when asked for."""
+    """Sizes and labels of clients, derived on demand."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.known: dict[int, int] = {}
 
     def size(self, client: int) -> int:
-        """Training samples; remembered for clients that were asked for."""
+        """Return training samples; they are remembered."""
         if client not in self.known:
             self.known[client] = len(self.federation.training(client))
         return self.known[client]
 
     def counts(self, client: int) -> Tensor:
-        """[classes] int64."""
+        """Return [classes] int64."""
         return self.federation.counts(client)
 
 
@@ -93,12 +97,12 @@ class Eligible(Sequence[int]):
     def __contains__(self, client: object) -> bool:
         return isinstance(client, int) and 0 <= client < self.clients and client not in self.out
 
-    def __getitem__(self, place):  # type: ignore[no-untyped-def]  # int or slice
-        if isinstance(place, slice):
-            return [self[i] for i in range(*place.indices(len(self)))]
-        if not -len(self) <= place < len(self):
-            raise IndexError(place)
-        client = place % len(self)
+    def __getitem__(self, position):  # type: ignore[no-untyped-def]  # int or slice
+        if isinstance(position, slice):
+            return [self[i] for i in range(*position.indices(len(self)))]
+        if not -len(self) <= position < len(self):
+            raise IndexError(position)
+        client = position % len(self)
         for out in self.out:
             if out > client:
                 break
@@ -106,91 +110,164 @@ class Eligible(Sequence[int]):
         return client
 
 
-def loss_of(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Per-sample loss of a kind of task."""
-    return find_task(kind).loss
-
-
 def assemble(
-    config: Config, federation: Federation | None = None, module: nn.Module | None = None, method: Method | None = None
+    config: Config,
+    federation: Federation | None = None,
+    module: nn.Module | None = None,
+    method: Method | None = None,
 ) -> RunComponents:
     """Read, check and connect everything, before any training.
 
     Args:
         config: of the run.
         federation: instead of the configured data.
-        module: instead of the configured model; it is copied.
+        module: instead of the configured model; it is copied, except for a frozen base.
         method: instead of the configured one.
     Raises:
-        FedstrataError: whatever cannot be meant, with the remedy.
+        FedstrataError: an invalid run, with the remedy.
     """
-    method = parse_method(config.method) if method is None else method
-    if config.finetune.on:
-        f = config.finetune
-        method = method + FineTune(epochs=f.epochs, steps=f.steps, lr=f.lr, groups=f.groups)
+    method = _method(config, method)
     if federation is None:
         federation = config.federation()
     else:
-        _own_federation(config, federation)
+        _check_given_federation(config, federation)
     module, head = _module(config, federation, module)
-    loss, local = loss_of(federation.task.kind), config.local
     eligible = Eligible(federation.clients, federation.heldout)
-    bound, net, memo = bind_net(module, head, loss, method)
-    params = Params(bound.flat.detach().clone(), bound.spec, buffers=bound.buffers.clone())
-    setup = Setup(
-        layout=bound.layout,
-        net=net,
-        params=params,
-        classes=federation.task.classes,
-        clients=federation.clients,
-        cohort=config.cohort_of(len(eligible)),
-        rounds=config.rounds,
-        seed=config.seed,
-        samples=Sizes(federation),
-        load=functools.cache(lambda names: cost(*scale(), names)),
-        epochs=local.epochs,
-        steps=local.steps,
-        batch=local.batch,
-        lr=local.lr,
-        optimizer=local.optimizer,
-        momentum=local.momentum,
-        weight_decay=local.weight_decay,
-        weighting=config.weighting,
-        eligible=eligible,
-        merges=bool(bound.norms),
-    )
-    settings = PrivateLocalSettings(local.draw, local.clip, local.precision, local.keep)
-    partly = bool(method.pieces) or config.unseen.groups != "all"
-    traced = traced_of(bound, federation, settings) if local.keep and partly else None
+    parts = _Parts(config, federation, method, module, head, eligible)
+    _check(parts)
+    measures = build_measures(config.measures, measures_of(method))
+    factor = schedule(config.schedule, config.rounds)
+    lr = config.local.lr
+    return RunComponents(config, federation, method, parts.setup, parts.make_worker, lambda t: lr * factor(t), measures)
 
-    @functools.cache
-    def scale() -> tuple[Worker, Batch]:
-        """A worker and a batch to weigh local steps with."""
-        own, functions, features = bind_net(module, head, loss, method)
-        return Worker(own, functions, method, setup, federation, settings, features), probing(
-            federation, eligible, 2 if bound.norms else 1
+
+def _method(config: Config, method: Method | None) -> Method:
+    """Return the configured method, followed by fine-tuning where it is on."""
+    method = parse_method(config.method) if method is None else method
+    f = config.finetune
+    return method + FineTune(epochs=f.epochs, steps=f.steps, lr=f.lr, groups=f.groups) if f.on else method
+
+
+class _Parts:
+    """Workers and setup of a run, from checked inputs."""
+
+    def __init__(
+        self,
+        config: Config,
+        federation: Federation,
+        method: Method,
+        module: nn.Module,
+        head: str,
+        eligible: Eligible,
+    ) -> None:
+        self.config, self.federation, self.method, self.module, self.head = config, federation, method, module, head
+        self.loss = federation.task.loss
+        self.bound, net, features = self._bind()
+        self.eligible = eligible
+        self.setup = Setup(
+            layout=self.bound.layout,
+            net=net,
+            model=self.bound.snapshot(),
+            classes=federation.task.classes,
+            clients=federation.clients,
+            cohort=config.cohort_of(len(eligible)),
+            rounds=config.rounds,
+            seed=config.seed,
+            samples=Sizes(federation),
+            load=functools.cache(lambda names: cost(*self._cost_probe(), names)),
+            local=local_settings(config),
+            weighting=config.weighting,
+            eligible=eligible,
+            merges_single=bool(self.bound.norms),
         )
+        partly = bool(method.pieces) or config.unseen.groups != "all"
+        cached = self.setup.local.activation_cache_mb and partly
+        self.traced = traced_of(self.bound, federation, self.setup.local) if cached else NotCached()
+        self._first: Worker | None = self._worker(self.bound, net, features)
 
-    config.needed(setup.cohort)  # an impossible quorum is refused before anything is written
-    if bound.norms and local.batch == 1 and not trains_on_one(module, federation.task):
+    def _bind(self) -> tuple[BoundModel, Net, FeatureCache]:
+        return bind_net(self.module, self.head, self.loss, self.method)
+
+    def _worker(self, bound: BoundModel, net: Net, features: FeatureCache) -> Worker:
+        return worker_of(bound, net, features, self.method, self.setup, self.federation, self.traced)
+
+    def make_worker(self) -> Worker:
+        """Return a new worker; the first one takes what the setup was made with."""
+        first, self._first = self._first, None
+        return first if first is not None else self._worker(*self._bind())
+
+    @functools.cached_property
+    def _probe(self) -> tuple[Worker, Batch]:
+        worker = worker_of(*self._bind(), self.method, self.setup, self.federation, NotCached())
+        return worker, probing(self.federation, self.eligible, 2 if self.bound.norms else 1)
+
+    def _cost_probe(self) -> tuple[Worker, Batch]:
+        """Return a worker and a batch to measure local steps with."""
+        return self._probe
+
+
+def worker_of(
+    bound: BoundModel,
+    net: Net,
+    features: FeatureCache,
+    method: Method,
+    setup: Setup,
+    federation: Federation,
+    traced: Traced | NotCached,
+) -> Worker:
+    """Return a worker on a bound model."""
+    splits = any(piece.batching == "splits" for piece in method.pieces)
+    augmented = federation.augment is not None
+    cache = CachePlanner(bound, setup, traced, splits, augmented, lambda: precision(setup.local))
+    return Worker(bound, net, method, setup, federation, features, cache)
+
+
+def local_settings(config: Config) -> LocalSettings:
+    """Return the settings ``local.*`` of a configuration."""
+    local = config.local
+    names = {f.name: f.name for f in fields(LocalSettings)} | {"activation_cache_mb": "keep"}
+    return LocalSettings(**{name: getattr(local, key) for name, key in names.items()})
+
+
+def traced_of(bound: BoundModel, federation: Federation, local: LocalSettings) -> Traced | NotCached:
+    """Return the model's body as a graph, so that it can be split before the trained layers; or why not."""
+    return trace(bound, made_up(federation.task, TRACE_SAMPLES), lambda: precision(local))
+
+
+def probing(federation: Federation, eligible: Sequence[int], least: int) -> Batch:
+    """Return up to 8 samples of the first client that has two or more.
+
+    Where no client has, it is the first sample, unless ``least`` is 2, as with batch norms.
+
+    Raises:
+        ConfigError: no client has ``least``.
+    """
+    for wanted in (2, least):
+        for client in eligible:
+            index = federation.training(client)[:PROBE_SAMPLES]
+            if len(index) >= wanted:
+                return Batch(federation.train.take(index), federation.train.y[index])
+    raise ConfigError(
+        "no client has two samples to measure a local step on; look at the partition by `fedstrata check`."
+    )
+
+
+# ---- checks, in the order in which a user would mend them
+
+
+def _check(parts: _Parts) -> None:
+    """Refuse a run that is invalid, before anything is written."""
+    config, federation, setup = parts.config, parts.federation, parts.setup
+    config.needed(setup.cohort)  # an impossible quorum
+    if parts.bound.norms and config.local.batch == 1 and not trains_on_one(parts.module, federation.task):
         raise ConfigError(
             "local.batch is 1, but a batch norm cannot look at one value; use local.batch=2 or more, or norm=group."
         )
-    _check_steps(method, config)
-    _check_unseen(config, federation, setup.layout)
+    _check_steps(parts.method, config)
+    _check_new_clients(config, federation, setup.layout)
     _check_target(config, federation)
-    method.check(setup)
-    rehearse(method, setup, config.bn)
-
-    built = [(bound, net, memo)]  # the first worker takes what the setup was made with
-
-    def make() -> Worker:
-        own, functions, features = built.pop() if built else bind_net(module, head, loss, method)
-        return Worker(own, functions, method, setup, federation, settings, features, traced=traced)
-
-    factor = schedule(config.schedule, config.rounds)
-    looks = build_measures(config.measures, [name for piece in method.pieces for name in piece.measures])
-    return RunComponents(config, federation, method, setup, make, lambda t: local.lr * factor(t), looks)
+    parts.method.check(setup)
+    rehearse(Rules(parts.method, setup, config.bn))
 
 
 def _check_target(config: Config, federation: Federation) -> None:
@@ -202,29 +279,7 @@ def _check_target(config: Config, federation: Federation) -> None:
         )
 
 
-def traced_of(bound: BoundModel, federation: Federation, settings: PrivateLocalSettings) -> Traced | str:
-    """The model's body as a graph, so that it can be cut in front of what is trained; or why not."""
-    return trace(bound, made_up(federation.task, TRIED), lambda: precision(settings))
-
-
-def probing(federation: Federation, eligible: Sequence[int], least: int) -> Batch:
-    """Up to 8 samples of the first client that has two or more; where none has, the first sample, unless ``least`` is
-    2, as with batch norms.
-
-    Raises:
-        ConfigError: no client has ``least``.
-    """
-    for wanted in (2, least):
-        for client in eligible:
-            index = federation.training(client)[:PROBE]
-            if len(index) >= wanted:
-                return Batch(federation.train.take(index), federation.train.y[index])
-    raise ConfigError(
-        "no client has two samples to measure a local step on; look at the partition by `fedstrata check`."
-    )
-
-
-def _check_unseen(config: Config, federation: Federation, layout: Layout) -> None:
+def _check_new_clients(config: Config, federation: Federation, layout: Layout) -> None:
     """Refuse settings for held-out clients where there are none, and a selector that selects nothing."""
     if not federation.heldout and config.unseen != Unseen():
         raise ConfigError(
@@ -234,22 +289,22 @@ def _check_unseen(config: Config, federation: Federation, layout: Layout) -> Non
     layout.select(config.unseen.groups)
 
 
-def _own_federation(config: Config, federation: Federation) -> None:
+def _check_given_federation(config: Config, federation: Federation) -> None:
     """Refuse settings about data beside a federation that was made in Python: they would have no effect."""
     given = config.flat()
     idle = [k for k in ("data", "augment", "partition", "test", "validation", "heldout") if given[k] != KEYS[k].default]
     idle += ["clients"] if given["clients"] not in ("auto", federation.clients) else []
     idle = [k for k in idle if k != "validation" or given[k] != federation.validation]
     if idle:
-        said = " and ".join(f"{k}={given[k]!r}" for k in idle)
+        settings = " and ".join(f"{k}={given[k]!r}" for k in idle)
         raise ConfigError(
-            f"{said} would have no effect beside a federation of your own. Say it there: Federation.of(...,"
-            " partition=..., testing=...)."
+            f"{settings} would have no effect beside a federation that is given from Python. Set it there:"
+            " Federation.of(..., partition=..., testing=...)."
         )
 
 
 def _check_steps(method: Method, config: Config) -> None:
-    """Refuse settings of the local optimiser where a piece brings steps of its own, which would not look at them."""
+    """Refuse settings of the local optimizer where a piece has its local steps, which would not read them."""
     idle = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": None}
     given = [
         f"local.{name}={getattr(config.local, name)}"
@@ -258,13 +313,13 @@ def _check_steps(method: Method, config: Config) -> None:
     ]
     if method.has("step") and given:
         raise MethodError(
-            f"{name_of(method.owner('step'))} takes local steps of its own, on which {' and '.join(given)} would have"
-            " no effect; leave it out."
+            f"{method.owner('step').name} has its local steps, on which {' and '.join(given)} would have no effect;"
+            " leave it out."
         )
 
 
 def _module(config: Config, federation: Federation, module: nn.Module | None) -> tuple[nn.Module, str]:
-    """The model, checked against the task, and the name of its head."""
+    """Return the model, checked against the task, and the name of its head."""
     task = federation.task
     if module is None:
         norm = None if config.norm == "auto" else config.norm
@@ -272,7 +327,7 @@ def _module(config: Config, federation: Federation, module: nn.Module | None) ->
     else:
         if not isinstance(module, nn.Module):
             raise ConfigError(
-                f"module is {module!r}; an instance of nn.Module is wanted (a class is called first: Net())."
+                f"module is {module!r}; it must be an instance of nn.Module (a class is called first: Net())."
             )
         module = swap_dropout(module).to(torch.float32)
     head = check(module, task)

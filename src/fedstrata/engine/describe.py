@@ -1,51 +1,36 @@
-"""What a run would cost, before it is run: parameters, state, bytes, FLOPs and memory, in all and by layer."""
+"""Describe what a run would cost: parameters, state, bytes, FLOPs and memory, in all and by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedstrata.client.frozen_prefix import NetworkCut
+from fedstrata.client.frozen_prefix import NetworkCut, NotCached
 from fedstrata.client.step_cost import cost, forward
-from fedstrata.client.update import ClientTask, ClientUpdate, why_not
+from fedstrata.client.task import ClientTask
+from fedstrata.client.update import ClientUpdate, reason_left_out
 from fedstrata.client.worker import FlopCounter, Worker
 from fedstrata.common.errors import ConfigError
 from fedstrata.config.config import Config
 from fedstrata.core.layout import Names
 from fedstrata.core.network import Batch
-from fedstrata.core.params import Params
 from fedstrata.core.piece import Piece
-from fedstrata.core.state import State, flatten_state
-from fedstrata.engine.assembly import RunComponents, assemble, traced_of
-from fedstrata.engine.ledger import codecs_of
+from fedstrata.core.state import State
+from fedstrata.engine.assembly import PROBE_SAMPLES, RunComponents, assemble, traced_of
 from fedstrata.engine.server import RoundPlan, Server, plan_round
+from fedstrata.methods import source_of
 from fedstrata.wire import messages
 from fedstrata.wire.frame import MessageSize
 
-WIDTH = 8  # samples of the probing batch, or the client's own where it has fewer
-
-
 VERBS = (
-    *(
-        "model",
-        "init",
-        "init_client",
-        "ask",
-        "sample",
-        "plan",
-        "send",
-        "receive",
-        "objective",
-        "gradient",
-        "step",
-        "upload",
-    ),
-    *("weigh", "reduce", "merge", "settle", "personalise"),
-)  # of a piece, in the order of a round
+    *("model", "init_server", "init_client", "query", "sample", "plan", "send", "receive", "objective", "gradient"),
+    *("step", "upload", "compress", "feedback", "weigh", "screen", "observe", "reduce", "merge", "settle"),
+    *("personal_model", "refine"),
+)
+"""Verbs of a piece, in the order of a round."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +40,7 @@ class PieceFacts:
     Attributes:
         name: as registered.
         settings: all of them, as in call syntax.
-        verbs: what it does otherwise than FedAvg, in the order of a round.
+        verbs: what it changes of FedAvg, in the order of a round.
         source: paper.
     """
 
@@ -66,9 +51,11 @@ class PieceFacts:
 
     @classmethod
     def of(cls, name: str, piece: Piece) -> PieceFacts:
-        """What a piece says of itself."""
+        """Return the facts of a piece."""
         settings = ", ".join(f"{f.name}={getattr(piece, f.name)}" for f in fields(piece))
-        return cls(name, settings or "none", ", ".join(verb for verb in VERBS if piece.overrides(verb)), piece.source)
+        return cls(
+            name, settings or "none", ", ".join(verb for verb in VERBS if piece.overrides(verb)), source_of(piece)
+        )
 
 
 @dataclass(frozen=True)
@@ -78,11 +65,11 @@ class LayerCost:
     Attributes:
         name, kind, role, depth, parameters: as in the layout.
         flops: of one sample when only this layer is trained: whole forward pass, and backward to this layer.
-        front_flops: the part of them in front of it that runs once a sample and round, as its values are kept; 0 where
-            none are.
-        kept_bytes: of these values, a sample.
-        memory: bytes at the peak of a local step on one batch when only this layer is trained: the model, what is alive
-            at once in the two passes, gradients and optimiser state.
+        prefix_flops: the part of them before the layer that runs once a sample and round, as its activations are
+            cached; 0 where none are.
+        cached_bytes: of these activations, a sample.
+        memory: bytes at the peak of a local step on one batch when only this layer is trained: the model, the live
+            tensors of the two passes, gradients and optimizer state.
     """
 
     name: str
@@ -92,8 +79,8 @@ class LayerCost:
     parameters: int
     flops: float
     memory: int
-    front_flops: float
-    kept_bytes: int
+    prefix_flops: float
+    cached_bytes: int
 
 
 @dataclass(frozen=True)
@@ -105,12 +92,12 @@ class Description:
         pieces: of the method, in the order of the chain.
         parameters: numbers in the model; statistics: numbers in norm statistics.
         layers: shallow to deep.
-        server_state, client_state: bytes of the pieces' slots, and of one client's row.
+        server_state, client_state: bytes of the pieces' states on the server, and of one client's state.
         bytes_down, bytes_up: payload for one client in round 0; framing apart.
         flops_step: FLOPs a sample by purpose, under the whole chain.
         memory: bytes at the peak of a local step of the whole model.
-        not_kept: why values in front of trained layers are not kept, or None.
-        formulas: what publications reckon that pieces cost, by piece and label; compare with the layers' own FLOPs.
+        not_cached: why activations of frozen layers are not cached, or None.
+        formulas: costs that publications state for pieces, by piece and label; compare with the FLOPs of layers.
         probe: clients and batch that this was measured on.
     """
 
@@ -129,7 +116,7 @@ class Description:
     framing_up: int
     flops_step: Mapping[str, float]
     memory: int
-    not_kept: str | None
+    not_cached: str | None
     formulas: Mapping[str, float]
     probe: str
 
@@ -142,17 +129,17 @@ def describe(config: Config) -> Description:
     """Measure the costs of a configuration on one batch of one of its clients; nothing is trained.
 
     Raises:
-        FedstrataError: what cannot be meant.
+        FedstrataError: an invalid configuration.
         ConfigError: no client has samples to measure on.
     """
     parts = assemble(config)
-    tried = trial(parts)
-    kit, session = tried.kit, tried.session
-    batch = next(session.batches("describe"))
-    batch = Batch(batch.x[:WIDTH], batch.y[:WIDTH])
-    layout = parts.setup.layout
-    if config.local.keep and kit.traced is None:
-        kit.traced = traced_of(kit.bound, parts.federation, kit.local)
+    probe = probe_costs(parts)
+    worker, update = probe.worker, probe.update
+    batch = next(update.tools.batches("describe"))
+    batch = Batch(batch.x[:PROBE_SAMPLES], batch.y[:PROBE_SAMPLES])
+    layout, local = parts.setup.layout, parts.setup.local
+    if local.activation_cache_mb and worker.cache.traced == NotCached():
+        worker.cache.traced = traced_of(worker.bound, parts.federation, local)
     layers = tuple(
         LayerCost(
             g.name,
@@ -160,8 +147,8 @@ def describe(config: Config) -> Description:
             g.role,
             g.depth,
             g.numel,
-            *cost(kit, batch, frozenset(g.names)),
-            *front(kit, batch, frozenset(g.names)),
+            *cost(worker, batch, frozenset(g.names)),
+            *prefix_cost(worker, batch, frozenset(g.names)),
         )
         for g in layout.groups.values()
     )
@@ -173,90 +160,90 @@ def describe(config: Config) -> Description:
         parameters=parts.parameters,
         statistics=layout.statistics.total,
         layers=layers,
-        server_state=sum(_bytes(s) for s in tried.server.slots.values()),
-        client_state=tried.row,
-        bytes_down=tried.down.payload,
-        bytes_up=tried.up.payload,
-        framing_down=tried.down.framing,
-        framing_up=tried.up.framing,
-        flops_step=tried.flops,
-        memory=cost(kit, batch, layout.parameters)[1],
-        not_kept="; ".join(dict.fromkeys(why for why in kit.cuts.values() if isinstance(why, str))) or None,
-        formulas=_formulas(parts, forward(kit, batch)),
+        server_state=sum(_bytes(state) for state in probe.server.states.values()),
+        client_state=probe.client_state,
+        bytes_down=probe.down.payload,
+        bytes_up=probe.up.payload,
+        framing_down=probe.down.framing,
+        framing_up=probe.up.framing,
+        flops_step=probe.flops,
+        memory=cost(worker, batch, layout.parameters)[1],
+        not_cached="; ".join(worker.cache.reasons()) or None,
+        formulas=_formulas(parts, forward(worker, batch)),
         probe=(
-            f"client {session.work.client}, {len(batch.y)} samples, memory scaled to local.batch={config.local.batch}"
+            f"client {update.task.client}, {len(batch.y)} samples, memory scaled to local.batch={config.local.batch}"
         ),
     )
 
 
-def front(kit: Worker, batch: Batch, names: Names) -> tuple[float, int]:
-    """FLOPs, and bytes, of one sample's values in front of these parameters where they are kept."""
-    found = kit.cut(names)
-    if not isinstance(found, NetworkCut):
+def prefix_cost(worker: Worker, batch: Batch, names: Names) -> tuple[float, int]:
+    """Return FLOPs, and bytes, of one sample's activations before these parameters where they are cached."""
+    split = worker.cache.cut(names)
+    if not isinstance(split, NetworkCut):
         return 0.0, 0
-    with torch.no_grad(), kit.autocast(), FlopCounter() as counter:
-        found.prefix(kit.bound.laid_out(batch.x))
-    return counter.get_total_flops() / len(batch.y), found.bytes
+    with torch.no_grad(), worker.autocast(), FlopCounter() as counter:
+        split.prefix(worker.bound.laid_out(batch.x))
+    return counter.get_total_flops() / len(batch.y), split.bytes
 
 
 def _formulas(parts: RunComponents, flops: Mapping[str, int]) -> dict[str, float]:
     named = parts.method.named.items()
-    found = {
+    formulas = {
         f"{name}: {label}": round(value, 4)
         for name, piece in named
         for label, value in piece.formulas(flops, parts.setup).items()
     }
-    return {label: int(value) if value == int(value) else value for label, value in found.items()}
+    return {label: int(value) if value == int(value) else value for label, value in formulas.items()}
 
 
 @dataclass(frozen=True)
 class CostProbe:
-    """One client's first round, on one batch, weighed.
+    """One client's first round, measured on one batch.
 
     Attributes:
-        kit: a worker; server: before round 0; session: of the client, after its turn.
+        worker: who trained; server: before round 0; update: of the client, after its turn.
         down, up: what crossed the boundary.
-        row: bytes that the client keeps.
+        client_state: bytes that the client stores.
         flops: of a sample, by purpose.
     """
 
-    kit: Worker
+    worker: Worker
     server: Server
-    session: ClientUpdate
+    update: ClientUpdate
     down: MessageSize
     up: MessageSize
-    row: int
+    client_state: int
     flops: Mapping[str, float]
 
     @property
-    def work(self) -> ClientTask:
+    def task(self) -> ClientTask:
         """What the client was asked to do."""
-        return self.session.work
+        return self.update.task
 
 
-def trial(parts: RunComponents) -> CostProbe:
+def probe_costs(parts: RunComponents) -> CostProbe:
     """Have the first client of round 0 that can train do so on one batch; nothing is kept.
 
     Raises:
         ConfigError: no client of round 0 has samples.
     """
-    kit = parts.make()
+    worker = parts.make_worker()
     server = Server.start(parts.method, parts.setup)
-    turn = plan_round(server, parts.method, parts.setup, parts.config.bn, parts.lr(0), lambda *_: None, lambda _: None)
-    session = _session(kit, turn)
-    loss, steps = session.train(session.begin())
-    reply = session.reply(session.end(), loss, steps)
-    down, up = messages.weigh_down(session.work), messages.weigh_up(reply, codecs_of(kit, session.work.plan))
-    row = sum(t.numel() * t.element_size() for t in reply.row.values())
-    return CostProbe(
-        kit, server, session, down, up, row, {p.partition(":")[0]: session.kit.costs[p] for p in session.passes}
-    )
+    turn = plan_round(server, parts.rules, parts.lr(0), lambda *_: None, lambda _: None)
+    update = _update(worker, turn)
+    reply = update.reply(update.train(update.begin()))
+    task, layout = update.task, parts.setup.layout
+    codecs = {d: messages.codecs_of(parts.method, layout, task.plan, d) for d in messages.NAMES}
+    stored = sum(t.numel() * t.element_size() for t in reply.client_state.flat().values())
+    flops = {purpose.partition(":")[0]: update.worker.costs[purpose] for purpose in reply.cost_by_phase}
+    down, up = messages.size_down(task, codecs["down"]), messages.size_up(reply, codecs["up"])
+    return CostProbe(worker, server, update, down, up, stored, flops)
 
 
-def _session(kit: Worker, turn: RoundPlan) -> ClientUpdate:
-    for work in turn.works:
-        if why_not(kit, work) is None:
-            return ClientUpdate(replace(kit, costs={}), work, probe=True)
+def _update(worker: Worker, turn: RoundPlan) -> ClientUpdate:
+    for task in turn.tasks:
+        if reason_left_out(worker, task) is None:
+            return ClientUpdate(replace(worker, costs={}), task, probe=True)
     raise ConfigError(
         "no client of round 0 has samples to train on, so nothing can be measured; look at the partition by `fedstrata"
         " check`."
@@ -264,8 +251,4 @@ def _session(kit: Worker, turn: RoundPlan) -> ClientUpdate:
 
 
 def _bytes(state: State) -> int:
-    tensors: Iterable[Tensor] = (v.flat if isinstance(v, Params) else v for v in flatten_state(state).values())
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
-__all__: list[str] = ["CostProbe", "Description", "LayerCost", "cost", "describe", "trial"]
+    return sum(t.numel() * t.element_size() for t in state.tensors().values())

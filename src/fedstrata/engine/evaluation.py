@@ -1,6 +1,4 @@
-"""Evaluation: the server's model on the server's test set, every client's own model on its own split, questions of
-pieces.
-"""
+"""Evaluation: the server's model on its test set, clients' models on their splits, and the pieces' queries."""
 
 from __future__ import annotations
 
@@ -13,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedstrata.client.update import ClientTask, ClientUpdate
+from fedstrata.client.task import ClientTask
+from fedstrata.client.update import ClientUpdate
 from fedstrata.client.worker import Worker
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model
 from fedstrata.core.plan import ClientQuery, QueryResult, Split
 from fedstrata.data.metrics import Scores
 
@@ -45,107 +44,109 @@ class Adapt:
 
 @dataclass
 class Evaluator:
-    """Scores models, on as many kits as there are workers; a sample's output does not depend on which.
+    """Scores models, on as many workers as there are workers; a sample's output does not depend on which.
 
     Attributes:
-        kits: workers' kits.
+        workers: workers' workers.
         federation: whose splits.
         batch_statistics: norms look at the batch also here (``bn=batch``); at running statistics where it is one
             sample.
         threads: intra-op threads of each worker.
     """
 
-    kits: Sequence[Worker]
+    workers: Sequence[Worker]
     federation: Federation
     batch_statistics: bool
     threads: int
 
     def spread(self, function: Callable[[Worker, T], U], items: Iterable[T]) -> list[U]:
-        """``function(kit, item)`` for all items, results in order."""
+        """``function(worker, item)`` for all items, results in order."""
         work = list(items)
-        if len(self.kits) == 1 or len(work) <= 1:
-            return [function(self.kits[0], item) for item in work]
-        share = [work[i :: len(self.kits)] for i in range(len(self.kits))]
+        if len(self.workers) == 1 or len(work) <= 1:
+            return [function(self.workers[0], item) for item in work]
+        share = [work[i :: len(self.workers)] for i in range(len(self.workers))]
 
-        def run(kit: Worker, part: list[T]) -> list[U]:
+        def run(worker: Worker, part: list[T]) -> list[U]:
             torch.set_num_threads(self.threads)
-            return [function(kit, item) for item in part]
+            return [function(worker, item) for item in part]
 
-        with ThreadPoolExecutor(len(self.kits)) as pool:
-            parts = list(pool.map(run, self.kits, share))
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            parts = list(pool.map(run, self.workers, share))
         found: list[U] = [None] * len(work)  # type: ignore[list-item]
         for i, part in enumerate(parts):
-            found[i :: len(self.kits)] = part
+            found[i :: len(self.workers)] = part
         return found
 
-    def predict(self, kit: Worker, params: Params, samples: Samples, index: Tensor) -> Tensor:
+    def predict(self, worker: Worker, model: Model, samples: Samples, index: Tensor) -> Tensor:
         """[N, classes] outputs of a model in evaluation mode."""
         return (
-            torch.cat([self._pass(kit, params, samples.take(part)) for part in passes(index)])
+            torch.cat([self._pass(worker, model, samples.take(part)) for part in passes(index)])
             if len(index)
             else torch.zeros(0)
         )
 
-    def _pass(self, kit: Worker, params: Params, x: Tensor) -> Tensor:
-        kit.bound.load(params)
-        kit.bound.mode(
-            training=False, batch_statistics=(self.batch_statistics or params.still == "batch") and len(x) > 1
+    def _pass(self, worker: Worker, model: Model, x: Tensor) -> Tensor:
+        worker.bound.load(model)
+        worker.bound.mode(
+            training=False, batch_statistics=(self.batch_statistics or model.eval_mode == "batch_stats") and len(x) > 1
         )
-        kit.memo.clear()
-        with torch.no_grad(), kit.autocast():
-            return kit.net(kit.bound.params, x).float()
+        worker.features.clear()
+        with torch.no_grad(), worker.autocast():
+            return worker.net(worker.bound.model, x).float()
 
-    def server(self, params: Params) -> Scores:
+    def server(self, model: Model) -> Scores:
         """The server's model on its test set."""
         test = self.federation.test
         assert test is not None, "asked only where the server has a test set"
         parts = passes(torch.arange(len(test)))
-        outputs = self.spread(lambda kit, part: self._pass(kit, params, test.take(part)), parts)
+        outputs = self.spread(lambda worker, part: self._pass(worker, model, test.take(part)), parts)
         return self.federation.task.metrics(torch.cat(outputs), test.y)
 
-    def model(self, kit: Worker, work: ClientTask) -> Params:
+    def model(self, worker: Worker, task: ClientTask) -> Model:
         """The model that a client uses itself."""
-        return ClientUpdate(kit, work).personal()
+        return ClientUpdate(worker, task).personal()
 
-    def client(self, kit: Worker, work: ClientTask, params: Params) -> tuple[float | None, float | None, int]:
+    def client(self, worker: Worker, task: ClientTask, model: Model) -> tuple[float | None, float | None, int]:
         """(own model, server's model, samples) of one client on its own test split; None without samples."""
-        held = self.federation.testing(work.client)
+        held = self.federation.testing(task.client)
         if held is None or not len(held[1]):
             return None, None, 0
         samples, index = held
-        own, shared = self.model(kit, work), params
-        mine = mean_score(self.predict(kit, own, samples, index), samples.y[index])
-        same = own.flat is shared.flat
+        personal, shared = self.model(worker, task), model
+        score = self.federation.task.score(self.predict(worker, personal, samples, index), samples.y[index])
+        same = personal.flat is shared.flat
         return (
-            mine,
-            mine if same else mean_score(self.predict(kit, shared, samples, index), samples.y[index]),
+            score,
+            score
+            if same
+            else self.federation.task.score(self.predict(worker, shared, samples, index), samples.y[index]),
             len(index),
         )
 
-    def unseen(self, kit: Worker, work: ClientTask, adapt: Adapt | None) -> tuple[float | None, float | None]:
+    def new_client(self, worker: Worker, task: ClientTask, adapt: Adapt | None) -> tuple[float | None, float | None]:
         """(as received, after a few private steps) of a client that never took part, on its own test split; None where
         there is nothing to say.
 
         Args:
-            kit: the worker.
-            work: what the client receives.
+            worker: the worker.
+            task: what the client receives.
             adapt: the private steps, on the plain loss whatever the method; None takes none.
         """
-        held = self.federation.testing(work.client)
+        held = self.federation.testing(task.client)
         if held is None or not len(held[1]):
             return None, None
         samples, index = held
-        session = ClientUpdate(kit, work)
-        start = session.view.anchor
-        before = mean_score(self.predict(kit, start, samples, index), samples.y[index])
+        update = ClientUpdate(worker, task)
+        start = update.context.received
+        before = self.federation.task.score(self.predict(worker, start, samples, index), samples.y[index])
         if adapt is None:
             return before, None
-        moved = session.fit(
-            start, "unseen", steps=adapt.steps, lr=adapt.lr, train=kit.setup.layout.select(adapt.groups)
+        moved = update.tools.fit(
+            start, "unseen", steps=adapt.steps, lr=adapt.lr, train=worker.setup.layout.select(adapt.groups)
         )
-        return before, mean_score(self.predict(kit, moved, samples, index), samples.y[index])
+        return before, self.federation.task.score(self.predict(worker, moved, samples, index), samples.y[index])
 
-    def features(self, params: Params, most: int) -> tuple[Tensor, Tensor]:
+    def features(self, model: Model, most: int) -> tuple[Tensor, Tensor]:
         """([N, d] features in front of the head, [N] targets) of up to ``most`` evenly spaced samples of the server's
         test set.
 
@@ -153,57 +154,59 @@ class Evaluator:
         """
         samples = self.federation.train if self.federation.test is None else self.federation.test
         index = torch.linspace(0, len(samples) - 1, min(most, len(samples))).round().long()
-        kit = self.kits[0]
+        worker = self.workers[0]
         found = []
         for part in passes(index):
-            kit.bound.load(params)
-            kit.bound.mode(training=False, batch_statistics=self.batch_statistics and len(part) > 1)
-            kit.memo.clear()
-            with torch.no_grad(), kit.autocast():
-                found.append(kit.net.features(kit.bound.params, samples.take(part)).float())
+            worker.bound.load(model)
+            worker.bound.mode(training=False, batch_statistics=self.batch_statistics and len(part) > 1)
+            worker.features.clear()
+            with torch.no_grad(), worker.autocast():
+                found.append(worker.net.features(worker.bound.model, samples.take(part)).float())
         return torch.cat(found), samples.y[index]
 
-    def loss(self, client: int, params: Params, most: int) -> float:
+    def loss(self, client: int, model: Model, most: int) -> float:
         """Mean plain loss of a model on up to ``most`` evenly spaced training samples of a client; NaN where it has
         none.
 
-        In evaluation mode. Norms look at the batch under ``bn=batch`` and for ``params.frozen("batch")``.
+        In evaluation mode. Norms look at the batch under ``bn=batch`` and for ``model.frozen("batch_stats")``.
         """
         index = self.federation.training(client)
         if not len(index):
             return math.nan
         index = index[torch.linspace(0, len(index) - 1, min(most, len(index))).round().long()]
-        output = self.predict(self.kits[0], params, self.federation.train, index)
-        return float(self.kits[0].net.loss(output, self.federation.train.y[index]).double().mean())
+        output = self.predict(self.workers[0], model, self.federation.train, index)
+        return float(self.workers[0].net.loss(output, self.federation.train.y[index]).double().mean())
 
-    def validation(self, kit: Worker, work: ClientTask, *, personal: bool, params: Params) -> tuple[float, int]:
+    def validation(self, worker: Worker, task: ClientTask, *, personal: bool, model: Model) -> tuple[float, int]:
         """(score, samples) of one client's validation split."""
-        index = self.federation.validating(work.client)
+        index = self.federation.validating(task.client)
         if not len(index):
             return 0.0, 0
-        model = self.model(kit, work) if personal else params
-        return mean_score(self.predict(kit, model, self.federation.train, index), self.federation.train.y[index]), len(
-            index
-        )
+        scored = self.model(worker, task) if personal else model
+        return self.federation.task.score(
+            self.predict(worker, scored, self.federation.train, index), self.federation.train.y[index]
+        ), len(index)
 
-    def answer(self, ask: ClientQuery, eligible: Sequence[int]) -> QueryResult:
+    def answer(self, query: ClientQuery, eligible: Sequence[int]) -> QueryResult:
         """What clients say to a piece's question."""
-        clients = tuple(sorted(eligible if ask.clients is None else ask.clients))
-        rows = self.spread(lambda kit, client: self._scores(kit, ask, client), clients)
-        return QueryResult(clients, torch.tensor(rows, dtype=torch.float64).reshape(len(clients), len(ask.models)))
+        clients = tuple(sorted(eligible if query.clients is None else query.clients))
+        rows = self.spread(lambda worker, client: self._scores(worker, query, client), clients)
+        return QueryResult(clients, torch.tensor(rows, dtype=torch.float64).reshape(len(clients), len(query.models)))
 
-    def _scores(self, kit: Worker, ask: ClientQuery, client: int) -> list[float]:
-        held = self._held(ask.split, client)
+    def _scores(self, worker: Worker, query: ClientQuery, client: int) -> list[float]:
+        held = self._held(query.split, client)
         if held is None or not len(held[1]):
-            return [float("nan")] * len(ask.models)
+            return [float("nan")] * len(query.models)
         samples, index = held
         found = []
-        for model in ask.models:
-            assert model is not None, "the engine puts the current model in place"
-            output = self.predict(kit, model, samples, index)
+        for model in query.models:
+            assert isinstance(model, Model), "the engine puts the current model and statistics in place"
+            output = self.predict(worker, model, samples, index)
             y = samples.y[index]
             found.append(
-                mean_score(output, y) if ask.what == "accuracy" else float(kit.net.loss(output, y).double().mean())
+                self.federation.task.score(output, y)
+                if query.metric == "accuracy"
+                else float(worker.net.loss(output, y).double().mean())
             )
         return found
 
@@ -223,16 +226,6 @@ def passes(index: Tensor) -> list[Tensor]:
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts
-
-
-def mean_score(output: Tensor, y: Tensor) -> float:
-    """Accuracy, or, for a regression, minus the root of the mean squared error: larger is better.
-
-    A row of outputs that is not finite is wrong; the error of a regression that has one is not finite.
-    """
-    if y.is_floating_point():
-        return -float((output.squeeze(-1) - y).double().square().mean().sqrt())
-    return float(((output.argmax(-1) == y) & output.isfinite().all(-1)).double().mean())
 
 
 def spread_of(values: Sequence[float], sizes: Sequence[int]) -> dict[str, Any]:

@@ -1,16 +1,18 @@
-"""The bill: bytes that cross the boundary and FLOPs of what ran. Derived from plans and replies, never claimed."""
+"""Costs: bytes that cross the boundary and FLOPs of what ran. Derived from plans and replies, never claimed."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fedstrata.client.update import ClientTask, ClientUpdate
+from fedstrata.client.task import ClientTask
+from fedstrata.client.update import ClientUpdate
 from fedstrata.client.worker import Worker
-from fedstrata.core.piece import Reply
+from fedstrata.core.codec import Shapes
+from fedstrata.core.piece import Direction, Reply
 from fedstrata.core.plan import Plan
-from fedstrata.storage.container import Shapes
 from fedstrata.wire import messages
+from fedstrata.wire.codec import Codecs
 from fedstrata.wire.frame import MessageSize
 
 NO_BYTES = MessageSize(0, 0)
@@ -35,85 +37,80 @@ class Cost:
 
 @dataclass
 class Ledger:
-    """Counts rounds as they are committed.
+    """Count rounds as they are committed.
 
     Attributes:
-        kit: a worker of the ledger's own, for probes.
-        mails: what mail a client sends, by plan.
-        costs: FLOPs a sample, by purpose of the local steps and the extras that go with them: one batch of each purpose
-            is run under torch's FLOP counter and thrown away.
+        worker: for cost probes.
+        payloads: shapes of the payload that a client sends, by plan.
+        costs: FLOPs a sample, by purpose of the local steps and the payload that goes with them: one batch of each
+            purpose is run under torch's FLOP counter and thrown away.
     """
 
-    kit: Worker
+    worker: Worker
     total: Cost = Cost()
     costs: dict[str, float] = field(default_factory=dict)
-    mails: dict[Hashable, Shapes] = field(default_factory=dict)
+    payloads: dict[Hashable, Shapes] = field(default_factory=dict)
 
-    def round(self, works: Sequence[ClientTask], replies: Sequence[Reply]) -> Cost:
-        """The bill of a round; everybody who was sent something is counted, also those who failed."""
-        bill = Cost()
-        for work in works:
-            bill += Cost(down=messages.weigh_down(work))
-        by_place = {w.place: w for w in works}
-        for reply in replies:
-            bill += Cost(
-                up=messages.weigh_up(reply, codecs_of(self.kit, by_place[reply.place].plan)),
-                flops=self.flops(by_place[reply.place], reply.passes),
-            )
-        self.total += bill
-        return bill
+    def round(self, tasks: Sequence[ClientTask], replies: Mapping[int, Cost]) -> Cost:
+        """Add the cost of a round; everybody who was sent something is counted, also those who failed.
 
-    def asked(self, sizes: MessageSize) -> None:
-        """A question to clients."""
-        self.total += Cost(down=sizes)
+        Args:
+            tasks: of the round.
+            replies: costs of the replies that came, by cohort index; see :meth:`of_reply`.
+        """
+        cost = Cost()
+        for task in tasks:
+            cost += Cost(down=messages.size_down(task, self._codecs(task.plan, "down")))
+        for index in sorted(replies):
+            cost += replies[index]
+        self.total += cost
+        return cost
 
-    def mail(self, work: ClientTask) -> Shapes:
-        """Names, shapes and types of the mail that a client sends under this plan, as one batch of its own shows."""
-        if not self.kit.method.has("upload"):
+    def of_reply(self, task: ClientTask, reply: Reply) -> Cost:
+        """Return the bytes and FLOPs of one reply."""
+        up = messages.size_up(reply, self._codecs(task.plan, "up"))
+        return Cost(up=up, flops=self.flops(task, reply.cost_by_phase))
+
+    def queried(self, size: MessageSize) -> None:
+        """Add a query to clients."""
+        self.total += Cost(down=size)
+
+    def payload(self, task: ClientTask) -> Shapes:
+        """Return the shapes of the payload that a client sends under this plan, as a probe of one batch shows."""
+        if not self.worker.method.has("upload"):
             return {}
-        plan = work.plan
-        key = (plan.train, plan.up, plan.keep, plan.phases)
-        if key not in self.mails:
-            reply = self._probe(work)
-            self.mails[key] = {
-                n: (tuple(t.shape), t.dtype) for n, t in messages.contents(reply).items() if n.startswith("mail/")
-            }
-        return self.mails[key]
+        plan = task.plan
+        key = (plan.train, plan.upload, plan.client_local, plan.phases)
+        if key not in self.payloads:
+            self.payloads[key] = messages.payload_shapes(self._probe(task))
+        return self.payloads[key]
 
-    def flops(self, work: ClientTask, passes: Mapping[str, int]) -> float:
-        """FLOPs of a client's passes."""
-        if any(_given(purpose, work) not in self.costs for purpose in passes):
-            self._probe(work)
-        return sum(self.costs[_given(purpose, work)] * samples for purpose, samples in passes.items())
+    def flops(self, task: ClientTask, samples_by_phase: Mapping[str, int]) -> float:
+        """Return the FLOPs of a client's local steps."""
+        if any(_with_payload(purpose, task) not in self.costs for purpose in samples_by_phase):
+            self._probe(task)
+        return sum(self.costs[_with_payload(p, task)] * samples for p, samples in samples_by_phase.items())
 
-    def _probe(self, work: ClientTask) -> Reply:
-        costs, reply = probe(self.kit, work)
-        self.costs |= {_given(purpose, work): flops for purpose, flops in costs.items()}
+    def _codecs(self, plan: Plan, direction: Direction) -> Codecs:
+        return messages.codecs_of(self.worker.method, self.worker.setup.layout, plan, direction)
+
+    def _probe(self, task: ClientTask) -> Reply:
+        costs, reply = probe(self.worker, task)
+        self.costs |= {_with_payload(purpose, task): flops for purpose, flops in costs.items()}
         return reply
 
 
-def _given(purpose: str, work: ClientTask) -> str:
+def _with_payload(purpose: str, task: ClientTask) -> str:
     """Local steps for a purpose may do more in rounds in which a piece was sent something."""
-    names = sorted(f"{piece}/{name}" for piece, extras in work.extras.items() for name in extras)
+    names = sorted(f"{piece}/{name}" for piece, payload in task.down_payload.items() for name in payload)
     return " ".join([purpose, *names])
 
 
-def probe(kit: Worker, work: ClientTask) -> tuple[dict[str, float], Reply]:
-    """FLOPs a sample of everything that a client runs under this plan (forward, backward of what is trained, extra
-    forwards), and its reply.
+def probe(worker: Worker, task: ClientTask) -> tuple[dict[str, float], Reply]:
+    """Return FLOPs a sample of everything that a client runs under this plan, by purpose, and its reply.
+
+    That is the forward pass, the backward pass of what is trained, and further forward passes.
     """
-    session = ClientUpdate(replace_costs(kit), work, probe=True)
-    loss, steps = session.train(session.begin())
-    reply = session.reply(session.end(), loss, steps)
-    return session.kit.costs, reply
-
-
-def replace_costs(kit: Worker) -> Worker:
-    """The same worker with an empty list of costs."""
-    return replace(kit, costs={})
-
-
-def codecs_of(kit: Worker, plan: Plan) -> dict[str, str]:
-    """The lossless packing of each uploaded tensor, as the chain's last piece declares it."""
-    codec = next((p.codec for p in reversed(kit.method.pieces) if p.codec != "dense"), "dense")
-    return {} if codec == "dense" else {f"delta/{n}": codec for n in plan.up & kit.setup.layout.parameters}
+    update = ClientUpdate(replace(worker, costs={}), task, probe=True)
+    reply = update.reply(update.train(update.begin()))
+    return update.worker.costs, reply

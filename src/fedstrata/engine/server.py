@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-import torch
+from numpy.random import Generator
 from torch import Tensor
 
-from fedstrata.client.update import ClientFailure, ClientTask
+from fedstrata.client.task import ClientTask
 from fedstrata.common import random_streams
 from fedstrata.common.errors import MethodError
-from fedstrata.core.chain import PLAIN, Method, name_of
+from fedstrata.core.chain import PLAIN, Method
 from fedstrata.core.layout import Layout, Names
-from fedstrata.core.params import Params, mean_over_senders
-from fedstrata.core.piece import Piece, Reply, ServerContext
+from fedstrata.core.params import Model
+from fedstrata.core.piece import Contribution, Piece, Reply, ServerContext
 from fedstrata.core.plan import CohortSlot, Phase, Plan, QueryResult, Setup
-from fedstrata.core.state import State
+from fedstrata.core.state import ClientState, State
+from fedstrata.engine.aggregation import Aggregate, Fold, sums
 
 BN = ("share", "local", "server", "trained", "batch")
 
@@ -28,43 +30,93 @@ class Server:
 
     Attributes:
         round: the next one, zero-based.
-        params: the model, with its statistics.
-        slots: of the pieces, by name.
+        model: parameters and norm statistics.
+        states: of the pieces, by name.
     """
 
     round: int
-    params: Params
-    slots: Mapping[str, State]
+    model: Model
+    states: Mapping[str, State]
 
     @classmethod
     def start(cls, method: Method, setup: Setup) -> Server:
-        """Before round 0."""
-        return cls(0, setup.params, {name: piece.init(setup) for name, piece in method.named.items()})
+        """Return the server before round 0."""
+        return cls(0, setup.model, {name: State(piece.init_server(setup)) for name, piece in method.named.items()})
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is fixed for all rounds of a run: the method, the setup and the batch-norm policy (one of BN)."""
+
+    method: Method
+    setup: Setup
+    bn: str
+
+    @cached_property
+    def base(self) -> Plan:
+        """FedAvg's plan."""
+        return fedavg_plan(self.setup.layout, self.bn)
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """A round that was planned: who does what.
+    """A planned round.
 
     Attributes:
-        plan: of the round; works: by place; answers: by piece.
+        plan: of the round; tasks: by cohort index; answers: to the pieces' queries, by piece.
     """
 
     plan: Plan
-    works: tuple[ClientTask, ...]
+    tasks: tuple[ClientTask, ...]
     answers: Mapping[str, QueryResult]
 
 
-def base_plan(layout: Layout, bn: str) -> Plan:
-    """FedAvg's plan under a batch-norm policy.
+# ---- contexts
 
-    ``share``: running statistics are sent and averaged like weights. ``local``: each client keeps its own. ``server``:
-        the server's initial
-    ones are never moved. ``trained``: only those of trained layers are averaged. ``batch``: nobody uses running
-    statistics.
+
+def context(
+    server: Server, rules: Rules, piece: Piece, stream: str, *keys: int, lr: float | None = None, **known: object
+) -> ServerContext:
+    """Return what a piece sees on the server.
+
+    Args:
+        server: before the round.
+        rules: of the run.
+        piece: that is called; plain FedAvg has no state.
+        stream: purpose of its random numbers; ``keys`` follow the round.
+        keys: further keys of the stream.
+        lr: this round's local learning rate; by default the configured one.
+        known: further fields of the context.
+    """
+    setup = rules.setup
+
+    def rng() -> Generator:
+        return random_streams.stream(setup.seed, stream, server.round, *keys)
+
+    fields = known if "plan" in known else {"plan": rules.base, **known}
+    return ServerContext(
+        setup=setup,
+        model=server.model,
+        state=server.states.get(piece.name, State()),
+        round=server.round,
+        lr=setup.local.lr if lr is None else lr,
+        make_rng=rng,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+# ---- before training
+
+
+def fedavg_plan(layout: Layout, bn: str) -> Plan:
+    """Return FedAvg's plan under a batch-norm policy.
+
+    ``share``: running statistics are sent and averaged like weights. ``local``: each client keeps its statistics.
+    ``server``: the server's initial ones never move. ``trained``: only those of trained layers are averaged.
+    ``batch``: no client uses running statistics.
     """
     everything, statistics = layout.all, frozenset(layout.statistics.names)
-    plan = Plan(train=layout.parameters - layout.settings, down=everything, up=everything, average=everything)
+    plan = Plan(train=layout.trainable, download=everything, upload=everything, aggregate=everything)
     if bn == "local":
         return plan.private(statistics)
     if bn in ("server", "batch"):
@@ -74,221 +126,279 @@ def base_plan(layout: Layout, bn: str) -> Plan:
 
 def plan_round(
     server: Server,
-    method: Method,
-    setup: Setup,
-    bn: str,
+    rules: Rules,
     lr: float,
-    ask: Callable[[str, Piece, State], QueryResult | None],
-    row: Callable[[int], Mapping[str, Tensor] | None],
+    query: Callable[[str, Piece], QueryResult | None],
+    stored: Callable[[int], ClientState | None],
 ) -> RoundPlan:
-    """Questions, sampling, plan and what each place is sent.
+    """Run queries, sampling and planning, and form what each client is sent.
 
     Args:
         server: before the round.
-        method: of the run.
-        setup: of the run.
-        bn: the batch-norm policy, one of BN.
+        rules: of the run.
         lr: this round's local learning rate.
-        ask: has clients answer a piece's question.
-        row: a client's stored row.
+        query: has clients answer a piece's query.
+        stored: returns a client's stored state.
     """
-    answers = {n: a for n, p in method.named.items() if (a := ask(n, p, server.slots[n])) is not None}
-    plan = _plan(server, method, setup, bn, answers)
+    answers = {n: a for n, p in rules.method.named.items() if (a := query(n, p)) is not None}
+    plan = make_plan(server, rules, answers, lr=lr)
     seen: Counter[int] = Counter()
-    works = []
-    for place, client in enumerate(plan.cohort):
-        sent, extras = send_to(server, method, setup, CohortSlot(place, client, server.round, plan.cohort), answers)
-        works.append(
-            ClientTask(place, client, seen[client], server.round, plan.at(place), sent, extras, row(client), lr)
-        )
+    tasks = []
+    for index, client in enumerate(plan.cohort):
+        sent, payload = send_to(server, rules, CohortSlot(index, client), plan, answers, lr=lr)
+        state = stored(client)
+        tasks.append(ClientTask(index, client, seen[client], server.round, plan.at(index), sent, payload, state, lr))
         seen[client] += 1
-    return RoundPlan(plan, tuple(works), answers)
+    return RoundPlan(plan, tuple(tasks), answers)
 
 
-def rehearse(method: Method, setup: Setup, bn: str) -> None:
-    """Refuse, before anything is trained or written, a first round that cannot be meant; a plan that hangs on answers
-    is not known yet.
+def rehearse(rules: Rules) -> None:
+    """Refuse, before anything is trained or written, a first round that is invalid.
+
+    A plan that depends on answers to a query is not known yet.
 
     Raises:
-        MethodError: the plan trains nothing, averages what nobody sends, or trains in phases where a piece counts the
-            steps of one.
+        MethodError: the plan trains nothing, averages what no client sends, or a piece refuses it.
     """
-    if not method.has("ask"):
-        _plan(Server.start(method, setup), method, setup, bn, {})
+    if not rules.method.has("query"):
+        make_plan(Server.start(rules.method, rules.setup), rules, {})
 
 
-def _plan(server: Server, method: Method, setup: Setup, bn: str, answers: Mapping[str, QueryResult]) -> Plan:
-    """Who takes part in a round and what they do, checked."""
-    t = server.round
+def make_plan(server: Server, rules: Rules, answers: Mapping[str, QueryResult], *, lr: float | None = None) -> Plan:
+    """Return who takes part in a round and what they do, checked."""
+    method, setup = rules.method, rules.setup
     owner = method.owner("sample")
-    name = name_of(owner)
-    rng = random_streams.stream(setup.seed, "sample", t)
-    cohort = [
-        int(i) for i in owner.sample(setup.eligible, server.slots.get(name, {}), answers.get(name), rng, setup.cohort)
-    ]
+    drawing = context(server, rules, owner, "sample", answers=answers.get(owner.name), lr=lr)
+    cohort = [int(i) for i in owner.sample(setup.eligible, drawing)]
     strange = [i for i in cohort if i not in setup.eligible] if owner is not PLAIN else []
     if strange:
         raise MethodError(
-            f"{name_of(owner)} sampled {strange[:5]}, who may not take part (held out, or not registered); draw from"
+            f"{owner.name} sampled {strange[:5]}, who may not take part (held out, or not registered); draw from"
             " `eligible`."
         )
-    plan = replace(base_plan(setup.layout, bn), cohort=tuple(cohort))
-    for name, piece in method.named.items():
-        plan = piece.plan(plan, server.slots[name], answers.get(name), t, setup)
-    if bn == "trained":
-        plan = _statistics_of_trained(plan, setup.layout)
-    _check_plan(plan, setup.layout)
-    _check_phases(plan, method)
-    _check_reads(plan, method, setup.layout)
-    _check_places(plan)
+    plan = planned(replace(rules.base, cohort=tuple(cohort)), server, rules, answers, lr=lr)
+    check_plan(plan, setup.layout)
+    method.check_plan(plan, setup.layout)
     return plan
 
 
+def planned(
+    plan: Plan, server: Server, rules: Rules, answers: Mapping[str, QueryResult], *, lr: float | None = None
+) -> Plan:
+    """Return the plan of all pieces on top of FedAvg's."""
+    for name, piece in rules.method.planners.items():
+        plan = piece.plan(plan, context(server, rules, piece, f"plan.{name}", answers=answers.get(name), lr=lr))
+    return _only_trained_statistics(plan, rules.setup.layout) if rules.bn == "trained" else plan
+
+
 def send_to(
-    server: Server, method: Method, setup: Setup, seat: CohortSlot, answers: Mapping[str, QueryResult]
-) -> tuple[Params, dict[str, State]]:
-    """What one seat is sent: parameters, and extras by piece."""
-    sent, extras = server.params, {}
-    for name, piece in method.named.items():
-        rng = random_streams.stream(setup.seed, f"send.{name}", server.round, seat.place)
-        sent, extra = piece.send(sent, server.slots[name], replace(seat, answers=answers.get(name)), rng, setup)
-        if extra:
-            extras[name] = extra
-    return sent.with_statistics(server.params), extras
+    server: Server,
+    rules: Rules,
+    slot: CohortSlot,
+    plan: Plan,
+    answers: Mapping[str, QueryResult],
+    *,
+    lr: float | None = None,
+) -> tuple[Model, dict[str, State]]:
+    """Return what one client is sent: a model, and payloads by piece."""
+    sent, payloads = server.model, {}
+    for name, piece in rules.method.named.items():
+        if not piece.overrides("send"):
+            continue
+        known = {"plan": plan, "slot": slot, "answers": answers.get(name)}
+        ctx = context(server, rules, piece, f"send.{name}", slot.cohort_index, lr=lr, **known)
+        start, payload = piece.send(sent, ctx)
+        sent = start if isinstance(start, Model) else Model(start, server.model.statistics)
+        if payload:
+            payloads[name] = State(payload)
+    return sent, payloads
 
 
-def _statistics_of_trained(plan: Plan, layout: Layout) -> Plan:
+def _only_trained_statistics(plan: Plan, layout: Layout) -> Plan:
+    """Send and average the statistics of layer groups that are trained, for each client."""
     statistics = frozenset(layout.statistics.names)
 
-    def moved(own: Plan) -> Names:
-        """Statistics of the groups that a place trains."""
-        groups = {layout.entries[n].group for n in own.moved}
+    def trained(of: Plan) -> Names:
+        groups = {layout.entries[n].group for n in of.trained}
         return frozenset(n for n in statistics if layout.entries[n].group in groups)
 
-    places = {}
-    for place, changes in plan.places.items():
-        own = plan.at(place)
-        places[place] = {**changes, "up": own.up - (statistics - moved(own))}
-    owns = [plan.at(place) for place in range(len(plan.cohort))] if plan.places and plan.cohort else [plan]
-    still = statistics - frozenset[str]().union(*(moved(own) for own in owns))
-    return replace(plan, up=plan.up - still, average=plan.average - still, places=places)
+    changes = {i: {"upload": plan.at(i).upload - (statistics - trained(plan.at(i)))} for i in plan.per_client}
+    plans = [plan.at(i) for i in range(len(plan.cohort))] if plan.per_client and plan.cohort else [plan]
+    untouched = statistics - frozenset[str]().union(*(trained(one) for one in plans))
+    plan = plan.change_each(changes)
+    return replace(plan, upload=plan.upload - untouched, aggregate=plan.aggregate - untouched)
 
 
-def _check_plan(plan: Plan, layout: Layout) -> None:
-    for field in ("train", "down", "up", "average", "keep"):
+# ---- checks of a plan
+
+
+def check_plan(plan: Plan, layout: Layout) -> None:
+    """Refuse a plan that names unknown tensors, trains nothing, or averages what no client sends.
+
+    Raises:
+        MethodError: with the field and the tensors.
+    """
+    for field in ("train", "download", "upload", "aggregate", "client_local"):
         unknown = sorted(getattr(plan, field) - layout.all)
         if unknown:
             raise MethodError(
                 f"the plan's {field} names {unknown[:3]}, which the model does not have; take names from layout.select."
             )
-    kept = sorted(layout.settings - (plan.down & plan.average))
-    if kept:
+    local = sorted(layout.integers - (plan.download & plan.aggregate))
+    if local:
         raise MethodError(
-            f"{kept[0]} says what the network does in a round, so all clients are sent it, and this chain keeps it with"
-            " them. Leave a piece out."
+            f"{local[0]} sets what the network does in a round, so the server sends it to all clients, but this chain"
+            " keeps it with them. Leave a piece out."
         )
-    silent = sorted(plan.average - plan.up)
-    if silent:
-        raise MethodError(
-            f"the plan averages {silent[:3]} without having them sent up; what is averaged is part of up."
-        )
+    unsent = sorted(plan.aggregate - plan.upload)
+    if unsent:
+        raise MethodError(f"the plan averages {unsent[:3]}, which clients do not upload; upload includes aggregate.")
     if not plan.phases or any(not isinstance(p, Phase) for p in plan.phases):
         raise MethodError("the plan has no phase of local training.")
-    for own in (plan, *(plan.at(place) for place in plan.places)):
-        for phase in own.phases:
-            names = own.train if phase.train is None else own.train & phase.train
+    for one in (plan, *(plan.at(index) for index in plan.per_client)):
+        for phase in one.phases:
+            names = one.train if phase.train is None else one.train & phase.train
             if not names & layout.parameters:
                 raise MethodError(
                     f"phase {phase.name!r} of local training moves no parameter: the chain (or a model that is all"
                     " head) freezes what it would train. Leave one of its pieces out, or use another model."
                 )
+    if plan.cohort and plan.per_client:
+        _check_single_clients(plan)
 
 
-def _check_phases(plan: Plan, method: Method) -> None:
-    divides = [name for name, piece in method.named.items() if piece.one_phase]
-    if divides and any(len(own.phases) > 1 for own in (plan, *(plan.at(place) for place in plan.places))):
+def _check_single_clients(plan: Plan) -> None:
+    sent = frozenset[str]().union(*(plan.at(index).upload for index in range(len(plan.cohort))))
+    unsent = sorted(plan.aggregate - sent)
+    if unsent:
         raise MethodError(
-            f"{divides[0]} divides by one number of local steps; this chain trains in phases. Leave {divides[0]}, or"
-            " the piece with the phases, out."
+            f"the plan averages {unsent[:3]}, which no client of the round uploads; have one upload them, or leave them"
+            " out of aggregate."
         )
-
-
-def _check_reads(plan: Plan, method: Method, layout: Layout) -> None:
-    for name, piece in method.named.items():
-        hidden = sorted(layout.select(piece.reads) & plan.keep - plan.up) if piece.reads else []
-        if hidden:
-            raise MethodError(
-                f"{name}'s server reads {hidden[0]} in every reply, and this chain keeps it with each client. Leave a"
-                " piece out."
-            )
-
-
-def _check_places(plan: Plan) -> None:
-    if not plan.cohort or not plan.places:
-        return
-    sent = frozenset[str]().union(*(plan.at(place).up for place in range(len(plan.cohort))))
-    silent = sorted(plan.average - sent)
-    if silent:
-        raise MethodError(
-            f"the plan averages {silent[:3]}, which no client of the round sends; let one send them, or leave them out"
-            " of average."
-        )
-    beyond = sorted(sent - plan.up)
+    beyond = sorted(sent - plan.upload)
     if beyond:
         raise MethodError(
-            f"single clients send {beyond[:3]}, which the plan's up does not name; up names all that some client sends."
+            f"single clients upload {beyond[:3]}, which the plan's upload does not name; upload names everything that"
+            " some client sends."
         )
+
+
+# ---- after training
+
+
+def server_context(
+    server: Server, rules: Rules, turn: RoundPlan, piece: Piece, lr: float, **known: object
+) -> ServerContext:
+    """Return what a piece sees on the server after training."""
+    answers = turn.answers.get(piece.name)
+    return context(server, rules, piece, f"server.{piece.name}", lr=lr, plan=turn.plan, answers=answers, **known)
+
+
+def weights_of(
+    server: Server, rules: Rules, turn: RoundPlan, contributions: Sequence[Contribution], lr: float
+) -> Tensor:
+    """Return the weights of the contributors, [C] or [C, M]."""
+    owner = rules.method.owner("weigh")
+    ctx = server_context(server, rules, turn, owner, lr, contributions=contributions)
+    return owner.weigh(contributions, ctx)
+
+
+def fold_of(server: Server, rules: Rules, turn: RoundPlan, contributions: Sequence[Contribution], lr: float) -> Fold:
+    """Return an empty fold over these contributors."""
+    weights = weights_of(server, rules, turn, contributions, lr)
+    return Fold(server.model, turn.plan, rules.setup.layout, weights)
 
 
 def finish_round(
-    server: Server, method: Method, setup: Setup, turn: RoundPlan, replies: Sequence[Reply], quorum: int
-) -> tuple[Server, bool]:
-    """The server's update from accepted replies, in cohort order.
+    server: Server,
+    rules: Rules,
+    turn: RoundPlan,
+    contributions: Sequence[Contribution],
+    replies: Sequence[Reply],
+    folded: Aggregate | None = None,
+) -> Server:
+    """Return the server after its update from accepted replies.
 
-    Returns:
-        the server after the round, and whether the model was updated: with fewer replies than ``quorum`` (or none) it
-        stays as it was.
+    Args:
+        server: before the round.
+        rules: of the run.
+        turn: the planned round.
+        contributions: of the accepted replies, in cohort order.
+        replies: themselves; empty where they are folded.
+        folded: their sums, where they were folded as they arrived.
     """
-    after = replace(server, round=server.round + 1)
-    if len(replies) < max(quorum, 1):
-        return after, False
-    sent = [turn.works[r.place].sent for r in replies]
-
-    def view(name: str) -> ServerContext:
-        rng = random_streams.stream(setup.seed, f"server.{name}", server.round)
-        return ServerContext(
-            setup, server.params, turn.plan, server.round, turn.works[0].lr, replies, sent, turn.answers.get(name), rng
-        )
-
-    slots = dict(server.slots)
-    weigher, reducer = method.owner("weigh"), method.owner("reduce")
-    weights = weigher.weigh(replies, slots.get(name_of(weigher), {}), view(name_of(weigher)))
-    step, slot = reducer.reduce(replies, weights, slots.get(name_of(reducer), {}), view(name_of(reducer)))
-    if reducer is not PLAIN:
-        slots[name_of(reducer)] = slot
+    method, lr = rules.method, turn.tasks[0].lr
+    states = dict(server.states)
+    if folded is None:
+        replies, sent = _screened(server, rules, turn, replies, lr)
+        contributions = replies
+        known = {"contributions": contributions, "sent": sent}
+        for name, piece in method.named.items():
+            if piece.overrides("observe"):
+                ctx = server_context(server, rules, turn, piece, lr, **known)
+                states[name] = State(piece.observe(replies, ctx))
+        weights = weights_of(server, rules, turn, contributions, lr)
+        folded, states = _reduced(server, rules, turn, weights, replies, sent, states)
+    step = folded.step
     for name, piece in reversed(list(method.named.items())):
-        step, slots[name] = piece.merge(step, slots[name], view(name))
-    moved = server.params | (server.params.pick(step) + step)
-    buffers = _average_statistics(server.params, turn.plan, setup.layout, replies, weights)
-    return Server(after.round, Params(moved.flat, moved.spec, buffers=buffers), slots), True
+        if not piece.overrides("merge"):
+            continue
+        payload = folded.payload_sums.get(name, State())
+        ctx = server_context(server, rules, turn, piece, lr, contributions=contributions, payload_sums=payload)
+        ctx = replace(ctx, state=states[name])
+        step, state = piece.merge(step, ctx)
+        states[name] = State(state)
+    if step.flat.dim() != 1:
+        raise MethodError(
+            f"{method.owner('weigh').name} gives weights for {step.flat.shape[0]} models, and no piece's `merge` makes"
+            " one move of their steps."
+        )
+    moved = server.model.params | (server.model.pick(step) + step)
+    statistics = server.model.statistics | folded.statistics
+    return Server(server.round + 1, Model(moved, statistics), states)
 
 
-def _average_statistics(
-    params: Params, plan: Plan, layout: Layout, replies: Sequence[Reply], weights: Tensor
-) -> Params:
-    """Norm statistics are averaged with the weights of the clients that sent them, scaled to sum to one."""
-    assert params.buffers is not None
-    spec = params.buffers.spec.only(plan.average & frozenset(layout.statistics.names))
-    if not spec.names:
-        return params.buffers
-    shares = weights.sum(-1) if weights.dim() > 1 else weights
-    shares = shares / shares.sum()
-    if any(not spec.index.keys() <= r.statistics.spec.index.keys() for r in replies):
-        return params.buffers | mean_over_senders([r.statistics for r in replies], shares.tolist(), spec)
-    total = torch.zeros_like(params.buffers.pick(spec.names).flat)
-    for reply, share in zip(replies, shares.tolist(), strict=True):
-        total.add_(reply.statistics.pick(spec.names).flat, alpha=share)
-    return params.buffers | Params(total, spec)
+def _screened(
+    server: Server, rules: Rules, turn: RoundPlan, replies: Sequence[Reply], lr: float
+) -> tuple[Sequence[Reply], list[Model]]:
+    """Return the replies that all pieces let pass, and what their clients were sent."""
+    for piece in rules.method.pieces:
+        if piece.overrides("screen"):
+            sent = [turn.tasks[r.cohort_index].sent for r in replies]
+            ctx = server_context(server, rules, turn, piece, lr, contributions=replies, sent=sent)
+            replies = piece.screen(replies, ctx)
+            if not replies:
+                raise MethodError(f"{piece.name} let no reply of round {server.round + 1} pass; loosen its settings.")
+    return replies, [turn.tasks[r.cohort_index].sent for r in replies]
 
 
-__all__ = ["BN", "ClientFailure", "RoundPlan", "Server", "base_plan", "finish_round", "plan_round"]
+def _reduced(
+    server: Server,
+    rules: Rules,
+    turn: RoundPlan,
+    weights: Tensor,
+    replies: Sequence[Reply],
+    sent: Sequence[Model],
+    states: dict[str, State],
+) -> tuple[Aggregate, dict[str, State]]:
+    """Return the step by the chain's owner of ``reduce``, or by sums."""
+    owner, layout = rules.method.owner("reduce"), rules.setup.layout
+    if owner is PLAIN:
+        return sums(server.model, turn.plan, layout, weights, replies, sent), states
+    summed = sums(
+        server.model,
+        replace(turn.plan, aggregate=turn.plan.aggregate - layout.parameters),
+        layout,
+        weights,
+        replies,
+        sent,
+    )
+    known = {"contributions": replies, "sent": sent}
+    ctx = replace(server_context(server, rules, turn, owner, turn.tasks[0].lr, **known), state=states[owner.name])
+    step, state = owner.reduce(replies, weights, ctx)
+    return replace(summed, step=step), {**states, owner.name: State(state)}
+
+
+def empty_round(server: Server) -> Server:
+    """Return the server after a round that did not move it."""
+    return replace(server, round=server.round + 1)

@@ -1,4 +1,4 @@
-"""What ends a run before its last round: a budget that is used up, or an accuracy that is reached."""
+"""End a run before its last round: a budget is used up, or an accuracy is reached."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class StopRule:
 
     @classmethod
     def of(cls, config: Config) -> StopRule:
-        """As configured."""
+        """Return the configured rule."""
         s = config.stop
         return cls(s.bytes, s.flops, s.seconds, s.accuracy)
 
-    def spent(self, bill: Cost, seconds: float) -> str | None:
-        """The setting whose budget is used up, or None."""
+    def spent(self, cost: Cost, seconds: float) -> str | None:
+        """Return the setting whose budget is used up, or None."""
         for name, limit, amount in (
-            ("stop.bytes", self.bytes, bill.up.payload + bill.down.payload),
-            ("stop.flops", self.flops, bill.flops),
+            ("stop.bytes", self.bytes, cost.up.payload + cost.down.payload),
+            ("stop.flops", self.flops, cost.flops),
             ("stop.seconds", self.seconds, seconds),
         ):
             if limit is not None and amount >= limit:
@@ -40,11 +40,12 @@ class StopRule:
         return None
 
     def reached(self, scores: Mapping[str, Any]) -> str | None:
-        """The setting ``stop.accuracy``, where an evaluated round has it: on validation data where there are some,
-        otherwise on test data.
+        """Return ``stop.accuracy`` where an evaluated round reaches it, or None.
+
+        Validation data count where there are some, otherwise test data.
         """
         if self.accuracy is None:
             return None
-        seen = [scores.get(key) for key in ("validation", "accuracy", "shared_on_clients")]
-        known = [value for value in seen if value is not None]
+        values = [scores.get(key) for key in ("validation", "accuracy", "shared_on_clients")]
+        known = [value for value in values if value is not None]
         return "stop.accuracy" if known and known[0] >= self.accuracy else None

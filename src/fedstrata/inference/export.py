@@ -166,7 +166,7 @@ def _probe(finished: Finished, client: int | None) -> tuple[Tensor, Tensor]:
         samples = federation.train if federation.official is None else federation.official
         index = torch.arange(min(SAMPLES, len(samples)))
     index = index if len(index) > 1 else index.repeat(2)
-    return samples.take(index), engine.evaluator.predict(engine.kit, finished.params(client), samples, index)
+    return samples.take(index), engine.evaluator.predict(engine.worker, finished.params(client), samples, index)
 
 
 def _compare(outputs: Tensor, expected: Tensor, finished: Finished, what: str) -> float:

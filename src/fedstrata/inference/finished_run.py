@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstrata.common.errors import ConfigError, StateError, nearest
 from fedstrata.core.chain import Method, chain
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model
 from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
 from fedstrata.engine.rounds import Engine
@@ -69,15 +69,15 @@ class Finished:
         return done
 
     @cached_property
-    def served(self) -> Params:
+    def served(self) -> Model:
         """The server's model, as the run's evaluation served it."""
-        return _copy(self.engine.served())
+        return self.engine.serving.model().clone()
 
     @property
     def uses_batch_statistics(self) -> bool:
         """Whether norms use batch statistics in evaluation: an output then depends on the other samples of its batch."""
         return self.engine.evaluator.batch_statistics or any(
-            norm.running_mean is None for norm in self.engine.kit.bound.norms
+            norm.running_mean is None for norm in self.engine.worker.bound.norms
         )
 
     def client_number(self, client: ClientRef) -> int | None:
@@ -109,7 +109,7 @@ class Finished:
             )
         return number
 
-    def params(self, client: int | None = None) -> Params:
+    def params(self, client: int | None = None) -> Model:
         """Return the parameters of the shared model, or of a client's personal model as the run's evaluation formed it.
 
         Raises:
@@ -117,8 +117,8 @@ class Finished:
         """
         if client is None:
             return self.served
-        work = self.engine.work_of(client, self.served)
-        values = _copy(self.engine.evaluator.model(self.engine.kit, work))
+        task = self.engine.serving.task_of(client, self.served)
+        values = self.engine.evaluator.model(self.engine.worker, task).clone()
         if not bool(values.flat.isfinite().all()):
             raise StateError(
                 f"{self.folder}: the model of client {client} is not finite: its private training diverged. Use the"
@@ -129,7 +129,7 @@ class Finished:
     def notes_for(self, client: int | None) -> tuple[str, ...]:
         """Return what the user must know about the model of a client, or about the shared one."""
         if client is None:
-            whose = self.engine.norms_of
+            whose = self.engine.serving.norm_source_client
             return (
                 ()
                 if whose is None
@@ -164,7 +164,7 @@ class Finished:
     def module(self, client: int | None = None) -> nn.Module:
         """Return the model as a plain module; see :func:`load`."""
         return plain(
-            self.engine.kit,
+            self.engine.worker,
             self.params(client),
             self.federation.task,
             batch_statistics=self.engine.evaluator.batch_statistics,
@@ -196,7 +196,7 @@ def open_run(
         folder, root=root, federation=federation, module=module, method=None if method is None else chain(method)
     )
     result = Result.read(folder)
-    if result.summary.get("model_sha256") != fingerprint(engine.server.params):
+    if result.summary.get("model_sha256") != fingerprint(engine.server.model):
         raise StateError(
             f"{folder}: summary.json describes another model than the checkpoint holds; write it again: fedstrata"
             f" resume {folder}"
@@ -236,12 +236,6 @@ def load(
     with keep_threads():
         finished = open_run(run, root=root, federation=federation, module=module, method=method)
         return finished.module(finished.client_number(client))
-
-
-def _copy(params: Params) -> Params:
-    """Copy parameters and buffers, so that later rounds of the engine do not change them."""
-    buffers = None if params.buffers is None else params.buffers.clone()
-    return Params(params.flat.detach().clone(), params.spec, buffers=buffers)
 
 
 @contextmanager

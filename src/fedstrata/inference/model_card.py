@@ -8,9 +8,9 @@ from typing import Any
 
 from fedstrata.common.units import duration, number, size, work
 from fedstrata.config.config import KEYS, NON_RESULT_SETTINGS
-from fedstrata.core.chain import name_of
 from fedstrata.data.statistics.facts import Facts, facts_of
 from fedstrata.inference.finished_run import Finished
+from fedstrata.methods import source_of
 from fedstrata.report.terminal import ACCURACY
 from fedstrata.runs.result import manifest
 
@@ -206,7 +206,7 @@ def _training(finished: Finished) -> Iterator[str]:
     parts, summary = finished.engine.parts, finished.result.summary
     yield f"- Method: `{summary['method']}`."
     for piece in parts.method.pieces:
-        yield f"  - {name_of(piece)}: {_text(type(piece).source or 'no publication is named')}."
+        yield f"  - {piece.name}: {_text(source_of(piece) or 'no publication is named')}."
     yield f'- What to cite: `fedstrata cite "{summary["method"]}"` prints it as BibTeX.'
     stopped = summary.get("stopped_by")
     yield (

@@ -14,14 +14,14 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.network import BoundModel, Dropout, Net
-from fedstrata.core.params import EvalMode, Params, Spec
+from fedstrata.core.params import EvalMode, Model, Params, Spec
 from fedstrata.data.types import Task
 from fedstrata.models.blocks import ChannelDropout
 
 _CHANNELS = {3: nn.Dropout2d, 4: nn.Dropout3d}  # by the axes of a sample; any other are rows or sequences
 
 
-def plain(kit: Worker, params: Params, task: Task, *, batch_statistics: bool) -> nn.Module:
+def plain(kit: Worker, params: Model, task: Task, *, batch_statistics: bool) -> nn.Module:
     """Build the module of a worker with these values, in evaluation mode.
 
     Args:
@@ -37,7 +37,7 @@ def plain(kit: Worker, params: Params, task: Task, *, batch_statistics: bool) ->
         forget_statistics(module)
     fill(module, params)
     if isinstance(module, MethodModule):
-        module.settings = {name: params.setting(name) for name in kit.setup.layout.settings}
+        module.integers = {name: params.integer(name) for name in kit.setup.layout.integers}
     return module.eval()
 
 
@@ -57,8 +57,9 @@ def network(bound: BoundModel, task: Task) -> nn.Module:
     for part in body.modules():
         part.__dict__.pop("channels_last", None)  # a hint to the engine
         part._buffers = {n: None if b is None else b.detach().clone() for n, b in part._buffers.items()}
-    for parameter in body.parameters():
-        parameter.requires_grad_()
+    for name, parameter in body.named_parameters():
+        if name in bound.spec.index:  # a frozen base stays frozen
+            parameter.requires_grad_()
     return body
 
 
@@ -70,12 +71,12 @@ def forget_statistics(module: nn.Module) -> None:
             part.running_mean = part.running_var = part.num_batches_tracked = None
 
 
-def fill(module: nn.Module, params: Params) -> None:
+def fill(module: nn.Module, params: Model) -> None:
     """Write these values, and the statistics that the module has buffers for, under their names."""
     with torch.no_grad():
         for name, value in params.views.items():
             attrgetter(name)(module).copy_(value)
-        for name, value in ({} if params.buffers is None else params.buffers.views).items():
+        for name, value in params.statistics.views.items():
             buffer = attrgetter(name)(module)
             if buffer is not None:  # a norm with batch statistics has none
                 buffer.copy_(value)
@@ -97,9 +98,9 @@ class MethodModule(nn.Module):
         bound = BoundModel(module, kit.bound.head_name)
         self._net: Net = kit.method.model(bound.net(kit.net.loss))
         bound.attach(self._net)
-        self._spec, self._statistics = bound.spec, Spec((), ()) if batch_statistics else bound.buffers.spec
-        self._still: EvalMode = "batch" if batch_statistics else "eval"
-        self.settings: dict[str, int] = {}  # which network it is, as a number of the program
+        self._spec, self._statistics = bound.spec, Spec((), ()) if batch_statistics else bound.statistics.spec
+        self._eval_mode: EvalMode = "batch_stats" if batch_statistics else "eval"
+        self.integers: dict[str, int] = {}  # which network it is, as a number of the program
         self._needs_eval = any(isinstance(part, _NormBase | _DropoutNd) for part in module.modules())
         self._take_over(module)
         kept = {id(attrgetter(name)(self)) for name in self._spec.names if _has(self, name)}
@@ -135,14 +136,9 @@ class MethodModule(nn.Module):
         """Compute outputs: [B, *shape] -> [B, classes]."""
         values = {name: attrgetter(name)(self) for name in self._spec.names}
         buffers = {name: attrgetter(name)(self) for name in self._statistics.names}
-        params = Params(
-            _flat(values),
-            self._spec,
-            buffers=Params(_flat(buffers), self._statistics, views=buffers),
-            still=self._still,
-            views=values,
-        )
-        return self._net(params.fix(self.settings), x)
+        statistics = Params(_flat(buffers), self._statistics, views=buffers)
+        params = Params(_flat(values), self._spec, eval_mode=self._eval_mode, views=values, integers=self.integers)
+        return self._net(Model(params, statistics), x)
 
     def train(self, mode: bool = True) -> Self:  # torch's signature  # noqa: FBT001, FBT002
         """Refuse training mode where it would compute something else.

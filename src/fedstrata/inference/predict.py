@@ -134,7 +134,7 @@ def predict(
         prepared = read(data, finished, client=client_id, split=split, unknown=unknown)
         engine = finished.engine
         outputs = engine.evaluator.predict(
-            engine.kit, finished.params(client_id), prepared.samples, torch.arange(len(prepared.samples))
+            engine.worker, finished.params(client_id), prepared.samples, torch.arange(len(prepared.samples))
         )
         if not bool(outputs.isfinite().all()):
             row = int((~outputs.isfinite().all(1)).nonzero()[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fedstrata import __version__
-from fedstrata.core.chain import name_of
 from fedstrata.inference.finished_run import Finished
 from fedstrata.inference.inputs import preprocessor_of
 
@@ -35,7 +34,7 @@ def signature(finished: Finished, client: int | None) -> dict[str, Any]:
         "after_the_model": None if task.has_classes else _units(finished),
         "client": None if client is None else {"number": client, "name": finished.federation.client_name(client)},
         "method": str(parts.method),
-        "changed_by": [name_of(piece) for piece in parts.method.pieces if piece.overrides("model")],
+        "changed_by": [piece.name for piece in parts.method.pieces if piece.overrides("model")],
         "batch_norm": batch_norm(finished),
     }
 
@@ -48,7 +47,7 @@ def _units(finished: Finished) -> dict[str, Any] | None:
 
 def batch_norm(finished: Finished) -> str | None:
     """Describe which statistics batch norms use; None where there are no batch norms."""
-    if not finished.engine.kit.bound.norms:
+    if not finished.engine.worker.bound.norms:
         return None
     if finished.uses_batch_statistics:
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import psutil
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from fedstrata.common.errors import MethodError
-from fedstrata.core.params import Params, zeros
-from fedstrata.core.piece import Piece, ServerContext
-from fedstrata.core.plan import QueryResult, Setup
+from fedstrata.core.params import Model, zeros
+from fedstrata.core.piece import Piece, Reply, ServerContext, move_of
+from fedstrata.core.plan import Setup
 from fedstrata.core.state import State
-from fedstrata.methods.parts import costs
+from fedstrata.methods.parts import advice, costs
+from fedstrata.methods.parts.advice import Rule
+from fedstrata.methods.parts.rows import Row, no_limit
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -27,8 +29,7 @@ Distribution = dict[int, Fraction]  # client (its position among the eligible) -
 
 @dataclass(frozen=True)
 class ClusteredSampling(Piece):
-    """The server keeps every client's last update (0 before its first), clusters clients by them, and draws one from
-    each of K distributions.
+    """Cluster clients by their last updates (0 before the first), and draw one from each of K distributions over them.
 
     L1 distances between updates make a Ward tree. ``tree`` rows hands it the rows of the distance matrix as points, as
     the released code does; ``tree`` condensed hands it the distances themselves. It is cut where a cluster would weigh
@@ -49,75 +50,73 @@ class ClusteredSampling(Piece):
         Alg. 2.
     """
 
-    source: ClassVar[str] = "Fraboni et al., ICML 2021, Alg. 2"
-    needs: ClassVar[Literal["sum", "individuals"]] = "individuals"
     tree: Literal["rows", "condensed"] = "rows"
     heavy: Literal["refuse", "own"] = "refuse"
 
     def check(self, setup: Setup) -> None:
-        clients, cohort = list(setup.eligible), setup.cohort
-        bytes_kept = len(clients) * (4 * setup.layout.spec.total + 8 * len(clients))
-        memory = psutil.virtual_memory().total
-        if bytes_kept > memory:
-            raise MethodError(
-                f"clusteredsampling keeps an update of {setup.layout.spec.total:,} numbers for each of {len(clients):,}"
-                f" clients and their distances: {bytes_kept / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB."
-                " Take a smaller model or fewer clients."
-            )
-        sizes = [setup.samples.size(i) for i in clients]
-        most = max(sizes)
-        if self.heavy == "refuse" and most * cohort > sum(sizes):
-            raise MethodError(
-                f"clusteredsampling: client {clients[sizes.index(most)]} holds {most} of {sum(sizes)} samples, more"
-                f" than one part in {cohort} (the cohort), so no distribution can hold its mass. Set heavy=own, which"
-                f" draws it in every round, or cohort to {sum(sizes) // most} or less, or deal data more evenly."
-            )
+        check_memory(setup)
+        if self.heavy == "refuse":
+            check_sizes(setup)
 
-    def init(self, setup: Setup) -> State:
-        nothing = zeros(setup.params).flat
-        clients = list(setup.eligible)
-        sizes = torch.tensor([setup.samples.size(i) for i in clients], dtype=torch.int64)
-        distances = torch.zeros(len(clients), len(clients), dtype=torch.float64)
-        updates: State = {f"update/{i}": nothing for i in clients}
-        return {"sizes": sizes, "distances": distances, **updates}
+    def init_server(self, setup: Setup) -> State:
+        sizes = torch.tensor([setup.samples.size(i) for i in setup.eligible], dtype=torch.int64)
+        distances = torch.zeros(len(sizes), len(sizes), dtype=torch.float64)
+        nothing = zeros(setup.model).flat
+        return State({"sizes": sizes, "distances": distances, **{f"update/{i}": nothing for i in setup.eligible}})
 
-    def sample(
-        self, eligible: Sequence[int], slot: State, answers: QueryResult | None, rng: Generator, cohort: int
-    ) -> Sequence[int]:
-        sizes, distances = _tensor(slot, "sizes"), _tensor(slot, "distances")
-        found = distributions(distances.numpy(), sizes.tolist(), cohort, self.tree, rng)
-        return [eligible[draw(one, rng)] for one in found]
+    def sample(self, eligible: Sequence[int], ctx: ServerContext) -> Sequence[int]:
+        sizes, distances = ctx.state.tensor("sizes").tolist(), ctx.state.tensor("distances").numpy()
+        drawn = distributions(distances, sizes, ctx.setup.cohort, self.tree, ctx.rng)
+        return [eligible[draw(one, ctx.rng)] for one in drawn]
 
-    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
-        fresh: State = dict(slot)
-        template = zeros(v.params)
-        for reply, sent in zip(v.replies, v.sent, strict=True):
-            move = (
-                reply.delta if sent is v.params else reply.delta + (sent.pick(reply.delta) - v.params.pick(reply.delta))
-            )
-            fresh[f"update/{reply.client}"] = (template | move).flat
-        clients = list(v.setup.eligible)
-        seen = {reply.client for reply in v.replies}
-        distances = _tensor(slot, "distances").clone()
-        for at, client in enumerate(clients):
-            if client in seen:
-                row = torch.stack(
-                    [
-                        _distance(_tensor(fresh, f"update/{client}"), _tensor(fresh, f"update/{other}"))
-                        for other in clients
-                    ]
-                )
+    def observe(self, replies: Sequence[Reply], ctx: ServerContext) -> State:
+        updates = {f"update/{r.client}": moved(r, sent, ctx) for r, sent in zip(replies, ctx.sent, strict=True)}
+        state, distances = State({**ctx.state, **updates}), ctx.state.tensor("distances").clone()
+        for at, client in enumerate(ctx.setup.eligible):
+            if f"update/{client}" in updates:
+                mine = state.tensor(f"update/{client}")
+                row = torch.stack([distance(mine, state.tensor(f"update/{i}")) for i in ctx.setup.eligible])
                 distances[at, :], distances[:, at] = row, row
-        return step, fresh | {"distances": distances}
+        return State({**state, "distances": distances})
 
     def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
         return {costs.LABEL: costs.clusteredsampling(setup.layout.spec.total, setup.cohort, len(setup.eligible))}
 
 
+def check_memory(setup: Setup) -> None:
+    """Refuse a run whose updates and distances do not fit this machine."""
+    clients, numbers = len(setup.eligible), setup.layout.spec.total
+    kept, memory = clients * (4 * numbers + 8 * clients), psutil.virtual_memory().total
+    if kept > memory:
+        raise MethodError(
+            f"clusteredsampling keeps an update of {numbers:,} numbers for each of {clients:,} clients and their"
+            f" distances: {kept / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB. Take a smaller model or"
+            " fewer clients."
+        )
+
+
+def check_sizes(setup: Setup) -> None:
+    """Refuse a client that is too heavy for one distribution."""
+    sizes = {client: setup.samples.size(client) for client in setup.eligible}
+    heaviest, total = max(sizes, key=lambda client: sizes[client]), sum(sizes.values())
+    most = sizes[heaviest]
+    if most * setup.cohort > total:
+        raise MethodError(
+            f"clusteredsampling: client {heaviest} holds {most} of {total} samples, more than one part in"
+            f" {setup.cohort} (the cohort), so no distribution can hold its mass. Set heavy=own, which draws it in"
+            f" every round, or cohort to {total // most} or less, or deal data more evenly."
+        )
+
+
+def moved(reply: Reply, sent: Model, ctx: ServerContext) -> Tensor:
+    """Return [P]: where a client ended, relative to the server's model; 0 where it sent nothing."""
+    return (zeros(ctx.model) | move_of(reply, sent, ctx.model)).flat
+
+
 def distributions(
     distances: np.ndarray, sizes: Sequence[int], cohort: int, tree: Literal["rows", "condensed"], rng: Generator
 ) -> list[Distribution]:
-    """One distribution over clients for each place.
+    """Return one distribution over clients for each cohort index.
 
     Args:
         distances: [C, C] float64, symmetric.
@@ -136,24 +135,24 @@ def distributions(
     cohort -= len(alone)
     clusters = sorted(cut(distances, mass, tree), key=lambda c: (sum(mass[i] for i in c), c))
     poured, kept = clusters[: len(clusters) - cohort], clusters[len(clusters) - cohort :]
-    found: list[Distribution] = [{i: mass[i] for i in cluster if mass[i]} for cluster in kept]
-    room = [1 - sum(one.values()) for one in found]
-    place = 0
+    filled: list[Distribution] = [{i: mass[i] for i in cluster if mass[i]} for cluster in kept]
+    room = [1 - sum(one.values()) for one in filled]
+    at = 0
     for cluster in poured:
         for i in rng.permutation(cluster).tolist():
             left = mass[i]
             while left:
-                while not room[place]:
-                    place += 1
-                part = min(room[place], left)
-                found[place][i] = found[place].get(i, Fraction(0)) + part
-                room[place] -= part
+                while not room[at]:
+                    at += 1
+                part = min(room[at], left)
+                filled[at][i] = filled[at].get(i, Fraction(0)) + part
+                room[at] -= part
                 left -= part
-    return found + alone
+    return filled + alone
 
 
 def cut(distances: np.ndarray, mass: Sequence[Fraction], tree: Literal["rows", "condensed"]) -> list[list[int]]:
-    """Clusters of clients, the largest subtrees whose masses sum to at most 1."""
+    """Return clusters of clients: the largest subtrees whose masses sum to at most 1."""
     from scipy.cluster.hierarchy import linkage  # only here  # noqa: PLC0415
     from scipy.spatial.distance import pdist, squareform  # noqa: PLC0415
 
@@ -162,17 +161,17 @@ def cut(distances: np.ndarray, mass: Sequence[Fraction], tree: Literal["rows", "
     merges = linkage(pdist(distances) if tree == "rows" else squareform(distances, checks=False), "ward")
     members: list[list[int]] = [[i] for i in range(len(mass))]
     weight = list(mass)
-    standing = set(range(len(mass)))
+    clusters = set(range(len(mass)))
     for left, right in merges[:, :2].astype(int).tolist():
         members.append(sorted(members[left] + members[right]))
         weight.append(weight[left] + weight[right])
         if weight[-1] <= 1:
-            standing = standing - {left, right} | {len(members) - 1}
-    return [members[i] for i in standing]
+            clusters = clusters - {left, right} | {len(members) - 1}
+    return [members[i] for i in clusters]
 
 
 def draw(distribution: Distribution, rng: Generator) -> int:
-    """One client; exact but for the 53 bits of the number drawn."""
+    """Draw one client; exact but for the 53 bits of the number drawn."""
     left = Fraction(rng.random())
     for client, share in distribution.items():
         left -= share
@@ -181,12 +180,30 @@ def draw(distribution: Distribution, rng: Generator) -> int:
     raise AssertionError("a distribution sums to 1")
 
 
-def _distance(a: Tensor, b: Tensor) -> Tensor:
-    """L1, float64."""
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return the L1 distance in float64."""
     return torch.zeros((), dtype=torch.float64) if a is b else (a - b).abs_().sum(dtype=torch.float64)
 
 
-def _tensor(state: State, name: str) -> Tensor:
-    found = state[name]
-    assert isinstance(found, Tensor)
-    return found
+ROW = Row(
+    ClusteredSampling,
+    "one client from each of K clusters of similar updates",
+    ("clusteredsampling(heavy=own)", "clusteredsampling(tree=condensed, heavy=own)"),
+    no_limit("who takes part follows from clusters, whichever setting is taken", "clusteredsampling"),
+    cite=("fraboni2021clustered",),
+    source="Fraboni et al., ICML 2021, Alg. 2",
+    family="resets",
+    advice=(
+        Rule(
+            "later",
+            advice.sampled,
+            advice.SAMPLED + ": cohorts are drawn so that their clients are unlike each other",
+        ),
+        Rule(
+            "against",
+            lambda s: s.cohort >= s.eligible,
+            "all {s.eligible} clients take part in every round, so there is no cohort to choose",
+        ),
+    ),
+    rank=260,
+)

@@ -9,14 +9,25 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedstrata.core.params import Params, tmap, zeros
-from fedstrata.core.piece import ClientContext, Gradient, Piece, Reply, ServerContext, require, uniform_weights
+from fedstrata.core.piece import (
+    Batching,
+    ClientContext,
+    Contribution,
+    Gradient,
+    Piece,
+    ServerContext,
+    setting,
+    uniform_weights,
+)
 from fedstrata.core.plan import Setup
 from fedstrata.core.state import State
+from fedstrata.methods.parts import advice
+from fedstrata.methods.parts.rows import Row, no_limit
 
 
 @dataclass(frozen=True)
 class FedDyn(Piece):
-    """Clients minimise F_i(y) - <h_i, y> + alpha/2 |y - w|^2 and then h_i <- h_i - alpha (y_i - w).
+    """Minimise F_i(y) - <h_i, y> + alpha/2 |y - w|^2 on each client, and then set h_i <- h_i - alpha (y_i - w).
 
     The server keeps h <- h - (alpha / m) sum over participants of (y_i - w) and sets w <- mean(y_i) - h / alpha; means
     are unweighted, m counts all eligible clients.
@@ -25,42 +36,42 @@ class FedDyn(Piece):
         paper.
     """
 
-    source: ClassVar[str] = "Acar et al., ICLR 2021"
-    elementwise: ClassVar[bool] = True
-    alpha: float = 0.01
+    batching: ClassVar[Batching] = "elementwise"
+    alpha: float = setting(
+        0.01, "the weight of the regulariser, above 0 (the server divides by it), for example 0.01", above=0
+    )
 
-    def __post_init__(self) -> None:
-        require(
-            self.alpha > 0,
-            "feddyn.alpha",
-            self.alpha,
-            "the weight of the regulariser, above 0 (the server divides by it), for example 0.01",
-        )
-
-    def init(self, setup: Setup) -> State:
-        return {"drift": zeros(setup.params)}
+    def init_server(self, setup: Setup) -> State:
+        return State(drift=zeros(setup.model))
 
     def init_client(self, setup: Setup) -> State:
-        return {"dual": zeros(setup.params)}
+        return State(dual=zeros(setup.model))
 
-    def gradient(self, gradient: Gradient, v: ClientContext) -> Gradient:
-        dual = _params(v.own["dual"])
-        return lambda p, b: tmap(lambda g, x, a, h: g - h + self.alpha * (x - a), gradient(p, b), p, v.anchor, dual)
+    def gradient(self, gradient: Gradient, ctx: ClientContext) -> Gradient:
+        w, dual = ctx.received, ctx.state.params("dual")
+        return lambda p, b: tmap(lambda g, x, a, h: g - h + self.alpha * (x - a), gradient(p, b), p, w, dual)
 
-    def upload(self, delta: Params, own: State, v: ClientContext) -> tuple[Params, State, State]:
-        dual = _params(own["dual"])
-        return delta, {}, {"dual": dual | tmap(lambda h, d: h - self.alpha * d, dual.pick(delta), delta)}
+    def upload(self, delta: Params, ctx: ClientContext) -> tuple[Params, State, State]:
+        dual = ctx.state.params("dual")
+        return delta, State(), State(dual=dual | (dual.pick(delta) - self.alpha * delta))
 
-    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerContext) -> Tensor:
-        return uniform_weights(replies)
+    def weigh(self, contributions: Sequence[Contribution], ctx: ServerContext) -> Tensor:
+        return uniform_weights(contributions)
 
-    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
-        drift = _params(slot["drift"])
-        share = len(v.replies) / len(v.setup.eligible)
-        moved = tmap(lambda h, d: h - self.alpha * share * d, drift.pick(step), step)
-        return tmap(lambda d, h: d - h / self.alpha, step, moved), {"drift": drift | moved}
+    def merge(self, step: Params, ctx: ServerContext) -> tuple[Params, State]:
+        drift, share = ctx.state.params("drift"), len(ctx.contributions) / len(ctx.setup.eligible)
+        moved = drift.pick(step) - self.alpha * share * step
+        return step - moved / self.alpha, State(drift=drift | moved)
 
 
-def _params(value: Params | Tensor) -> Params:
-    assert isinstance(value, Params)
-    return value
+ROW = Row(
+    FedDyn,
+    "dynamic regularisation",
+    ("feddyn(alpha=0.1)",),
+    no_limit("the server divides by alpha, so alpha=0 has no meaning", "feddyn"),
+    cite=("acar2021federated",),
+    source="Acar et al., ICLR 2021",
+    family="drift",
+    advice=(advice.relative("scaffold", advice.drifts), advice.OLD_STATE, advice.NO_SKEW),
+    rank=30,
+)

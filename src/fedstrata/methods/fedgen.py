@@ -2,83 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedstrata.common import random_streams
 from fedstrata.common.errors import MethodError
+from fedstrata.core.layout import Layout
 from fedstrata.core.network import Batch
-from fedstrata.core.params import Params
-from fedstrata.core.piece import ClientContext, Loss, Piece, Reply, ServerContext, require
-from fedstrata.core.plan import CohortSlot, Setup
+from fedstrata.core.params import Model, Params
+from fedstrata.core.piece import ClientContext, Loss, Piece, Reply, ServerContext, setting
+from fedstrata.core.plan import Plan, Setup
 from fedstrata.core.state import State
+from fedstrata.methods.parts import advice
+from fedstrata.methods.parts.advice import Rule
 from fedstrata.methods.parts.generator import Head, Lessons, features, fresh, taught, width
 from fedstrata.methods.parts.resets import seeded
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
+from fedstrata.methods.parts.rows import Limit, Row
 
 
 @dataclass(frozen=True)
 class FedGen(Piece):
-    """Loss plus ``alpha`` CE(head(G(e', y')), y') plus ``beta`` KL(head(G(e, y)) || model(x)), from round 1 on; G is
-    the server's.
+    """Add ``alpha`` CE(head(G(e', y')), y') plus ``beta`` KL(head(G(e, y)) || model(x)) to the loss, from round 1 on.
 
-    e and e' are uniform noise, y the batch's labels, y' ``batch`` labels of any class; both in each local step anew.
-    Head and model are the client's own current ones, the target of the KL term has no gradient. Before it averages, the
-    server teaches G with the heads that came back (``steps`` of a fresh Adam; see
+    G is the server's generator. e and e' are uniform noise, y the batch's labels, y' ``batch`` labels of any class;
+    both in each local step anew. Head and model are the client's current ones; the target of the KL term has no
+    gradient. Before it averages, the server teaches G with the heads that came back (``steps`` of a fresh Adam; see
     :func:`fedstrata.methods.parts.generator.taught`), each label of a client weighed by its share of all clients'
-    samples of that label, which clients mail. ``shares`` mean is the released codes' product of two means, in which the
+    samples of that label, which clients send. ``shares`` mean is the released codes' product of two means, in which the
     label is lost.
 
     Source: Zhu et al. 2021, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning"; numbers of
-        FedPhoenix's released code, whose 10
-    times 5 steps are ``steps``. Initial weights of G are INFERRED (torch's).
+        FedPhoenix's released code, whose 10 times 5 steps are ``steps``. Initial weights of G are INFERRED (torch's).
     """
 
-    source: ClassVar[str] = "Zhu et al., ICML 2021"
-    needs: ClassVar[Literal["sum", "individuals"]] = "individuals"
-    reads: ClassVar[str] = "role:head"
-    alpha: float = 0.2
-    beta: float = 0.2
-    latent: int = 100
-    hidden: int = 512
-    batch: int = 256
-    steps: int = 50
-    lr: float = 3e-4
-    decay: float = 0.0
-    diversity: float = 1.0
+    alpha: float = setting(
+        0.2, "the weight of generated features, at least 0 (0 with beta=0 is FedAvg; released: 0.2)", least=0
+    )
+    beta: float = setting(0.2, "the weight of the KL term, at least 0 (released: 0.2)", least=0)
+    latent: int = setting(100, "a whole number, at least 1", least=1)
+    hidden: int = setting(512, "a whole number, at least 1", least=1)
+    batch: int = setting(256, "a whole number, at least 2", least=2)
+    steps: int = setting(50, "a whole number, at least 0", least=0)
+    lr: float = setting(3e-4, "the generator's step size, above 0 (released: 0.0003)", above=0)
+    decay: float = setting(0.0, "the generator's weight decay, at least 0 (released: 0 and 0.01)", least=0)
+    diversity: float = setting(1.0, "the weight of the term against equal features, at least 0 (released: 1)", least=0)
     shares: Literal["sample", "mean"] = "sample"
-
-    def __post_init__(self) -> None:
-        require(
-            self.alpha >= 0,
-            "fedgen.alpha",
-            self.alpha,
-            "the weight of generated features, at least 0 (0 with beta=0 is FedAvg; released: 0.2)",
-        )
-        require(self.beta >= 0, "fedgen.beta", self.beta, "the weight of the KL term, at least 0 (released: 0.2)")
-        for name, least in (("latent", 1), ("hidden", 1), ("batch", 2), ("steps", 0)):
-            require(
-                getattr(self, name) >= least, f"fedgen.{name}", getattr(self, name), f"a whole number, at least {least}"
-            )
-        require(self.lr > 0, "fedgen.lr", self.lr, "the generator's step size, above 0 (released: 0.0003)")
-        require(
-            self.decay >= 0,
-            "fedgen.decay",
-            self.decay,
-            "the generator's weight decay, at least 0 (released: 0 and 0.01)",
-        )
-        require(
-            self.diversity >= 0,
-            "fedgen.diversity",
-            self.diversity,
-            "the weight of the term against equal features, at least 0 (released: 1)",
-        )
 
     def check(self, setup: Setup) -> None:
         if setup.classes < 2 or width(setup.layout, setup.classes) is None:
@@ -88,65 +60,81 @@ class FedGen(Piece):
                 " layer."
             )
 
-    def init(self, setup: Setup) -> State:
-        features = width(setup.layout, setup.classes)
-        assert features is not None
-        return {
-            "generator": fresh(
-                self.latent,
-                setup.classes,
-                self.hidden,
-                features,
-                random_streams.torch_stream(setup.seed, "fedgen.start"),
+    def check_plan(self, plan: Plan, layout: Layout) -> None:
+        hidden = sorted(layout.select("role:head") & plan.client_local - plan.upload)
+        if hidden:
+            raise MethodError(
+                f"fedgen's server reads {hidden[0]} in every reply, and this chain keeps it with each client. Leave a"
+                " piece out."
             )
-        }
 
-    def send(self, params: Params, slot: State, seat: CohortSlot, rng: Generator, setup: Setup) -> tuple[Params, State]:
-        return params, {"generator": slot["generator"]} if seat.round and seat.place >= 0 else {}
+    def init_server(self, setup: Setup) -> State:
+        rng, inputs = random_streams.torch_stream(setup.seed, "fedgen.start"), width(setup.layout, setup.classes)
+        assert inputs is not None, "`check` refuses other heads"
+        return State(generator=fresh(self.latent, setup.classes, self.hidden, inputs, rng))
 
-    def objective(self, loss: Loss, v: ClientContext) -> Loss:
-        generator, net, classes = v.extras.get("generator"), v.net, v.setup.classes
-        if not isinstance(generator, Params):
+    def send(self, model: Model, ctx: ServerContext) -> tuple[Params, State]:
+        return model, ctx.state if ctx.round and ctx.slot.training else State()
+
+    def objective(self, loss: Loss, ctx: ClientContext) -> Loss:
+        if "generator" not in ctx.down_payload:
             return loss
+        generator, net, classes = ctx.down_payload.params("generator"), ctx.net, ctx.setup.classes
 
-        def made(p: Params, name: str, y: Tensor) -> Tensor:
-            """The client's output for generated features of these labels."""
-            return net.head(p, features(generator, v.noise(name, (len(y), self.latent)), y, classes))
+        def generated(p: Params, name: str, y: Tensor) -> Tensor:
+            """Return the client's output for generated features of these labels."""
+            return net.head(p, features(generator, ctx.noise(name, (len(y), self.latent)), y, classes))
 
         def terms(p: Params, b: Batch) -> Tensor:
-            y = (v.noise("labels", (self.batch,)) * classes).long()
-            target = made(p, "like", b.y).detach().log_softmax(-1)
+            y = (ctx.noise("labels", (self.batch,)) * classes).long()
+            target = generated(p, "like", b.y).detach().log_softmax(-1)
             output = net.head(p, net.features(p, b.x).to(target.dtype)).log_softmax(-1)
-            return self.alpha * net.loss(made(p, "any", y), y).mean() + self.beta * b.mean(
+            return self.alpha * net.loss(generated(p, "any", y), y).mean() + self.beta * b.mean(
                 (target.exp() * (target - output)).sum(-1)
             )
 
         return lambda p, b: loss(p, b) + terms(p, b)
 
-    def upload(self, delta: Params, own: State, v: ClientContext) -> tuple[Params, State, State]:
-        return delta, {"counts": v.counts}, own
+    def upload(self, delta: Params, ctx: ClientContext) -> tuple[Params, State, State]:
+        return delta, State(counts=ctx.counts), ctx.state
 
-    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
-        generator, counts = slot["generator"], torch.stack([_tensor(r.mail["fedgen"]["counts"]) for r in v.replies])
-        assert isinstance(generator, Params)
-        heads = [_head(r, sent, v) for r, sent in zip(v.replies, v.sent, strict=True)]
-        how = Lessons(self.steps, self.lr, self.decay, self.batch, self.diversity, self.shares)
-        return step, {"generator": taught(generator, heads, counts, v.setup.net.loss, how, seeded(v.rng))}
+    def observe(self, replies: Sequence[Reply], ctx: ServerContext) -> State:
+        counts = torch.stack([reply.up_payload[self.name].tensor("counts") for reply in replies])
+        heads = [head_of(reply, sent, ctx) for reply, sent in zip(replies, ctx.sent, strict=True)]
+        lessons = Lessons(self.steps, self.lr, self.decay, self.batch, self.diversity, self.shares)
+        generator = ctx.state.params("generator")
+        return State(generator=taught(generator, heads, counts, ctx.setup.net.loss, lessons, seeded(ctx.rng)))
 
     def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
-        generator = self.init(setup)["generator"]
-        assert isinstance(generator, Params)
-        return {"bytes of the generator for each client, down from round 1 on": 4 * generator.spec.total}
+        numbers = self.init_server(setup).params("generator").spec.total
+        return {"bytes of the generator for each client, down from round 1 on": 4 * numbers}
 
 
-def _head(reply: Reply, sent: Params, v: ServerContext) -> Head:
-    """The head of the model that came back."""
-    before = sent.pick(v.layout.select("role:head"))
+def head_of(reply: Reply, sent: Model, ctx: ServerContext) -> Head:
+    """Return the head of the model that came back."""
+    before = sent.pick(ctx.layout.select("role:head"))
     moved = reply.delta.pick(before)
-    own = (before | (before.pick(moved) + moved)).frozen("eval")
-    return lambda z: v.setup.net.head(own, z)
+    after = (before | (before.pick(moved) + moved)).frozen("eval")
+    return lambda z: ctx.setup.net.head(after, z)
 
 
-def _tensor(value: Params | Tensor) -> Tensor:
-    assert isinstance(value, Tensor)
-    return value
+ROW = Row(
+    FedGen,
+    "a generator of features, taught by the clients' heads, teaches the clients",
+    (
+        "fedgen(latent=4, hidden=8, batch=8, steps=3, lr=0.01)",
+        "fedgen(alpha=0.5, beta=1, latent=4, hidden=8, batch=8, steps=3, lr=0.01, shares=mean)",
+    ),
+    Limit("fedgen(alpha=0, beta=0, latent=4, hidden=8, batch=8, steps=3)", "fedavg"),
+    cite=("zhu2021datafree",),
+    source="Zhu et al., ICML 2021",
+    family="resets",
+    advice=(
+        Rule(
+            "later",
+            lambda s: s.kind == "classification" and advice.label_skew(s) and s.body,
+            advice.LABELS + ": a generator of features tells every client of classes that it does not hold",
+        ),
+    ),
+    rank=250,
+)

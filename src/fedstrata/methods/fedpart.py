@@ -1,31 +1,31 @@
-"""FedPart: one layer group a round is trained, sent and averaged; the rest stands still, equal on all clients."""
+"""FedPart: one layer group a round is trained, sent and averaged; the rest keeps its values, equal on all clients."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedstrata.common import random_streams
-from fedstrata.common.errors import ConfigError, MethodError
+from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Names
-from fedstrata.core.piece import Piece, Plans, require
-from fedstrata.core.plan import Plan, QueryResult, Setup
-from fedstrata.core.state import State
-from fedstrata.methods.parts import cycle
+from fedstrata.core.piece import Piece, Plans, ServerContext, setting
+from fedstrata.core.plan import Plan, Setup
+from fedstrata.methods.parts import advice, cycle
+from fedstrata.methods.parts.advice import Rule
+from fedstrata.methods.parts.partial import check_fixed_network, joined_groups, training
+from fedstrata.methods.parts.rows import Limit, Row
 
 
 @dataclass(frozen=True)
 class FedPart(Piece):
-    """``warmup`` rounds of the whole model, then each layer group for ``repeat`` rounds; this cycle is repeated to the
-    end of the run.
+    """Train the whole model for ``warmup`` rounds, then each layer group for ``repeat`` rounds, in cycles.
 
     ``order`` is shallow to deep, the reverse, a permutation drawn anew for each cycle, a draw in each round
     (random_round), or a draw for each client in each round (random_client), where a tensor is averaged over those who
     sent it. ``first`` is the length of the first warm-up where it differs, ``together`` joins that many neighbouring
-    groups, and ``cycles`` holds the run to that many whole cycles. Write fedpart behind pieces that take layers out of
-    training. Norm statistics go by the run's own ``bn``: ``local`` is published, ``share`` averages them.
+    groups, and ``cycles`` holds the run to that many whole cycles. Layers that other pieces take out of training have
+    no turn. Norm statistics follow the run's ``bn``: ``local`` is published, ``share`` averages them.
 
     INFERRED: the seeds of random orders, the order random_client as a baseline, ``together``, and ``first=0`` as the
         paper's "No Init.".
@@ -34,121 +34,92 @@ class FedPart(Piece):
         settings of the authors' code.
     """
 
-    source: ClassVar[str] = "Wang et al., NeurIPS 2024"
     plans: ClassVar[Plans] = "round"
     order: Literal["sequential", "reverse", "random", "random_round", "random_client"] = "sequential"
-    repeat: int = 2
-    warmup: int = 5
-    first: int | None = None
-    cycles: int | None = None
-    together: int = 1
-
-    def __post_init__(self) -> None:
-        require(
-            self.repeat >= 1,
-            "fedpart.repeat",
-            self.repeat,
-            "the rounds in a row that a layer group trains, at least 1 (published: 2)",
-        )
-        require(
-            self.warmup >= 0,
-            "fedpart.warmup",
-            self.warmup,
-            "the rounds of the whole model before each cycle, at least 0 (published: 5)",
-        )
-        require(
-            self.first is None or self.first >= 0,
-            "fedpart.first",
-            self.first,
-            "the rounds before the first cycle, at least 0",
-        )
-        require(
-            self.cycles is None or self.cycles >= 1,
-            "fedpart.cycles",
-            self.cycles,
-            "a number of whole cycles, at least 1",
-        )
-        require(
-            self.together >= 1,
-            "fedpart.together",
-            self.together,
-            "how many neighbouring layer groups train together, at least 1",
-        )
+    repeat: int = setting(2, "the rounds in a row that a layer group trains, at least 1 (published: 2)", least=1)
+    warmup: int = setting(5, "the rounds of the whole model before each cycle, at least 0 (published: 5)", least=0)
+    first: int | None = setting(None, "the rounds before the first cycle, at least 0", least=0)
+    cycles: int | None = setting(None, "a number of whole cycles, at least 1", least=1)
+    together: int = setting(1, "how many neighbouring layer groups train together, at least 1", least=1)
 
     def check(self, setup: Setup) -> None:
-        if setup.layout.settings:
-            raise MethodError(
-                "fedpart's cycles go over the layers of one network, and here it changes from stage to stage. Leave one"
-                " of them out."
-            )
+        check_fixed_network(setup.layout, "fedpart's cycles go over the layers of one network")
 
-    # the field's word
-    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
-        blocks = self.blocks(plan.train, setup)
-        wanted = self.calendar(len(blocks)).rounds(self.cycles or 1)
-        if self.cycles is not None and setup.rounds != wanted:
-            raise ConfigError(
-                f"fedpart(cycles={self.cycles}) with {len(blocks)} layer groups takes {wanted} rounds, and rounds is"
-                f" {setup.rounds}."
-            )
-        active = self.active(round, len(blocks), setup.seed)
+    def plan(self, plan: Plan, ctx: ServerContext) -> Plan:
+        blocks = self.blocks(plan.train, ctx.setup)
+        check_cycles(self.cycles, self.calendar(len(blocks)), ctx.setup.rounds)
+        active = self.active(ctx.round, len(blocks), ctx.setup.seed)
         if active is None:
             return plan
         if self.order != "random_client":
-            return plan.only(blocks[active], setup.layout)
-        drawn = [
-            blocks[random_streams.stream(setup.seed, "fedpart.client", round, place).integers(len(blocks))]
-            for place in range(len(plan.cohort))
-        ]
-        wide = plan.only(frozenset[str]().union(*drawn), setup.layout) if drawn else plan
-        owns = {place: wide.at(place).only(block, setup.layout) for place, block in enumerate(drawn)}
-        return replace(
-            wide,
-            places={
-                p: {**wide.places.get(p, {}), "train": own.train, "up": own.up, "phases": own.phases}
-                for p, own in owns.items()
-            },
-        )
-
-    def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
-        blocks = self.blocks(setup.layout.parameters, setup)
-        groups, whole = setup.layout.groups, setup.load(setup.layout.parameters).flops
-        flops = [
-            [forward[name] for name, group in groups.items() if name in forward and block.issuperset(group.names)]
-            for block in blocks
-        ]
-        sizes = [sum(g.numel for g in groups.values() if block.issuperset(g.names)) for block in blocks]
-        costs = {
-            "uplink over FedAvg's": cycle.sent(sizes),
-            "training FLOPs over FedAvg's, idealised": cycle.idealised(len(blocks)),
-            "training FLOPs over FedAvg's, suffix2x": cycle.suffix2x([sum(block) for block in flops]),
-            "training FLOPs over FedAvg's, exact": cycle.exact(flops),
-            "training FLOPs over FedAvg's, measured": [Fraction(setup.load(block).flops / whole) for block in blocks],
-        }
-        if self.order == "random_client":  # what clients draw, on average
-            costs = {name: [sum(cost, Fraction(0)) / len(cost)] * len(cost) for name, cost in costs.items()}
-        active = [self.active(t, len(blocks), setup.seed) for t in range(setup.rounds)]
-        return {name: float(cycle.share(active, cost)) for name, cost in costs.items()}
+            return plan.only(blocks[active], ctx.layout)
+        return each_its_block(plan, blocks, ctx)
 
     def blocks(self, trained: Names, setup: Setup) -> list[Names]:
-        """What trains in one round, shallow to deep: layer groups, joined as asked.
-
-        Those that are not trained at all are left out.
-        """
-        groups = [frozenset(g.names) for g in setup.layout.groups.values() if trained.intersection(g.names)]
-        return [frozenset[str]().union(*groups[i : i + self.together]) for i in range(0, len(groups), self.together)]
+        """Return what trains in one round each, shallow to deep: layer groups, joined as asked."""
+        return joined_groups(setup.layout, trained, self.together)
 
     def calendar(self, groups: int) -> cycle.Calendar:
-        """When which of so many groups trains."""
+        """Return when which of so many groups trains."""
         return cycle.Calendar(groups, self.repeat, self.warmup, self.warmup if self.first is None else self.first)
 
     def active(self, t: int, groups: int, seed: int) -> int | None:
-        """The group of round t, or None for the whole model."""
-        found = self.calendar(groups).turn(t)
-        if found is None or self.order == "sequential":
-            return None if found is None else found[1]
-        if self.order in ("random_round", "random_client"):
-            return int(random_streams.stream(seed, "fedpart.round", t).integers(groups))
-        if self.order == "random":
-            return int(random_streams.stream(seed, "fedpart.cycle", found[0]).permutation(groups)[found[1]])
-        return groups - 1 - found[1]
+        """Return the group of round t, or None for the whole model."""
+        turn = self.calendar(groups).turn(t)
+        return None if turn is None else cycle.position(self.order, *turn, t, groups, seed)
+
+    def formulas(self, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:
+        blocks = self.blocks(setup.layout.parameters, setup)
+        active = [self.active(t, len(blocks), setup.seed) for t in range(setup.rounds)]
+        return cycle.formulas(active, blocks, forward, setup, mean=self.order == "random_client")
+
+
+def check_cycles(cycles: int | None, calendar: cycle.Calendar, rounds: int) -> None:
+    """Refuse a run that is not so many whole cycles long."""
+    if cycles is not None and rounds != calendar.rounds(cycles):
+        raise ConfigError(
+            f"fedpart(cycles={cycles}) with {calendar.groups} layer groups takes {calendar.rounds(cycles)} rounds, and"
+            f" rounds is {rounds}."
+        )
+
+
+def each_its_block(plan: Plan, blocks: list[Names], ctx: ServerContext) -> Plan:
+    """Draw a block for each client of the cohort, and let it train that one."""
+    drawn = [
+        blocks[random_streams.stream(ctx.setup.seed, "fedpart.client", ctx.round, index).integers(len(blocks))]
+        for index in range(len(plan.cohort))
+    ]
+    wide = plan.only(frozenset[str]().union(*drawn), ctx.layout) if drawn else plan
+    return wide.change_each({i: training(wide.at(i).only(block, ctx.layout)) for i, block in enumerate(drawn)})
+
+
+ROW = Row(
+    FedPart,
+    "one layer group a round is trained and sent",
+    (
+        "fedpart(warmup=1, repeat=1)",
+        "fedpart(warmup=0, order=random)",
+        "fedprox(mu=0.1) + fedpart(warmup=1, repeat=1, order=reverse)",
+        "moon + fedpart(warmup=0, repeat=1, order=random_round)",
+        "fedpart(warmup=1, order=random_client)",
+    ),
+    Limit("fedpart(warmup=0, together=1000)", "fedavg"),
+    cite=("wang2024why",),
+    source="Wang et al., NeurIPS 2024",
+    family="partial",
+    advice=(
+        Rule(
+            "later",
+            lambda s: s.body and advice.mild(s),
+            "no skew above low was measured: one layer group a round, with fewer bytes and less to compute, is claimed"
+            " to gain there",
+        ),
+        Rule(
+            "against",
+            advice.all_head,
+            "{s.model} is 1 layer group, and then it is FedAvg",
+            "our law: one group is fedavg, bit for bit",
+        ),
+    ),
+    rank=270,
+)

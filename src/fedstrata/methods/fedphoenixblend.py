@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
 from fedstrata.core.layout import Layout
-from fedstrata.core.params import Params
-from fedstrata.core.piece import Piece, require
-from fedstrata.core.plan import CohortSlot, Setup
+from fedstrata.core.params import Model, Params
+from fedstrata.core.piece import Piece, ServerContext, setting
+from fedstrata.core.plan import Setup
 from fedstrata.core.state import State
+from fedstrata.methods.parts import advice
+from fedstrata.methods.parts.advice import Rule
 from fedstrata.methods.parts.resets import Matrix, choose, matrix, moments, normal, seeded, whole
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
+from fedstrata.methods.parts.rows import Limit, Row
 
 Lines: TypeAlias = Literal["rows", "columns", "none"]
 
@@ -36,107 +36,87 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPhoenixBlend(Piece):
-    """W <- (1 - alpha) W + alpha S on floor(rho n) rows (columns) of each projection, S ~ N(mean, std) of that matrix,
-    anew for every client.
+    """Blend floor(rho n) rows (columns) of each projection, W <- (1 - alpha) W + alpha S, anew for every client.
 
-    ``qkv``, ``out`` and ``ffn`` say whether rows or columns are taken, or none: a row is what enters one neuron. Fused
-    q, k and v (three times as many rows as columns) are three matrices; the last matrix of an attention layer is its
-    output projection; ffn are the linear layers of the body that stand outside attention. alpha=1 resets whole lines,
-    alpha=0 is FedAvg.
+    S ~ N(mean, std) of that matrix. ``qkv``, ``out`` and ``ffn`` say whether rows or columns are taken, or none: a row
+    is what enters one neuron. Fused q, k and v (three times as many rows as columns) are three matrices; the last
+    matrix of an attention layer is its output projection; ffn are the linear layers of the body outside attention.
+    alpha=1 resets whole lines, alpha=0 is FedAvg.
 
     ``blocks`` stair: block b of B takes part in round t while t B < (b + 1) ``stop``, so early blocks settle first.
     ``blocks`` shift: the focus moves from the first block to the last over ``stop`` rounds, f = (B - 1) t / stop, and
     block b has weight 1 - |b - f| / B: it takes part with that probability, and with that part of alpha.
 
     Source: proposed in the rebuttal of "Rising from Ashes", NeurIPS 2025, and not evaluated there. ``alpha`` 0.3 is
-        INFERRED. ``rho`` is
-    INFERRED (1/32). ``qkv`` is INFERRED. ``out`` is INFERRED. ``blocks`` is INFERRED in both its forms.
+        INFERRED. ``rho`` is INFERRED (1/32). ``qkv`` is INFERRED. ``out`` is INFERRED. ``blocks`` is INFERRED in both
+        its forms.
     """
 
-    source: ClassVar[str] = "Rising from Ashes, NeurIPS 2025, rebuttal"
-    alpha: float = 0.3
-    rho: float = 1 / 32
-    stop: int = 1000
+    alpha: float = setting(0.3, "the strength of the blend, in [0, 1] (0 is FedAvg, 1 a reset)", least=0, most=1)
+    rho: float = setting(1 / 32, "a share of rows or columns, in [0, 1]", least=0, most=1)
+    stop: int = setting(1000, "the round from which nothing is blended, at least 0", least=0)
     blocks: Literal["stair", "shift"] = "stair"
     qkv: Lines = "rows"
     out: Lines = "columns"
     ffn: Lines = "rows"
     at_least_one: bool = False
 
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.alpha <= 1,
-            "fedphoenixblend.alpha",
-            self.alpha,
-            "the strength of the blend, in [0, 1] (0 is FedAvg, 1 a reset)",
-        )
-        require(0 <= self.rho <= 1, "fedphoenixblend.rho", self.rho, "a share of rows or columns, in [0, 1]")
-        require(
-            self.stop >= 0, "fedphoenixblend.stop", self.stop, "the round from which nothing is blended, at least 0"
-        )
-
     def weight(self, block: int, blocks: int, t: int) -> float:
-        """How much a block takes part in a round, in [0, 1]."""
+        """Return how much a block takes part in a round, in [0, 1]."""
         if self.blocks == "stair":
             return float(t * blocks < (block + 1) * self.stop)
         return 1 - abs(block - (blocks - 1) * t / self.stop) / blocks if t < self.stop else 0.0
 
     def due(self, layout: Layout, t: int) -> Iterator[tuple[Part, Lines, int, float]]:
-        """Projections that may take part in a round: along which lines, how many of them, with which weight."""
-        found = parts(layout)
-        blocks = 1 + max((p.block for p in found), default=0)
-        for part in found:
+        """Yield projections that may take part in a round, with the lines, how many of them, and the weight."""
+        projections = parts(layout)
+        blocks = 1 + max((p.block for p in projections), default=0)
+        for part in projections:
             lines: Lines = {"qkv": self.qkv, "out": self.out, "ffn": self.ffn}[part.role]
             weight = self.weight(part.block, blocks, t)
-            count = whole(
-                self.rho, part.matrix.rows if lines == "rows" else part.matrix.width, least=int(self.at_least_one)
-            )
+            length = part.matrix.rows if lines == "rows" else part.matrix.width
+            count = whole(self.rho, length, least=int(self.at_least_one))
             if lines != "none" and count and weight and part.matrix.rows * part.matrix.width > 1:
                 yield part, lines, count, weight
 
-    def blend(self, p: Params, layout: Layout, t: int, generator: torch.Generator) -> Params:
-        """A copy of ``p`` with lines blended; ``p`` itself where none is."""
+    def blend(self, model: Model, layout: Layout, t: int, generator: torch.Generator) -> Model:
+        """Return a copy with lines blended; the model itself where none is."""
         due = list(self.due(layout, t)) if self.alpha else []
         if not due:
-            return p
-        flat = p.flat.detach().clone()
-        coins = torch.rand(
-            1 + max(part.block for part, *_ in due), generator=generator
-        )  # a block takes part as a whole
+            return model
+        flat = model.flat.detach().clone()
+        blocks = 1 + max(part.block for part, *_ in due)
+        coins = torch.rand(blocks, generator=generator)  # a block takes part as a whole
         for part, lines, count, weight in due:
             if coins[part.block] < weight:
-                whole_matrix, (mean, std) = part.matrix.of(flat), moments(p, part.matrix)
+                whole_matrix, (mean, std) = part.matrix.of(flat), moments(model, part.matrix)
                 table = whole_matrix if lines == "rows" else whole_matrix.T  # [lines, width], a view
                 chosen = choose(table.shape[0], count, generator)
                 new = normal(count, table.shape[1], generator, flat.dtype).mul_(std).add_(mean)
                 alpha = self.alpha * weight
                 table.index_copy_(0, chosen, table.index_select(0, chosen).mul_(1 - alpha).add_(new, alpha=alpha))
-        return p.new(flat)
+        return model.new(flat)
 
-    def send(self, params: Params, slot: State, seat: CohortSlot, rng: Generator, setup: Setup) -> tuple[Params, State]:
-        return (params if seat.place < 0 else self.blend(params, setup.layout, seat.round, seeded(rng))), {}
+    def send(self, model: Model, ctx: ServerContext) -> tuple[Params, State]:
+        return self.blend(model, ctx.layout, ctx.round, seeded(ctx.rng)) if ctx.slot.training else model, State()
 
     def notes(self, setup: Setup) -> tuple[str, ...]:
         if not (self.alpha and self.rho) or any(True for _ in self.due(setup.layout, 0)):
             return ()
         widest = max((max(p.matrix.rows, p.matrix.width) for p in parts(setup.layout)), default=0)
         if not widest:
-            return (
-                (
-                    "fedphoenixblend blends nothing: the model's body has no linear layer, so this is FedAvg."
-                    " fedphoenix resets convolutions."
-                ),
+            note = "the model's body has no linear layer, so this is FedAvg. fedphoenix resets convolutions."
+        else:
+            note = (
+                f"rho={self.rho:g} of at most {widest} rows or columns is less than one, so this is FedAvg. Set rho to"
+                f" 1/{widest} or more, or at_least_one=true."
             )
-        told = (
-            f"fedphoenixblend blends nothing: rho={self.rho:g} of at most {widest} rows or columns is less than one, so"
-            f" this is FedAvg. Set rho to 1/{widest} or more, or at_least_one=true."
-        )
-        return (told,)
+        return (f"fedphoenixblend blends nothing: {note}",)
 
 
 def parts(layout: Layout) -> list[Part]:
-    """All projections of the body, shallow to deep."""
-    found: list[Part] = []
+    """Return all projections of the body, shallow to deep."""
+    projections: list[Part] = []
     blocks: dict[str, int] = {}
     for group in layout.groups.values():
         names = [
@@ -148,11 +128,30 @@ def parts(layout: Layout) -> list[Part]:
             continue
         block = blocks.setdefault(group.name.rpartition(".")[0] or group.name, len(blocks))
         if group.kind != "attention":
-            found += [Part(matrix(layout, n), "ffn", block) for n in names]
+            projections += [Part(matrix(layout, n), "ffn", block) for n in names]
             continue
         *inner, last = names
         for name in inner:
             m = matrix(layout, name)
-            found += [Part(part, "qkv", block) for part in (m.cut(3) if m.rows == 3 * m.width else [m])]
-        found.append(Part(matrix(layout, last), "out", block))
-    return found
+            projections += [Part(part, "qkv", block) for part in (m.cut(3) if m.rows == 3 * m.width else [m])]
+        projections.append(Part(matrix(layout, last), "out", block))
+    return projections
+
+
+ROW = Row(
+    FedPhoenixBlend,
+    "rows or columns of projections are blended with new values for every client",
+    ("fedphoenixblend(rho=0.5, stop=2, blocks=shift)",),
+    Limit("fedphoenixblend(alpha=0, rho=0.5)", "fedavg"),
+    cite=("fedphoenix2025",),
+    source="Rising from Ashes, NeurIPS 2025, rebuttal",
+    family="resets",
+    advice=(
+        Rule(
+            "later",
+            lambda s: s.tokens and advice.label_skew(s),
+            advice.LABELS + ": resets for transformers, proposed but not evaluated",
+        ),
+    ),
+    rank=220,
+)

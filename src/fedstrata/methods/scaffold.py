@@ -8,76 +8,75 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedstrata.common.errors import MethodError
-from fedstrata.core.params import Params, sum_over_senders, zeros
-from fedstrata.core.piece import ClientContext, Gradient, Piece, Reply, ServerContext, require, uniform_weights
-from fedstrata.core.plan import CohortSlot, Setup
+from fedstrata.core.params import Model, Params, zeros
+from fedstrata.core.piece import (
+    Batching,
+    ClientContext,
+    Contribution,
+    Gradient,
+    ServerContext,
+    setting,
+    uniform_weights,
+)
+from fedstrata.core.plan import Setup
 from fedstrata.core.state import State
+from fedstrata.methods.parts import advice
+from fedstrata.methods.parts.advice import Rule
+from fedstrata.methods.parts.rows import Row, no_limit
+from fedstrata.methods.parts.sgd import CountsGradients, effective_steps
 
 
 @dataclass(frozen=True)
-class Scaffold(Piece):
-    """Local steps follow g - c_i + c; client and server controls are refreshed from where the local steps went.
+class Scaffold(CountsGradients):
+    """Correct local steps to g - c_i + c; client and server controls follow from where the local steps went.
 
-    c_i' = c_i - c + (received - y) / (K' lr), with K' the local steps, or, under SGD momentum rho, (K - rho (1 - rho^K)
-    / (1 - rho)) / (1 - rho). Both server means are unweighted; c moves by the share of clients that took part.
-    Statistics of norms are averaged plainly.
+    c_i' = c_i - c + (received - y) / (K' lr), with K' the local steps, or, under SGD momentum rho,
+    (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho). Both server means are unweighted; c moves by the share of clients
+    that took part. Statistics of norms are averaged plainly.
 
     Source: Karimireddy et al. 2020, Alg. 1, option II; the momentum form is that of the FedDr harness.
     """
 
-    source: ClassVar[str] = "Karimireddy et al., ICML 2020"
-    elementwise: ClassVar[bool] = True
-    one_phase: ClassVar[bool] = True
-    lr: float = 1.0
+    batching: ClassVar[Batching] = "elementwise"
+    lr: float = setting(1.0, "the server's step size, above 0 (published: 1)", above=0)
 
-    def __post_init__(self) -> None:
-        require(self.lr > 0, "scaffold.lr", self.lr, "the server's step size, above 0 (published: 1)")
+    def init_server(self, setup: Setup) -> State:
+        return State(control=zeros(setup.model))
 
-    def check(self, setup: Setup) -> None:
-        if setup.optimizer != "sgd":
-            raise MethodError(
-                f"scaffold reads gradients off local steps of SGD; local.optimizer is {setup.optimizer}. Set"
-                " local.optimizer=sgd."
-            )
+    init_client = init_server
 
-    def init(self, setup: Setup) -> State:
-        return {"control": zeros(setup.params)}
+    def send(self, model: Model, ctx: ServerContext) -> tuple[Params, State]:
+        return model, ctx.state
 
-    def init_client(self, setup: Setup) -> State:
-        return {"control": zeros(setup.params)}
-
-    def send(self, params: Params, slot: State, seat: CohortSlot, rng: object, setup: Setup) -> tuple[Params, State]:
-        return params, {"control": slot["control"]}
-
-    def gradient(self, gradient: Gradient, v: ClientContext) -> Gradient:
-        correction = _params(v.extras) - _params(v.own)
+    def gradient(self, gradient: Gradient, ctx: ClientContext) -> Gradient:
+        correction = ctx.down_payload.params("control") - ctx.state.params("control")
         return lambda p, b: gradient(p, b) + correction
 
-    def upload(self, delta: Params, own: State, v: ClientContext) -> tuple[Params, State, State]:
-        travel = effective_steps(v.steps, v.setup.momentum) * v.lr
-        old = _params(own)
-        change = -(_params(v.extras).pick(delta)) - delta / travel
-        return delta, {"control": change}, {"control": old | (old.pick(delta) + change)}
+    def upload(self, delta: Params, ctx: ClientContext) -> tuple[Params, State, State]:
+        travel, old = effective_steps(ctx.steps, ctx.setup.local.momentum) * ctx.lr, ctx.state.params("control")
+        change = -ctx.down_payload.params("control").pick(delta) - delta / travel
+        return delta, State(control=change), State(control=old | (old.pick(delta) + change))
 
-    def weigh(self, replies: Sequence[Reply], slot: State, v: ServerContext) -> Tensor:
-        return uniform_weights(replies)
+    def weigh(self, contributions: Sequence[Contribution], ctx: ServerContext) -> Tensor:
+        return uniform_weights(contributions)
 
-    def merge(self, step: Params, slot: State, v: ServerContext) -> tuple[Params, State]:
-        old = _params(slot)
-        change = sum_over_senders([_params(r.mail["scaffold"]) for r in v.replies], old.spec)
-        moved = old.pick(change) + change.new(change.flat / len(v.setup.eligible))
-        return self.lr * step, {"control": old | moved}
+    def merge(self, step: Params, ctx: ServerContext) -> tuple[Params, State]:
+        old, change = ctx.state.params("control"), ctx.payload_sums.params("control")
+        return self.lr * step, State(control=old | (old.pick(change) + change / len(ctx.setup.eligible)))
 
 
-def effective_steps(steps: int, momentum: float) -> float:
-    """How many gradients' worth of movement ``steps`` steps of SGD make."""
-    if not momentum:
-        return steps
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
-
-
-def _params(state: State) -> Params:
-    control = state["control"]
-    assert isinstance(control, Params)
-    return control
+ROW = Row(
+    Scaffold,
+    "control variates against client drift",
+    ("scaffold",),
+    no_limit("controls are never zero after the first round", "scaffold"),
+    cite=("karimireddy2020scaffold",),
+    source="Karimireddy et al., ICML 2020",
+    family="drift",
+    advice=(
+        Rule("for", advice.drifts, advice.SKEW + ": controls correct each client's drift; {s.often}"),
+        advice.OLD_STATE,
+        advice.NO_SKEW,
+    ),
+    rank=20,
+)

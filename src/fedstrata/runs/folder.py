@@ -16,6 +16,7 @@ import torch
 from fedstrata import __version__
 from fedstrata.common import plugins
 from fedstrata.common.errors import StateError
+from fedstrata.common.processor import processor
 from fedstrata.config.config import Config
 from fedstrata.engine.assembly import RunComponents
 from fedstrata.storage import sha256_of
@@ -67,6 +68,7 @@ def manifest_of(parts: RunComponents, custom: Sequence[str]) -> dict[str, Any]:
             "machine": platform.machine(),
             **plugins.versions(parts.config.flat() | {"task": parts.federation.task.kind}),
         },
+        "processor": processor(),
         "config": parts.config.flat(),
         "digest": parts.config.digest(),
         "fingerprint": parts.federation.fingerprint,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -9,13 +10,12 @@ from torch import Tensor, nn
 from fedstrata.common.errors import StateError
 from fedstrata.config.config import Config
 from fedstrata.core.chain import Method
-from fedstrata.core.params import Params
-from fedstrata.core.state import flatten_state, restore_state
+from fedstrata.core.params import Model, Params
 from fedstrata.data.federation import Federation
 from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.engine.ledger import Cost
 from fedstrata.engine.rounds import Engine
-from fedstrata.engine.server import Server
+from fedstrata.engine.server import Server, planned
 from fedstrata.runs.folder import manifest_of, read_manifest, same_run
 from fedstrata.storage import Checkpoint, load
 from fedstrata.wire.frame import MessageSize
@@ -59,11 +59,24 @@ def recalled(
                 f"{folder}: the {meaning} is not what the run began with ({key} {now[key][:12]} now,"
                 f" {manifest[key][:12]} then); restore it."
             )
-    return parts, tuple(
+    versions = tuple(
         f"{k} was {manifest['versions'].get(k)} and is {v}: the result may differ in the last bits"
         for k, v in now["versions"].items()
         if v != manifest["versions"].get(k)
     )
+    return parts, (*versions, *_another_processor(manifest.get("processor"), now["processor"]))
+
+
+def _another_processor(then: object, now: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a note if the run began on another kind of processor."""
+    if not isinstance(then, Mapping) or dict(then) == dict(now):
+        return ()
+    began, here = (f"{kind.get('model')} ({kind.get('capability')})" for kind in (then, now))
+    note = (
+        f"The run began on {began} and continues on {here}: rounding differs between kinds of processor, so the result"
+        " may differ from that of an uninterrupted run."
+    )
+    return (note,)
 
 
 def restored(
@@ -94,9 +107,9 @@ def restored(
     checkpoint = load(folder / CHECKPOINTS)
     refuse_another(checkpoint, parts, folder / CHECKPOINTS)
     engine = Engine(parts, "loop", 1)
-    load(folder / CHECKPOINTS, engine.rows)
+    load(folder / CHECKPOINTS, engine.states)
     take_up(engine, checkpoint)
-    engine.ready()
+    engine.serving.ready()
     return engine, notes
 
 
@@ -120,36 +133,30 @@ def refuse_another(checkpoint: Checkpoint, parts: RunComponents, folder: Path) -
 
 def take_up(engine: Engine, checkpoint: Checkpoint) -> None:
     """Put an engine where the checkpoint was made."""
-    meta = checkpoint.meta
+    meta, rules = checkpoint.meta, engine.parts.rules
     engine.server = _server(checkpoint, engine.server)
-    engine.plan = engine.plan_now()
+    engine.plan = planned(rules.base, engine.server, rules, {})
     engine.seconds, engine.lowest, engine.stopped_by = meta["seconds"], meta["lowest"], meta["stopped_by"]
-    up, up_framing, down, down_framing, flops = meta["bill"]
+    up, up_framing, down, down_framing, flops = meta["cost"]
     engine.ledger.total = Cost(MessageSize(up, up_framing), MessageSize(down, down_framing), flops)
     engine.ledger.costs = dict(meta["costs"])
 
 
 def tensors_of(server: Server) -> dict[str, Tensor]:
-    """What a checkpoint keeps of a server: parameters, statistics and slots by name."""
-    assert server.params.buffers is not None
-    found = {"params": server.params.flat, "statistics": server.params.buffers.flat}
-    for piece, slot in server.slots.items():
-        for name, value in flatten_state(slot).items():
-            found[f"slot/{piece}/{name}"] = value.flat if isinstance(value, Params) else value
-    return found
+    """Return what a checkpoint keeps of a server: parameters, statistics and the pieces' states by name."""
+    tensors = {"params": server.model.flat, "statistics": server.model.statistics.flat}
+    for piece, state in server.states.items():
+        tensors |= {f"state/{piece}/{name}": tensor for name, tensor in state.tensors().items()}
+    return tensors
 
 
 def _server(checkpoint: Checkpoint, template: Server) -> Server:
-    tensors = checkpoint.tensors
-    assert template.params.buffers is not None
-    params = Params(
-        tensors["params"], template.params.spec, buffers=Params(tensors["statistics"], template.params.buffers.spec)
-    )
-    slots = {}
-    for piece, slot in template.slots.items():
-        found: dict[str, Params | Tensor] = {}
-        for name, value in flatten_state(slot).items():
-            tensor = tensors[f"slot/{piece}/{name}"]
-            found[name] = Params(tensor, value.spec) if isinstance(value, Params) else tensor
-        slots[piece] = restore_state(found)
-    return Server(checkpoint.round + 1, params, slots)
+    tensors, like = checkpoint.tensors, template.model
+    statistics = Params(tensors["statistics"], like.statistics.spec)
+    model = Model(Params(tensors["params"], like.spec), statistics)
+    states = {}
+    for piece, state in template.states.items():
+        prefix = f"state/{piece}/"
+        mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        states[piece] = state.filled(mine)
+    return Server(checkpoint.round + 1, model, states)

@@ -15,7 +15,7 @@ from fedstrata.common.errors import FedstrataError, StateError
 from fedstrata.common.events import ExecutorChosen, Finished, Observer, RoundDone, Started
 from fedstrata.config.config import Config
 from fedstrata.core.chain import Method
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model
 from fedstrata.data.federation import Federation
 from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.engine.rounds import Engine
@@ -247,18 +247,18 @@ class _Run:
             "lines": self.length,
             "lines_sha256": self.digest.hexdigest(),
             "seconds": engine.seconds,
-            "bill": [total.up.payload, total.up.framing, total.down.payload, total.down.framing, total.flops],
+            "cost": [total.up.payload, total.up.framing, total.down.payload, total.down.framing, total.flops],
             "costs": engine.ledger.costs,
             "lowest": engine.lowest,
             "stopped_by": engine.stopped_by,
             "executor": engine.executor.name if settled else None,
             "workers": engine.executor.workers if settled else None,
         }
-        save(self.folder / CHECKPOINTS, Checkpoint(server.round - 1, tensors_of(server), meta), engine.rows)
+        save(self.folder / CHECKPOINTS, Checkpoint(server.round - 1, tensors_of(server), meta), engine.states)
         self.saved = server.round - 1
 
     def _restore(self, engine: Engine, checkpoint: Checkpoint, *, previous: bool) -> None:
-        load(self.folder / CHECKPOINTS, engine.rows)
+        load(self.folder / CHECKPOINTS, engine.states)
         meta = checkpoint.meta
         truncate_lines(self.folder / ROUNDS, meta["lines"])
         self.digest.update((self.folder / ROUNDS).read_bytes())
@@ -276,9 +276,9 @@ class _Run:
 
     def _finish(self, engine: Engine) -> Result:
         if engine.by_client is None and self.parts.federation.own_test is not None:
-            engine.evaluate(engine.server.round - 1, last=True)  # a resume of a finished run
+            engine.serving.evaluate(engine.server.round - 1, last=True)  # a resume of a finished run
         summary = summarise(self.parts, self.rows, engine)
-        write_file(self.folder / MODEL, _named(engine.server.params), "model")
+        write_file(self.folder / MODEL, _named(engine.server.model), "model")
         write_file(self.folder / SUMMARY, [as_json(summary)], "summary")
         sync_folder(self.folder)
         result = Result(
@@ -286,7 +286,7 @@ class _Run:
             self.rows,
             self.folder,
             engine.by_client or {},
-            engine.server.params,
+            engine.server.model,
             self.notes,
             self.parts.federation,
         )
@@ -294,10 +294,9 @@ class _Run:
         return result
 
 
-def _named(params: Params) -> list[bytes | memoryview]:
+def _named(model: Model) -> list[bytes | memoryview]:
     """The model by names, as a safetensors file: parameters and norm statistics."""
-    assert params.buffers is not None
-    tensors = {n: t.detach() for n, t in (params.views | params.buffers.views).items()}
+    tensors = {n: t.detach() for n, t in (model.views | model.statistics.views).items()}
     head, order, _ = container.head({n: (tuple(t.shape), t.dtype) for n, t in tensors.items()}, {})
     return [head, *(container.raw(tensors[n]) for n in order)]
 

@@ -9,29 +9,29 @@ from torch import Tensor, nn
 
 from fedstrata.client.worker import Worker
 from fedstrata.core.layout import Layout, Names
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.inference.finished_run import Finished
 
 PROBE = 2  # samples of the forward pass; norms without running statistics need two
 
 
-def used_parameters(worker: Worker, params: Params, x: Tensor) -> Names:
+def used_parameters(worker: Worker, model: Model, x: Tensor) -> Names:
     """Return the names of the parameters that the output depends on, in evaluation mode, without integers.
 
     Args:
         worker: whose network is used.
-        params: the model, with statistics; its integers decide which layers the network uses.
+        model: its integers decide which layers the network uses.
         x: [N, *shape] samples, of which the first two are read.
     """
-    views = {name: part.detach().requires_grad_() for name, part in Params(params.flat, params.spec).views.items()}
-    still = Params(params.flat, params.spec, buffers=params.buffers, still="eval", views=views)
-    worker.memo.clear()
+    views = {name: part.detach().requires_grad_() for name, part in Params(model.flat, model.spec).views.items()}
+    point = Model(Params(model.flat, model.spec, eval_mode="eval", views=views), model.statistics)
+    worker.features.clear()
     with torch.enable_grad():
-        grads = torch.autograd.grad(worker.net(still, x[:PROBE]).sum(), list(views.values()), allow_unused=True)
-    worker.memo.clear()
+        grads = torch.autograd.grad(worker.net(point, x[:PROBE]).sum(), list(views.values()), allow_unused=True)
+    worker.features.clear()
     return (
         frozenset(name for name, grad in zip(views, grads, strict=True) if grad is not None)
-        - worker.setup.layout.settings
+        - worker.setup.layout.integers
     )
 
 
@@ -43,7 +43,7 @@ def groups_of(layout: Layout, names: Names) -> list[str]:
 def parameters_used_by(run: Finished) -> Names:
     """Return the names of the parameters that the served network of a run uses."""
     samples = run.federation.train
-    return used_parameters(run.engine.kit, run.served, samples.take(torch.arange(min(PROBE, len(samples)))))
+    return used_parameters(run.engine.worker, run.served, samples.take(torch.arange(min(PROBE, len(samples)))))
 
 
 class ServedNetwork(nn.Module):
@@ -57,7 +57,7 @@ class ServedNetwork(nn.Module):
 
     def __init__(self, run: Finished) -> None:
         super().__init__()
-        self._kit = run.engine.kit
+        self._kit = run.engine.worker
         self._kit.bound.load(run.served)
         self._kit.bound.mode(training=False)
 
@@ -69,8 +69,8 @@ class ServedNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, *shape] to [B, classes]."""
-        self._kit.memo.clear()
-        return self._kit.net(self._kit.bound.params, x)
+        self._kit.features.clear()
+        return self._kit.net(self._kit.bound.model, x)
 
 
 def left_out(layout: Layout, shown: Collection[str]) -> list[str]:
@@ -78,6 +78,6 @@ def left_out(layout: Layout, shown: Collection[str]) -> list[str]:
     names = [
         name
         for name, group in layout.groups.items()
-        if name not in shown and not layout.settings.issuperset(group.names)
+        if name not in shown and not layout.integers.issuperset(group.names)
     ]
     return [f"left out, as the network does not use them: {', '.join(names)}."] if names else []

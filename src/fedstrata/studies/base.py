@@ -130,6 +130,6 @@ def replay(run: Finished) -> Iterator[tuple[int, Params]]:
         is requested.
     """
     engine = Engine(run.engine.parts, "loop", 1)
-    yield 0, engine.server.params
+    yield 0, engine.server.model
     for row in engine.rounds():
-        yield int(row["round"]) + 1, engine.server.params
+        yield int(row["round"]) + 1, engine.server.model

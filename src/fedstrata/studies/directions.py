@@ -38,7 +38,7 @@ def filterwise(direction: Tensor, at: Tensor, layout: Layout, vectors: Vectors) 
     given, model, result = (Params(flat, layout.spec).views for flat in (direction, at, scaled))
     for name in layout.spec.names:
         vector = is_vector(layout.entries[name])
-        if name in layout.settings or (vector and vectors == "still"):
+        if name in layout.integers or (vector and vectors == "still"):
             continue
         rows = (1, -1) if vector else (len(model[name]), -1)
         d, w = given[name].reshape(rows), model[name].reshape(rows)  # [filters, numbers]

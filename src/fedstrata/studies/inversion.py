@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from fedstrata.client.update import ClientUpdate
 from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError
+from fedstrata.core import piece as vocabulary
 from fedstrata.core.layout import Layout
 from fedstrata.core.params import Params
 from fedstrata.core.piece import require
+from fedstrata.core.state import State
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.inference.finished_run import Finished
 from fedstrata.inference.module import plain
@@ -213,7 +215,7 @@ class Inversion(Study):
             chosen = slice(start, start + self.batch)
             for name, visible in self._views(run, model, x[chosen], y[chosen]).items():
                 scores, _ = views.setdefault(name, ([], sum(t.numel() for t in visible.gradient.values())))
-                labels = self._labels(visible, y[chosen], run.engine.kit.bound.head_name)
+                labels = self._labels(visible, y[chosen], run.engine.worker.bound.head_name)
                 parameters = [attrgetter(n)(model) for n in visible.gradient]
                 observed = list(visible.gradient.values())
                 shape, classes = truth[chosen].shape, federation.task.classes
@@ -290,7 +292,7 @@ def model_of(run: Finished, at: str) -> nn.Module:
         return run.module()
     engine = run.engine
     return plain(
-        engine.kit, engine.parts.setup.params, run.federation.task, batch_statistics=engine.evaluator.batch_statistics
+        engine.worker, engine.parts.setup.model, run.federation.task, batch_statistics=engine.evaluator.batch_statistics
     )
 
 
@@ -310,22 +312,23 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
         ConfigError: no method of the chain changes uploads.
     """
     chain = method(text)
-    if not any(piece.overrides("upload") for piece in chain.pieces):
+    if not any(piece.overrides("upload", "compress") for piece in chain.pieces):
         raise ConfigError(
             f"inversion.codec is {text!r}, and none of its methods changes what is sent; name one that does, or leave"
             " codec out."
         )
     engine = run.engine
-    work = replace(engine.work_of(client, run.served), row=None, extras={})
-    session = ClientUpdate(replace(engine.kit, method=chain), work)
-    delta = Params.of({n: -work.lr * gradient.get(n, torch.zeros_like(t)) for n, t in session.view.anchor.items()})
-    end = session.view.anchor.new(session.view.anchor.flat + delta.flat)
+    task = replace(engine.serving.task_of(client, run.served), client_state=None, down_payload={})
+    update = ClientUpdate(replace(engine.worker, method=chain), task)
+    received = update.context.received
+    delta = Params.of({n: -task.lr * gradient.get(n, torch.zeros_like(t)) for n, t in received.items()})
+    outcome = vocabulary.Outcome(received.new(received.flat + delta.flat), None, 0.0)
     plain = delta
     for name, piece in chain.named.items():
         try:
-            delta, _, session.rows[name] = piece.upload(
-                delta, session.rows[name], session.at(name, end=end, train_loss=0.0)
-            )
+            delta, _, state = piece.upload(delta, update.at(name, outcome=outcome))
+            update.states[name] = State(state)
+            delta = piece.compress(delta, update.at(name, outcome=outcome))
         except KeyError as error:
             raise ConfigError(
                 f"inversion.codec is {text!r}, and the upload of {name} needs {error} of a whole run; leave it out of"

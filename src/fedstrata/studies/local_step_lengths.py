@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedstrata.client.optimizers import Optimizer
-from fedstrata.client.update import ClientFailure, ClientTask, ClientUpdate, why_not
-from fedstrata.client.worker import Worker
+from fedstrata.client.local_steps import LocalSteps
+from fedstrata.client.task import ClientFailure, ClientTask
+from fedstrata.client.update import ClientUpdate, reason_left_out
 from fedstrata.common.errors import ConfigError
-from fedstrata.core.layout import Layout, Names
-from fedstrata.core.network import Batch
-from fedstrata.core.params import Params, Spec
+from fedstrata.core.layout import Layout
+from fedstrata.core.params import Spec
 from fedstrata.core.piece import Reply
-from fedstrata.core.plan import Phase
 from fedstrata.engine.assembly import RunComponents
 from fedstrata.studies.retraining import retrain
 
@@ -109,37 +107,36 @@ class _WatchingLoop:
     name, workers = "loop", 1
 
     def __init__(self, parts: RunComponents, clients: Collection[int]) -> None:
-        kit = parts.make()
-        self.kit, self.clients = _Seen(**{f.name: getattr(kit, f.name) for f in fields(kit)}), clients
+        self.worker, self.clients = parts.make_worker(), clients
         self.rounds: list[int] = []
         self.squares: list[Tensor] = []
         self.gradients: list[Tensor] = []
         self.trained: list[frozenset[str]] = []
 
-    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
+    def train(self, tasks: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
         """See :class:`fedstrata.backends.protocol.Executor`."""
-        layout = self.kit.setup.layout
-        seen: list[_Session] = []
-        for work in works:
-            refused = why_not(self.kit, work)
-            if refused is not None:
-                yield refused
+        layout = self.worker.setup.layout
+        watched: list[tuple[ClientTask, _StepLog]] = []
+        for task in tasks:
+            left_out = reason_left_out(self.worker, task)
+            if left_out is not None:
+                yield left_out
                 continue
-            session = _Session(self.kit, work)
-            loss, steps = session.train(session.begin())
-            if work.client in self.clients:
-                seen.append(session)
-            yield session.reply(session.end(), loss, steps)
-        if seen:
-            self.rounds.append(works[0].round)
-            self.squares.append(_padded([s.squares for s in seen]))
-            self.gradients.append(_padded([s.slopes for s in seen]))
-            self.trained.append(
-                frozenset(layout.entries[n].group for s in seen for n in s.work.plan.train & layout.parameters)
-            )
+            log = _StepLog(layout)
+            update = ClientUpdate(self.worker, task, observer=log)
+            outcome = update.train(update.begin())
+            if task.client in self.clients:
+                watched.append((task, log))
+            yield update.reply(outcome)
+        if watched:
+            self.rounds.append(tasks[0].round)
+            self.squares.append(_padded([log.squares for _, log in watched]))
+            self.gradients.append(_padded([log.gradients for _, log in watched]))
+            names = {n for task, _ in watched for n in task.plan.train & layout.parameters}
+            self.trained.append(frozenset(layout.entries[n].group for n in names))
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Release nothing."""
 
 
 def _padded(each: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -149,72 +146,30 @@ def _padded(each: Sequence[Sequence[Tensor]]) -> Tensor:
     )
 
 
-class _Session(ClientUpdate):
-    """A client's update that records its weights and gradients whenever the next batch is requested."""
+class _StepLog:
+    """Squared lengths of a client's steps and of their gradients, by layer group; it observes local steps."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
         self.squares: list[Tensor] = []
-        self.slopes: list[Tensor] = []
-        self.names: Names | None = None  # that move now; None outside of training
+        self.gradients: list[Tensor] = []
+        self.before: Tensor | None = None
 
-    def train(self, start: Params) -> tuple[float, int]:
-        """See :class:`ClientUpdate`."""
-        try:
-            return super().train(start)
-        finally:
-            self.names = None
+    def before_step(self, steps: LocalSteps, gradients: Sequence[Tensor] | None) -> None:
+        """Note the gradient, and where the step begins."""
+        self.before = steps.worker.bound.flat.detach().clone()
+        spec = self.layout.spec.only(steps.names)
+        self.gradients.append(
+            torch.full((len(self.layout.groups),), torch.nan, dtype=torch.float64)
+            if gradients is None
+            else squares_by_group(torch.cat([g.reshape(-1) for g in gradients]), spec, self.layout)
+        )
 
-    def trained(self, phase: Phase) -> Names:
-        """See :class:`ClientUpdate`; a phase begins by asking."""
-        self.names = super().trained(phase)
-        return self.names
-
-    def batches(self, purpose: str, **options: Any) -> Iterator[Batch]:
-        """See :class:`ClientUpdate`."""
-        if self.names is None:  # private training of a piece
-            yield from super().batches(purpose, **options)
-            return
-        layout, heard = self.kit.setup.layout, cast("_Seen", self.kit).heard
-        spec = layout.spec.only(self.names)
-        flat = self.kit.bound.flat.detach()
-        before = flat.clone()
-        for batch in super().batches(purpose, **options):
-            heard.clear()
-            yield batch
-            self.squares.append(squares_by_group(flat - before, layout.spec, layout))
-            self.slopes.append(
-                squares_by_group(heard[-1], spec, layout)
-                if heard
-                else torch.full((len(layout.groups),), torch.nan, dtype=torch.float64)
-            )
-            before.copy_(flat)
-
-
-@dataclass
-class _Seen(Worker):
-    """A kit whose optimisers tell what they are given."""
-
-    def __post_init__(self) -> None:
-        self.heard: list[Tensor] = []
-
-    def optimizer(self) -> Optimizer:
-        """See :class:`Worker`."""
-        made = super().optimizer()
-        told = _Told(made.name, made.momentum, made.weight_decay, made.clip)
-        told.heard = self.heard
-        return told
-
-
-class _Told(Optimizer):
-    """An optimiser that keeps the last gradient: of all that it moves, in layout order, before clipping."""
-
-    heard: list[Tensor]
-
-    def step(self, values: Sequence[Tensor], gradients: Sequence[Tensor], lr: float) -> None:
-        """See :class:`Optimizer`."""
-        self.heard.append(torch.cat([g.detach().reshape(-1) for g in gradients]))
-        super().step(values, gradients, lr)
+    def after_step(self, steps: LocalSteps) -> None:
+        """Note how far the step went."""
+        assert self.before is not None, "a step begins before it ends"
+        moved = steps.worker.bound.flat.detach() - self.before
+        self.squares.append(squares_by_group(moved, self.layout.spec, self.layout))
 
 
 def squares_by_group(flat: Tensor, spec: Spec, layout: Layout) -> Tensor:

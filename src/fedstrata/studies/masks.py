@@ -17,11 +17,11 @@ from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError
 from fedstrata.core.layout import Layout
 from fedstrata.core.network import Batch
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model
 from fedstrata.core.piece import require
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.engine.assembly import RunComponents
-from fedstrata.engine.server import Server, base_plan
+from fedstrata.engine.server import Server, context
 from fedstrata.inference.finished_run import Finished
 from fedstrata.methods.fedpart import FedPart
 from fedstrata.methods.parts.cycle import Calendar
@@ -76,11 +76,11 @@ class Masks(Study):
             for done, engine in enumerate(retrain(parts, rounds)):
                 if done in moments:
                     moment = moments[done]
-                    variances[moment] = estimate(engine.kit, engine.served(), batches(parts, self.samples))
+                    variances[moment] = estimate(engine.worker, engine.serving.model(), batches(parts, self.samples))
                     notes += [
                         f"{label}, {moment}: {note}" for note in left_out(parts.setup.layout, variances[moment].groups)
                     ]
-            numbers[label] = {"samples": self.samples, "batch": parts.setup.batch} | {
+            numbers[label] = {"samples": self.samples, "batch": parts.setup.local.batch} | {
                 name: _summary(one) for name, one in variances.items()
             }
             panels += _panels(label, variances)
@@ -104,9 +104,10 @@ class Masks(Study):
 
 def calendar_of(piece: FedPart, parts: RunComponents) -> Calendar:
     """Return which group trains when, over the groups that the preceding pieces leave in training."""
-    slots, plan = Server.start(parts.method, parts.setup).slots, base_plan(parts.setup.layout, parts.config.bn)
-    for name, before in takewhile(lambda item: item[1] is not piece, parts.method.named.items()):
-        plan = before.plan(plan, slots[name], None, 0, parts.setup)
+    rules, server = parts.rules, Server.start(parts.method, parts.setup)
+    plan = rules.base
+    for name, before in takewhile(lambda item: item[1] is not piece, parts.method.planners.items()):
+        plan = before.plan(plan, context(server, rules, before, f"plan.{name}"))
     return piece.calendar(len(piece.blocks(plan.train, parts.setup)))
 
 
@@ -172,27 +173,27 @@ class Welford:
         return self.sums / max(self.count, 1)
 
 
-def estimate(worker: Worker, params: Params, drawn: Iterator[Batch]) -> Variances:
+def estimate(worker: Worker, model: Model, drawn: Iterator[Batch]) -> Variances:
     """Estimate variances of the gradients of the plain local loss, of the layer groups that the network uses.
 
     The network is in training mode.
 
     Args:
-        worker: its vector holds ``params`` afterwards, and its statistics have changed.
-        params: the model; norms use the batch, as in training.
+        worker: its vector holds ``model`` afterwards, and its statistics have changed.
+        model: norms use the batch, as in training.
         drawn: mini-batches.
     """
     layout, bound = worker.setup.layout, worker.bound
     bound.train_only(layout.parameters)
-    bound.load(params)
+    bound.load(model)
     bound.mode(training=True)
     moments = Welford(layout)
     shown: list[str] = []
     for i, batch in enumerate(drawn):
-        shown = shown or groups_of(layout, used_parameters(worker, params, batch.x))
+        shown = shown or groups_of(layout, used_parameters(worker, model, batch.x))
         bound.draw_from(random_streams.torch_stream(worker.setup.seed, "masks dropout", i))
-        worker.memo.clear()
-        grads, whole = bound.slopes(worker.plain_loss(bound.params, batch), bound.spec.names)
+        worker.features.clear()
+        grads, whole = bound.gradients(worker.plain_loss(bound.model, batch), bound.spec.names)
         assert whole is None, "the plain loss has no terms on the whole vector"
         moments.add(torch.cat([grad.reshape(-1) for grad in grads]))
     at = [layout.names().index(name) for name in shown]
@@ -207,7 +208,7 @@ def batches(parts: RunComponents, count: int) -> Iterator[Batch]:
     data, setup = parts.federation, parts.setup
     index = pooled_federation(data).training(0)
     rng = random_streams.stream(setup.seed, "masks batches")
-    size = min(setup.batch, len(index))
+    size = min(setup.local.batch, len(index))
     for i in range(count):
         chosen = index[torch.from_numpy(rng.choice(len(index), size, replace=False))]
         x = data.train.take(chosen)

@@ -282,7 +282,7 @@ def layers_of(run: Finished) -> tuple[nn.Module, dict[str, nn.Module]]:
     For a head that a method evaluates itself, the module is the network, as both have the same output.
     """
     layout, used = run.engine.parts.setup.layout, parameters_used_by(run)
-    model = ServedNetwork(run) if run.engine.kit.method.has("model") else run.module()
+    model = ServedNetwork(run) if run.engine.worker.method.has("model") else run.module()
     modules: dict[str, nn.Module] = {}
     for name in layout.names():
         weights = weights_of(layout, name)

@@ -61,7 +61,7 @@ class Memory(Study):
             numbers[label] = peaks
             panels += _panels(label, peaks)
             notes += [f"{label}: {note}" for note in left_out(run.engine.parts.setup.layout, peaks["measured"])]
-            if run.engine.parts.setup.layout.settings:
+            if run.engine.parts.setup.layout.integers:
                 notes.append(
                     f"{label}: the network grows over the run; the numbers are of the whole network of the last stage."
                 )
@@ -73,12 +73,12 @@ def peak_memory(parts: RunComponents) -> dict[str, Any]:
 
     All numbers are of the whole network.
     """
-    worker, setup = parts.make(), parts.setup
+    worker, setup = parts.make_worker(), parts.setup
     layout, batch = setup.layout, batch_of(parts)
     with whole(worker):
-        shown = groups_of(layout, used_parameters(worker, worker.bound.params, batch.x))
+        shown = groups_of(layout, used_parameters(worker, worker.bound.model, batch.x))
         groups: dict[str, Names] = {name: frozenset(layout.groups[name].names) for name in shown}
-        groups[WHOLE] = layout.parameters - layout.settings
+        groups[WHOLE] = layout.parameters - layout.integers
         return {
             "batch": len(batch.y),
             "predicted": {name: predicted(worker, batch, names) for name, names in groups.items()},
@@ -89,7 +89,7 @@ def peak_memory(parts: RunComponents) -> dict[str, Any]:
 
 def batch_of(parts: RunComponents) -> Batch:
     """Take a batch of the run's size from the first clients' samples; smaller if all clients have fewer."""
-    data, taken, missing = parts.federation, [], parts.setup.batch
+    data, taken, missing = parts.federation, [], parts.setup.local.batch
     for client in parts.setup.eligible:
         index = data.training(client)[:missing]
         taken.append(index)
@@ -113,7 +113,7 @@ def predicted(worker: Worker, batch: Batch, names: Names) -> int:
     inputs = sum(dict(size for call in calls[first:] for size in call.inputs).values())
     passing = max((sum(dict([*call.inputs, *call.outputs]).values()) for call in calls[:first]), default=0)
     numbers = NUMBER * sum(b - a for a, b in worker.bound.spec.runs(names))
-    optimizer = Optimizer(worker.setup.optimizer, worker.setup.momentum)
+    optimizer = Optimizer(worker.setup.local.optimizer, worker.setup.local.momentum)
     return (
         NUMBER * worker.bound.spec.total
         + numbers * (1 + optimizer.slots())
@@ -151,9 +151,9 @@ def layer_calls(worker: Worker, batch: Batch, names: Names) -> list[LayerCall]:
     try:
         bound.mode(training=True)
         bound.draw_from(torch.Generator().manual_seed(0))
-        worker.memo.clear()
+        worker.features.clear()
         with torch.no_grad():
-            worker.plain_loss(bound.params, batch)
+            worker.plain_loss(bound.model, batch)
     finally:
         for handle in handles:
             handle.remove()
@@ -171,18 +171,18 @@ def measured(worker: Worker, batch: Batch, names: Names) -> int:
     The model is restored afterwards.
     """
     bound = worker.bound
-    flat, buffers = bound.flat.detach().clone(), bound.buffers.flat.clone()
+    flat, buffers = bound.flat.detach().clone(), bound.statistics.flat.clone()
     bound.mode(training=True)
     bound.draw_from(torch.Generator().manual_seed(0))
-    with Alive([bound.flat, bound.buffers.flat]) as alive:
+    with Alive([bound.flat, bound.statistics.flat]) as alive:
         copy = Batch(batch.x.clone(), batch.y.clone())
-        stepper = LocalSteps(worker, worker.plain_loss, lambda g: g, names, worker.setup.lr)
+        stepper = LocalSteps(worker, worker.plain_loss, lambda g: g, names, worker.setup.local.lr)
         stepper.step(copy)
         stepper.step(copy)
-    worker.memo.clear()
+    worker.features.clear()
     with torch.no_grad():
         bound.flat.copy_(flat)
-        bound.buffers.flat.copy_(buffers)
+        bound.statistics.flat.copy_(buffers)
     bound.train_only(worker.setup.layout.parameters)
     return NUMBER * bound.spec.total + int(alive.peak)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import require
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.inference.finished_run import Finished
@@ -113,12 +113,10 @@ class Path(Study):
 
     def _score(self, a: Surface, b: Surface, t: float, drawn: Sequence[Tensor]) -> tuple[float, float]:
         flat = (1 - t) * a.centre + t * b.centre
-        assert a.statistics is not None
-        assert b.statistics is not None
         mixed = Params((1 - t) * a.statistics.flat + t * b.statistics.flat, a.statistics.spec)
         if not drawn:
             return a.score(flat, mixed)
-        return a.score(flat, recompute_statistics(a.worker, Params(flat, a.layout.spec, buffers=mixed), drawn))
+        return a.score(flat, recompute_statistics(a.worker, Model(Params(flat, a.layout.spec), mixed), drawn))
 
     def _panels(self, pairs: Mapping[str, Mapping[str, Any]], score: str) -> list[Panel]:
         x = next(iter(pairs.values()))["at"]
@@ -140,34 +138,34 @@ class Path(Study):
         ]
 
 
-def recompute_statistics(worker: Worker, params: Params, drawn: Sequence[Tensor]) -> Params:
+def recompute_statistics(worker: Worker, model: Model, drawn: Sequence[Tensor]) -> Params:
     """Compute running statistics of norms at these values: the plain mean of the statistics of batches.
 
     Earlier layers normalise by the statistics of the same batch.
 
     Args:
         worker: its module is bound to the values.
-        params: with statistics of any value.
+        model: with statistics of any value.
         drawn: [B, *shape] each, of equal size except the last.
     Source: Izmailov et al. 2018, sec. 3.2, as in torch.optim.swa_utils.update_bn.
     """
     bound = worker.bound
-    bound.load(params)
+    bound.load(model)
     bound.mode(training=False, batch_statistics=True)
     with torch.no_grad():
         for count, x in enumerate(drawn, 1):
             for norm in bound.norms:
                 norm.momentum = 1 / count  # a running mean with this weight is the plain mean
-            worker.memo.clear()
-            worker.net(bound.params, x)
-    worker.memo.clear()
+            worker.features.clear()
+            worker.net(bound.model, x)
+    worker.features.clear()
     bound.mode(training=False)
-    return Params(bound.buffers.flat.clone(), bound.buffers.spec)
+    return Params(bound.statistics.flat.clone(), bound.statistics.spec)
 
 
 def _has_statistics(surface: Surface) -> bool:
     """Tell whether norms keep running statistics that evaluation reads."""
-    return surface.still == "eval" and any(norm.running_mean is not None for norm in surface.worker.bound.norms)
+    return surface.eval_mode == "eval" and any(norm.running_mean is not None for norm in surface.worker.bound.norms)
 
 
 def check_comparable(one: str, a: Surface, other: str, b: Surface) -> None:
@@ -186,12 +184,12 @@ def check_comparable(one: str, a: Surface, other: str, b: Surface) -> None:
             f"{one} and {other} have networks that compute differently with the same tensors; a line between them has"
             " no meaning."
         )
-    if any(not torch.equal(_integers(a, name), _integers(b, name)) for name in sorted(a.layout.settings)):
+    if any(not torch.equal(_integers(a, name), _integers(b, name)) for name in sorted(a.layout.integers)):
         raise ConfigError(
             f"{one} and {other} ended in different stages of a network that grows; take runs that ended in the same"
             " one."
         )
-    if a.still != b.still:
+    if a.eval_mode != b.eval_mode:
         raise ConfigError(
             f"the norms of one of {one} and {other} use the batch (bn=batch), those of the other do not; these are"
             " different functions."

@@ -8,20 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import ClassVar
+from typing import Any
 
 import torch
 
 from fedstrata.backends.protocol import Executor
-from fedstrata.client.update import ClientFailure, ClientTask
+from fedstrata.client.task import ClientFailure, ClientTask
 from fedstrata.client.worker import Worker
 from fedstrata.common.errors import ConfigError
 from fedstrata.config.config import Config
 from fedstrata.config.lr_schedules import schedule
-from fedstrata.core.chain import Method, name_of
-from fedstrata.core.piece import Piece, Reply
-from fedstrata.core.plan import Phase, Plan, QueryResult, Setup
-from fedstrata.core.state import State
+from fedstrata.core.chain import Method
+from fedstrata.core.piece import Piece, Reply, ServerContext
+from fedstrata.core.plan import Phase, Plan, Setup
 from fedstrata.data.federation import Federation
 from fedstrata.data.partition.base import ExplicitPartition
 from fedstrata.engine.assembly import Eligible, RunComponents, Sizes
@@ -65,17 +64,22 @@ def plain_sgd(parts: RunComponents, lr: float) -> RunComponents:
     """
     if parts.method.has("step"):
         raise ConfigError(
-            f"{name_of(parts.method.owner('step'))} defines the local step; plain SGD instead would be another method."
+            f"{parts.method.owner('step').name} defines the local step; plain SGD instead would be another method."
         )
-    setup = replace(parts.setup, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=lr)
+    local = replace(parts.setup.local, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip=None, lr=lr)
+    setup = replace(parts.setup, local=local)
     parts.method.check(setup)
     factor = schedule(parts.config.schedule, parts.config.rounds)
 
-    def make(inner: Callable[[], Worker] = parts.make) -> Worker:
-        kit = inner()
-        return replace(kit, setup=setup, local=replace(kit.local, clip=None))
+    def make(inner: Callable[[], Worker] = parts.make_worker) -> Worker:
+        return with_setup(inner(), setup)
 
-    return replace(parts, setup=setup, make=make, lr=lambda t: lr * factor(t))
+    return replace(parts, setup=setup, make_worker=make, lr=lambda t: lr * factor(t))
+
+
+def with_setup(worker: Worker, setup: Setup, **changes: Any) -> Worker:
+    """Return a worker under another setup."""
+    return replace(worker, setup=setup, cache=replace(worker.cache, setup=setup), **changes)
 
 
 # ---- one client that holds everything
@@ -90,14 +94,14 @@ class SampleCounter:
         self.inner = inner
         self.read: list[int] = []
 
-    def train(self, works: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
+    def train(self, tasks: Sequence[ClientTask]) -> Iterator[Reply | ClientFailure]:
         """See :class:`Executor`."""
         self.read.append(0)
-        phases = {work.place: {phase.name for phase in work.plan.phases} for work in works}
-        for reply in self.inner.train(works):
+        phases = {task.cohort_index: {phase.name for phase in task.plan.phases} for task in tasks}
+        for reply in self.inner.train(tasks):
             if isinstance(reply, Reply):
                 self.read[-1] += sum(
-                    n for key, n in reply.passes.items() if key.partition(":")[0] in phases[reply.place]
+                    n for key, n in reply.cost_by_phase.items() if key.partition(":")[0] in phases[reply.cohort_index]
                 )
             yield reply
 
@@ -110,12 +114,11 @@ class SampleCounter:
 class RoundLengths(Piece):
     """Sets the length of each round: (epochs, steps), of which one is given."""
 
-    source: ClassVar[str] = "of our own"
     lengths: tuple[tuple[int | None, int | None], ...] = ()
 
-    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
+    def plan(self, plan: Plan, ctx: ServerContext) -> Plan:
         """See :class:`Piece`."""
-        epochs, steps = self.lengths[round]
+        epochs, steps = self.lengths[ctx.round]
         return replace(plan, phases=(Phase(epochs=epochs, steps=steps),))
 
 
@@ -136,18 +139,18 @@ def pooled(parts: RunComponents, read: Sequence[int]) -> RunComponents:
     """
     federation = pooled_federation(parts.federation)
     total = len(federation.training(0))
-    each = min(parts.setup.batch, total)
+    each = min(parts.setup.local.batch, total)
     lengths = tuple((n // total, None) if n and n % total == 0 else (None, round(n / each)) for n in read)
     method = Method((RoundLengths(lengths=lengths),))
-    settings = parts.setup.params.pick(parts.setup.layout.settings)
-    start = parts.setup.params | settings.new(torch.zeros_like(settings.flat))  # the whole network
-    setup = replace(parts.setup, params=start, clients=1, cohort=1, samples=Sizes(federation), eligible=Eligible(1, ()))
+    integers = parts.setup.model.pick(parts.setup.layout.integers)
+    start = parts.setup.model | integers.new(torch.zeros_like(integers.flat))  # the whole network
+    setup = replace(parts.setup, model=start, clients=1, cohort=1, samples=Sizes(federation), eligible=Eligible(1, ()))
 
-    def make(inner: Callable[[], Worker] = parts.make) -> Worker:
-        return replace(inner(), method=method, setup=setup, data=federation)
+    def make(inner: Callable[[], Worker] = parts.make_worker) -> Worker:
+        return with_setup(inner(), setup, method=method, data=federation)
 
     config = parts.config.replace(quorum=0, rows="memory")
-    return replace(parts, config=config, federation=federation, method=method, setup=setup, make=make)
+    return replace(parts, config=config, federation=federation, method=method, setup=setup, make_worker=make)
 
 
 def pooled_federation(federation: Federation) -> Federation:

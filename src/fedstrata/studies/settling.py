@@ -107,11 +107,11 @@ class Settling(Study):
 
     def _study_run(self, run: Finished, rounds: int) -> tuple[dict[str, Any], list[str]]:
         parts = run.engine.parts
-        counter = SampleCounter(Loop(parts.make))
+        counter = SampleCounter(Loop(parts.make_worker))
         track = self._track(parts, rounds, counter)
         result = self._numbers(track, parts.setup.layout)
         notes = left_out(parts.setup.layout, result["settled"])
-        if not torch.equal(track.flats[-1], run.engine.server.params.flat):
+        if not torch.equal(track.flats[-1], run.engine.server.model.flat):
             notes.append(
                 "retrained in one thread, the final model differs from the run's in its last bits; distances are to the"
                 " end of the retraining."
@@ -119,7 +119,7 @@ class Settling(Study):
         if self.against == "pooled":
             central = pooled(parts, counter.read)
             central_track = self._track(central, rounds, None)
-            if parts.setup.layout.settings:
+            if parts.setup.layout.integers:
                 notes.append(
                     "the run grew its network in stages; the pooled training uses the whole network from the start."
                 )
@@ -137,13 +137,13 @@ class Settling(Study):
         track = Track([], [], [], frozenset())
         for done, engine in enumerate(retrain(parts, rounds, executor)):
             if done in marks:
-                params = engine.served()
+                params = engine.serving.model()
                 track.rounds.append(done)
                 track.flats.append(params.flat.detach().clone())
                 track.kernels.append(
-                    output_kernels(engine.kit, params, x, batch_statistics=engine.evaluator.batch_statistics)
+                    output_kernels(engine.worker, params, x, batch_statistics=engine.evaluator.batch_statistics)
                 )
-                track.used = used_parameters(engine.kit, params, x)
+                track.used = used_parameters(engine.worker, params, x)
         return track
 
     def _numbers(self, track: Track, layout: Layout) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedstrata.client.step_cost import layers
 from fedstrata.client.worker import Worker
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model
 
 
 def unit_gram(features: Tensor) -> Tensor | None:
@@ -43,14 +43,14 @@ def alignment(one: Tensor | None, two: Tensor | None) -> float | None:
     return None if one is None or two is None else float((one * two).sum())
 
 
-def output_kernels(worker: Worker, params: Params, x: Tensor, *, batch_statistics: bool) -> dict[str, Tensor | None]:
+def output_kernels(worker: Worker, model: Model, x: Tensor, *, batch_statistics: bool) -> dict[str, Tensor | None]:
     """Compute the kernel of each layer group's output, in evaluation mode.
 
     The output is that of the last layer of the group that is called, before any activation.
 
     Args:
         worker: its vector holds ``params`` afterwards.
-        params: the model, with statistics.
+        model: the model, with statistics.
         x: [N, *shape] samples, in one pass.
         batch_statistics: norms use the statistics of these samples (``bn=batch``).
     Returns:
@@ -70,11 +70,11 @@ def output_kernels(worker: Worker, params: Params, x: Tensor, *, batch_statistic
 
     handles = [module.register_forward_hook(hook(group)) for module, group in layers(worker)]
     try:
-        worker.bound.load(params)
+        worker.bound.load(model)
         worker.bound.mode(training=False, batch_statistics=batch_statistics)
-        worker.memo.clear()
+        worker.features.clear()
         with torch.no_grad(), worker.autocast():
-            worker.net(worker.bound.params, x)
+            worker.net(worker.bound.model, x)
     finally:
         for handle in handles:
             handle.remove()

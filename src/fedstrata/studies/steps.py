@@ -81,12 +81,12 @@ class Steps(Study):
         return measure_steps(parts, self.clients or range(parts.federation.clients), rounds)
 
     def _control(self, label: str, parts: RunComponents) -> RunComponents:
-        if self.lr is None and parts.setup.optimizer != "sgd":
+        if self.lr is None and parts.setup.local.optimizer != "sgd":
             raise ConfigError(
-                f"{label} ran with {parts.setup.optimizer}, whose rate does not apply to SGD; give one:"
+                f"{label} ran with {parts.setup.local.optimizer}, whose rate does not apply to SGD; give one:"
                 " steps(optimizer=sgd, lr=0.05)."
             )
-        return plain_sgd(parts, parts.setup.lr if self.lr is None else self.lr)
+        return plain_sgd(parts, parts.setup.local.lr if self.lr is None else self.lr)
 
 
 def compare_steps(measured: Mapping[str, StepLengths], window: int, tag: str) -> Outcome:

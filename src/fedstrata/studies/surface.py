@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedstrata.common.errors import ConfigError
 from fedstrata.common.random_streams import stream
 from fedstrata.core.layout import Names
-from fedstrata.core.params import Params
+from fedstrata.core.params import EvalMode, Model, Params
 from fedstrata.core.piece import draw_without_replacement, require
 from fedstrata.data.io.samples import Samples
 from fedstrata.inference.finished_run import Finished
@@ -38,14 +38,14 @@ class Surface:
     Attributes:
         centre: [P] the served values.
         statistics: those of the served model's norms.
-        still: how norms are evaluated: "eval", or "batch" for a run with ``bn=batch``.
+        eval_mode: how norms are evaluated: "eval", or "batch_stats" for a run with ``bn=batch``.
     """
 
     def __init__(self, run: Finished, x: Tensor, y: Tensor, batch: int, dtype: torch.dtype = torch.float32) -> None:
-        self.worker, self.layout, self.dtype = run.engine.kit, run.engine.parts.setup.layout, dtype
-        self.still: Literal["eval", "batch"] = "batch" if run.engine.evaluator.batch_statistics else "eval"
+        self.worker, self.layout, self.dtype = run.engine.worker, run.engine.parts.setup.layout, dtype
+        self.eval_mode: EvalMode = "batch_stats" if run.engine.evaluator.batch_statistics else "eval"
         self.centre = run.served.flat.to(dtype)
-        self.statistics = self._cast(run.served.buffers)
+        self.statistics = self._cast(run.served.statistics)
         if not bool(self.centre.isfinite().all()):
             raise ConfigError(
                 f"{run.folder}: the model is not finite: its training diverged, and the loss around it is undefined."
@@ -55,8 +55,8 @@ class Surface:
         target = y.to(dtype) if y.is_floating_point() else y
         self.batches = [(whole[part], target[part]) for part in cut(torch.arange(len(y)), batch)]
 
-    def _cast(self, buffers: Params | None) -> Params | None:
-        return None if buffers is None else Params(buffers.flat.to(self.dtype), buffers.spec)
+    def _cast(self, statistics: Params) -> Params:
+        return Params(statistics.flat.to(self.dtype), statistics.spec)
 
     def loss(self, flat: Tensor, statistics: Params | None = None) -> float:
         """Compute the mean loss at these values, [P]; it may be infinite or NaN."""
@@ -70,7 +70,7 @@ class Surface:
             statistics: of norms; default: the served ones.
         """
         total, right = 0.0, 0
-        p = Params(flat, self.layout.spec, buffers=statistics or self.statistics, still=self.still)
+        p = Model(Params(flat, self.layout.spec, eval_mode=self.eval_mode), statistics or self.statistics)
         for x, y in self.batches:
             with torch.no_grad():
                 output = self._output(p, x)
@@ -127,18 +127,20 @@ class Surface:
     def used(self) -> Names:
         """Return the names of the parameters that the loss depends on; a network that grows has unused layers."""
         return used_parameters(
-            self.worker, Params(self.centre, self.layout.spec, buffers=self.statistics), self.batches[0][0]
+            self.worker, Model(Params(self.centre, self.layout.spec), self.statistics), self.batches[0][0]
         )
 
     def _leaves(self, names: Sequence[str]) -> tuple[list[Tensor], Params]:
         views = dict(Params(self.centre, self.layout.spec).views)
         leaves = [views[name].detach().requires_grad_() for name in names]
         views |= dict(zip(names, leaves, strict=True))
-        return leaves, Params(self.centre, self.layout.spec, buffers=self.statistics, still=self.still, views=views)
+        return leaves, Model(
+            Params(self.centre, self.layout.spec, eval_mode=self.eval_mode, views=views), self.statistics
+        )
 
     def _output(self, p: Params, x: Tensor) -> Tensor:
         # the cache is keyed by the parameter vector, and here only views change; it would also hold every batch's graph
-        self.worker.memo.clear()
+        self.worker.features.clear()
         return self.worker.net(p, x)
 
 

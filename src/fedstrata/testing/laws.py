@@ -12,13 +12,14 @@ from dataclasses import FrozenInstanceError, fields, replace
 from torch import Tensor
 
 from fedstrata.common.errors import FedstrataError
-from fedstrata.core.params import Params
-from fedstrata.core.piece import Piece, Reply
-from fedstrata.engine.ledger import codecs_of
+from fedstrata.core.params import Model
+from fedstrata.core.piece import Direction, Piece, Reply
+from fedstrata.core.plan import Plan
 from fedstrata.methods import Limit, NoLimit
 from fedstrata.testing import toys
-from fedstrata.testing.toy_runs import Outcomes, bits, copied, engine, finish, gap, play, played, same
+from fedstrata.testing.toy_runs import Outcomes, Recorded, bits, copied, engine, finish, gap, play, played, same
 from fedstrata.wire import decode, messages, unpack
+from fedstrata.wire.codec import Codecs
 from fedstrata.wire.frame import encode
 
 Letters = list[tuple[bytes, dict[str, str]]]
@@ -39,8 +40,8 @@ def limit_is_exact(limit: Limit) -> None:
     toy = "equal" if limit.uniform else "layer"
     left, right = play(limit.method, toy), play(limit.of, toy)
     claim(
-        bits(left.params) == bits(right.params),
-        f"{limit}: server models differ by {gap(left.params, right.params):.3g}, not a bit is allowed",
+        bits(left.model) == bits(right.model),
+        f"{limit}: server models differ by {gap(left.model, right.model):.3g}, not a bit is allowed",
     )
     if not limit.shared_only:
         differing = [i for i, (a, b) in enumerate(zip(left.models, right.models, strict=True)) if bits(a) != bits(b)]
@@ -118,7 +119,7 @@ def batched_equals_looped(example: str, toy: str = "layer") -> None:
     """Stacked clients give the looped model to rounding: 1e-6 of its largest entry."""
     tolerance = rounding(example)
     loop, stacked = played(example, toy), play(example, toy, "batched", 2)
-    server = gap(stacked.params, loop.params)
+    server = gap(stacked.model, loop.model)
     claim(
         server <= tolerance,
         f"{example}: batched and looped server models differ by {server:.3g}; client verbs must be pure tensor code",
@@ -178,35 +179,37 @@ def untouched_stays_untouched(example: str, toy: str = "layer") -> None:
     run = engine(toys.parts(example, toy))
     try:
         while run.server.round < 3:
-            before = copied(run.server).params
+            before = copied(run.server).model
             run.round()
-            _compare_outside(before, run.server.params, run.plan.average)
+            _compare_outside(before, run.server.model, run.plan.aggregate)
             for work, reply in zip(run.executor.works[-1], run.executor.replies[-1], strict=True):
                 plan = work.plan
                 sent, returned = (
                     set(messages.down(work).tensors),
-                    set(messages.up(reply, codecs_of(run.kit, plan)).tensors),
+                    set(
+                        messages.up(
+                            reply, messages.codecs_of(run.parts.method, run.parts.setup.layout, plan, "up")
+                        ).tensors
+                    ),
                 )
                 travelled = {
                     name.split("/", 1)[1]
                     for name in sent | returned
                     if name.startswith(("model/", "delta/", "statistics/"))
                 }
-                leaked = travelled & (plan.keep - plan.down - plan.up)
+                leaked = travelled & (plan.client_local - plan.download - plan.upload)
                 claim(
                     not leaked,
                     f"{example}: {', '.join(sorted(leaked))} stays with the client by the plan, and travelled",
                 )
-                extra = {n.split("/", 1)[1] for n in returned if n.startswith("delta/")} - plan.up
+                extra = {n.split("/", 1)[1] for n in returned if n.startswith("delta/")} - plan.upload
                 claim(not extra, f"{example}: {', '.join(sorted(extra))} is not sent up by the plan, and was returned")
     finally:
         run.close()
 
 
-def _compare_outside(before: Params, after: Params, average: frozenset[str]) -> None:
-    for old, new in ((before, after), (before.buffers, after.buffers)):
-        if old is None or new is None:
-            continue
+def _compare_outside(before: Model, after: Model, average: frozenset[str]) -> None:
+    for old, new in ((before, after), (before.statistics, after.statistics)):
         for name, tensor in old.views.items():
             claim(
                 name in average or bits(tensor) == bits(new[name]),
@@ -225,8 +228,8 @@ def carried_over_state_is_all_state(example: str, toy: str = "layer") -> None:
         first.round()
     second = engine(toys.parts(example, toy))
     second.server = copied(first.server)
-    rows = {i: first.rows.get(i) for i in range(first.parts.federation.clients)}
-    second.rows.put(1, {i: row for i, row in rows.items() if row is not None})
+    rows = {i: first.states.get(i) for i in range(first.parts.federation.clients)}
+    second.states.put(1, {i: row for i, row in rows.items() if row is not None})
     first.close()
     differing = same(played(example, toy), finish(second))
     claim(
@@ -249,9 +252,9 @@ def absent_clients_keep_their_rows(example: str, toy: str = "layer") -> None:
     everyone = range(run.parts.federation.clients)
     try:
         for _ in range(3):
-            before = [bits(run.rows.get(i)) for i in everyone]
+            before = [bits(run.states.get(i)) for i in everyone]
             cohort = run.round()["cohort"]
-            touched = [i for i in everyone if i not in cohort and bits(run.rows.get(i)) != before[i]]
+            touched = [i for i in everyone if i not in cohort and bits(run.states.get(i)) != before[i]]
             claim(not touched, f"{example}: rows of clients {touched} changed, who were not in the round")
     finally:
         run.close()
@@ -265,9 +268,9 @@ def a_lost_round_changes_nothing(example: str, toy: str = "layer") -> None:
         run.round()
         run.executor.change = poisoned
         model, slots, rows = (
-            bits(run.server.params),
-            bits(dict(run.server.slots)),
-            [bits(run.rows.get(i)) for i in everyone],
+            bits(run.server.model),
+            bits(dict(run.server.states)),
+            [bits(run.states.get(i)) for i in everyone],
         )
         row = run.round()
         claim(not row["moved"], f"{example}: all replies of a round were refused, and the model moved")
@@ -275,7 +278,7 @@ def a_lost_round_changes_nothing(example: str, toy: str = "layer") -> None:
             len(row["refused"]) == len(row["cohort"]),
             f"{example}: {len(row['refused'])} of {len(row['cohort'])} wrong replies were refused",
         )
-        now = bits(run.server.params), bits(dict(run.server.slots)), [bits(run.rows.get(i)) for i in everyone]
+        now = bits(run.server.model), bits(dict(run.server.states)), [bits(run.states.get(i)) for i in everyone]
         claim(
             now == (model, slots, rows), f"{example}: a round without good replies changed the model, the slots or rows"
         )
@@ -309,11 +312,11 @@ def billed_messages(example: str, toy: str = "layer") -> Letters:
         run.close()
     for works, replies in zip(run.executor.works, run.executor.replies, strict=True):
         for work in works:
-            frame = messages.down(work)
+            frame = messages.down(work, _codecs(run, work.plan, "down"))
             letters.append((encode(frame), digests(frame.tensors)))
             down += len(letters[-1][0])
         for reply in replies:
-            codecs = codecs_of(run.kit, works[reply.place].plan)
+            codecs = _codecs(run, works[reply.cohort_index].plan, "up")
             frame = messages.up(reply, codecs)
             letters.append((encode(frame), digests(frame.tensors)))
             _unpacks_to_what_the_server_applies(frame.tensors, reply, codecs)
@@ -324,7 +327,11 @@ def billed_messages(example: str, toy: str = "layer") -> Letters:
     return letters
 
 
-def _unpacks_to_what_the_server_applies(packed: Mapping[str, Tensor], reply: Reply, codecs: Mapping[str, str]) -> None:
+def _codecs(run: Recorded, plan: Plan, direction: Direction) -> Codecs:
+    return messages.codecs_of(run.parts.method, run.parts.setup.layout, plan, direction)
+
+
+def _unpacks_to_what_the_server_applies(packed: Mapping[str, Tensor], reply: Reply, codecs: Codecs) -> None:
     applied = messages.contents(reply)
     opened = unpack(packed, {n: (tuple(t.shape), t.dtype) for n, t in applied.items()}, codecs)
     claim(

@@ -1,4 +1,4 @@
-"""Whole runs on toys, in memory, with everything that they leave; and exact comparisons of that."""
+"""Run toys in memory, keep everything that a run leaves, and compare runs exactly."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, TypeAlias
 import torch
 
 from fedstrata.backends.protocol import Executor
-from fedstrata.client.update import ClientFailure, ClientTask
+from fedstrata.client.task import ClientFailure, ClientTask
 from fedstrata.core.chain import Method
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Piece, Reply
 from fedstrata.core.state import State
 from fedstrata.engine.assembly import RunComponents
-from fedstrata.engine.rounds import Engine, Row
+from fedstrata.engine.rounds import Engine
+from fedstrata.engine.rows import Row
 from fedstrata.engine.server import Server
 from fedstrata.testing.toys import Toy, parts
 
@@ -40,7 +41,7 @@ class Wrapped:
         """See :class:`Executor`."""
         replies = self.change(list(self.inner.train(self.order(list(works)))))
         self.works.append(list(works))
-        self.replies.append(sorted((r for r in replies if isinstance(r, Reply)), key=lambda r: r.place))
+        self.replies.append(sorted((r for r in replies if isinstance(r, Reply)), key=lambda r: r.cohort_index))
         yield from replies
 
     def close(self) -> None:
@@ -66,37 +67,35 @@ class Outcome:
     """What a run left.
 
     Attributes:
-        params: the server's model.
-        models: every client's own model.
-        slots: of the server, by piece.
-        clients: every client's row, None where nothing is stored.
+        model: the server's.
+        models: the model that every client uses itself.
+        states: of the pieces on the server, by piece.
+        clients: every client's stored tensors, None where nothing is stored.
         rows: of the rounds.
     """
 
-    params: Params
-    models: list[Params]
-    slots: dict[str, State]
+    model: Model
+    models: list[Model]
+    states: dict[str, State]
     clients: list[Any]
     rows: list[Row] = field(default_factory=list)
 
 
 def outcome(run: Engine, rows: Sequence[Row] = ()) -> Outcome:
-    """The server's model and slots, every client's own model and row."""
+    """Return the server's model and states, and every client's model and state."""
     total = run.parts.federation.clients
     return Outcome(
-        run.server.params,
-        [own_model(run, i) for i in range(total)],
-        dict(run.server.slots),
-        [run.rows.get(i) for i in range(total)],
+        run.server.model,
+        [client_model(run, i) for i in range(total)],
+        dict(run.server.states),
+        [run.states.get(i) for i in range(total)],
         list(rows),
     )
 
 
-def own_model(run: Engine, client: int) -> Params:
-    """The model that a client uses itself, as after the last round."""
-    found = run.evaluator.model(run.kit, run.work_of(client, run.server.params))
-    buffers = None if found.buffers is None else found.buffers.clone()
-    return Params(found.flat.detach().clone(), found.spec, buffers=buffers)
+def client_model(run: Engine, client: int) -> Model:
+    """Return the model that a client uses itself, as after the last round."""
+    return run.evaluator.model(run.worker, run.serving.task_of(client, run.server.model)).clone()
 
 
 def finish(run: Engine) -> Outcome:
@@ -130,9 +129,9 @@ def played(
 
 
 def copied(server: Server) -> Server:
-    """The same values in memory of their own."""
-    slots = {n: {k: v.clone() for k, v in s.items()} for n, s in server.slots.items()}
-    return Server(server.round, server.params.clone(), slots)
+    """Return a server with copies of all values."""
+    states = {n: State({k: v.clone() for k, v in s.items()}) for n, s in server.states.items()}
+    return Server(server.round, server.model.clone(), states)
 
 
 # ---- comparisons
@@ -144,7 +143,7 @@ def bits(value: Any) -> bytes:
     if value is None:
         return b"none"
     if isinstance(value, Params):
-        return bits(value.flat) + (b"" if value.buffers is None else bits(value.buffers.flat))
+        return bits(value.flat) + (bits(value.statistics.flat) if isinstance(value, Model) else b"")
     if isinstance(value, torch.Tensor):
         return value.detach().contiguous().numpy().tobytes()
     if isinstance(value, dict):
@@ -153,21 +152,18 @@ def bits(value: Any) -> bytes:
 
 
 def same(a: Outcome, b: Outcome) -> list[str]:
-    """Where two outcomes differ in any bit: the server's model, its slots, clients' models and rows."""
-    found = [what for what in ("params", "slots") if bits(getattr(a, what)) != bits(getattr(b, what))]
-    found += [
+    """Return where two outcomes differ in any bit: the server's model, its states, clients' models and states."""
+    differing = [what for what in ("model", "states") if bits(getattr(a, what)) != bits(getattr(b, what))]
+    differing += [
         f"model of client {i}" for i, (x, y) in enumerate(zip(a.models, b.models, strict=True)) if bits(x) != bits(y)
     ]
-    return found + [
-        f"row of client {i}" for i, (x, y) in enumerate(zip(a.clients, b.clients, strict=True)) if bits(x) != bits(y)
+    return differing + [
+        f"state of client {i}" for i, (x, y) in enumerate(zip(a.clients, b.clients, strict=True)) if bits(x) != bits(y)
     ]
 
 
-def gap(a: Params, b: Params) -> float:
-    """max|a - b| / max|b| over parameters and statistics together."""
-    worst = (a.flat.double() - b.flat.double()).abs().max()
-    scale = b.flat.double().abs().max()
-    if a.buffers is not None and b.buffers is not None and len(a.buffers):
-        worst = torch.maximum(worst, (a.buffers.flat.double() - b.buffers.flat.double()).abs().max())
-        scale = torch.maximum(scale, b.buffers.flat.double().abs().max())
-    return float(worst / scale)
+def gap(a: Model, b: Model) -> float:
+    """Return max|a - b| / max|b| over parameters and statistics together."""
+    pairs = [(a.flat.double(), b.flat.double()), (a.statistics.flat.double(), b.statistics.flat.double())]
+    pairs = [(x, y) for x, y in pairs if len(y)]
+    return float(max((x - y).abs().max() for x, y in pairs) / max(y.abs().max() for _, y in pairs))

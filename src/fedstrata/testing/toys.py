@@ -173,7 +173,8 @@ def know(piece: type[Piece]) -> bool:
 def parse(text: str) -> Method:
     """A method from call syntax, of registered pieces, installed ones, and those that :func:`know` was told of."""
     names = {call.name for call in parse_calls(text)} - {"fedavg"}
-    return chain.parse(text, {name: _known.get(name) or find(name).piece for name in sorted(names)})
+    known = {name: _known.get(name) or find(name).piece for name in sorted(names)}
+    return chain.parse(text, known.__getitem__)
 
 
 def config(**settings: Any) -> Config:

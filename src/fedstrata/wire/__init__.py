@@ -1,9 +1,8 @@
-"""What crosses the boundary between server and client: frames as bytes, lossless codecs, and the gate that checks every
-reply.
-"""
+"""What crosses the boundary: frames as bytes, lossless codecs, and the gate that checks every reply."""
 
-from fedstrata.storage.container import Form, Limits, Shapes
-from fedstrata.wire.codec import CODECS, Codec, pack, packed_shapes, register, unpack
+from fedstrata.core.codec import Codec, Form, Shapes
+from fedstrata.storage.container import Limits
+from fedstrata.wire.codec import CODECS, Bits, Dense, pack, packed_shapes, unpack
 from fedstrata.wire.frame import Frame, MessageSize, decode, encode, size
 from fedstrata.wire.gate import Bounds, Refusal, inspect
 
@@ -18,7 +17,8 @@ __all__ = [
     "Shapes",
     "Codec",
     "CODECS",
-    "register",
+    "Dense",
+    "Bits",
     "packed_shapes",
     "pack",
     "unpack",

@@ -1,72 +1,68 @@
-"""Lossless packings of tensors, declared by tensor name. What is lost on purpose is lost in a piece's ``upload``, never
-here.
+"""Lossless packings of tensors. What is lost on purpose is lost in a piece's ``compress``, never here.
 
-``dense`` sends a tensor as it is. ``bits`` sends tensors of exactly +1 and -1 as one bit an entry; all of a message are
+``dense`` sends a tensor unchanged. ``bits`` sends tensors of exactly +1 and -1 as one bit an entry; all of a group are
 packed once, as one flat vector in the order of their names, so that a message of many small tensors wastes less than
-one byte.
+one byte. Other packages register codecs by the entry point ``fedstrata.codecs``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedstrata.common.errors import WireError, nearest
-from fedstrata.storage.container import Form, Shapes, cut
+from fedstrata.core.codec import Codec, Form, Shapes
+from fedstrata.storage.container import cut
 
 T = TypeVar("T")
+Codecs: TypeAlias = Mapping[str, Codec]
+"""Tensor name -> the codec that packs it; a tensor without an entry is dense. Tensors of one codec are one group."""
 
 
-class Codec(Protocol):
-    """A packing of a set of tensors into other tensors, and back, without loss; sizes follow from shapes alone."""
-
-    def packed_shapes(self, shapes: Shapes) -> dict[str, Form]:
-        """Name -> (shape, dtype) of what is sent for tensors of these shapes."""
-
-    def pack(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is sent; raises WireError for values that the packing cannot hold."""
-
-    def unpack(self, packed: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
-        """The tensors again, bit for bit; raises WireError for anything ``pack`` would not have made."""
-
-
+@dataclass(frozen=True)
 class Dense:
-    """Tensors as they are. What arrives is checked by the gate, not here."""
+    """Send tensors unchanged. What arrives is checked by the gate, not here."""
+
+    name = "dense"
 
     def packed_shapes(self, shapes: Shapes) -> dict[str, Form]:
-        """The shapes themselves."""
+        """Return the shapes themselves."""
         return dict(shapes)
 
     def pack(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors themselves."""
+        """Return the tensors themselves."""
         return dict(tensors)
 
     def unpack(self, packed: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
-        """Those of the tensors that arrived."""
+        """Return those of the tensors that arrived."""
         return {name: packed[name] for name in shapes if name in packed}
 
 
+@dataclass(frozen=True)
 class Bits:
-    """Tensors of exactly +1 and -1 (float32 or float64) as ceil(d / 8) bytes for all d entries: bit 1 is +1, little bit
-    order, the rest 0.
+    """Pack tensors of exactly +1 and -1 (float32 or float64) into ceil(d / 8) bytes for all d entries.
+
+    Bit 1 is +1, little bit order, the rest 0.
 
     Source: FedSMU, the 1-bit upload; sign(0) is decided by the piece that draws the sign, because one bit has two
         values.
     """
 
-    name = "@bits"
+    name = "bits"
+    packed = "@bits"
 
     def packed_shapes(self, shapes: Shapes) -> dict[str, Form]:
-        """One vector of bytes, or nothing if no tensor is given."""
-        return {self.name: ((-(-_entries(shapes) // 8),), torch.uint8)} if shapes else {}
+        """Return one vector of bytes, or nothing if no tensor is given."""
+        return {self.packed: ((-(-_entries(shapes) // 8),), torch.uint8)} if shapes else {}
 
     def pack(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One [ceil(d / 8)] uint8 vector."""
+        """Return one [ceil(d / 8)] uint8 vector."""
         if not tensors:
             return {}
         for name, tensor in tensors.items():
@@ -76,17 +72,17 @@ class Bits:
                     " use dense."
                 )
         flat = torch.cat([tensors[name].detach().reshape(-1) > 0 for name in sorted(tensors)])
-        return {self.name: torch.from_numpy(np.packbits(flat.numpy(), bitorder="little"))}
+        return {self.packed: torch.from_numpy(np.packbits(flat.numpy(), bitorder="little"))}
 
     def unpack(self, packed: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
-        """The tensors in their declared dtypes."""
+        """Return the tensors in their declared dtypes."""
         if not shapes:
             return {}
-        count, vector = _entries(shapes), packed.get(self.name)
+        count, vector = _entries(shapes), packed.get(self.packed)
         wanted = -(-count // 8)
         if vector is None or vector.dtype != torch.uint8 or tuple(vector.shape) != (wanted,):
             got = "nothing" if vector is None else f"{vector.dtype} of shape {tuple(vector.shape)}"
-            raise WireError(f"bits: {wanted} bytes for {count} signs are wanted as {self.name}; {got} arrived.")
+            raise WireError(f"bits: {wanted} bytes for {count} signs are expected as {self.packed}; {got} arrived.")
         if count % 8 and int(vector[-1]) >> (count % 8):
             raise WireError(
                 f"bits: the last byte is {int(vector[-1])}; only its lowest {count % 8} bits are signs, the others must"
@@ -102,42 +98,38 @@ class Bits:
         return {name: result[name] for name in shapes}
 
 
-CODECS: dict[str, Codec] = {"dense": Dense(), "bits": Bits()}
+CODECS: dict[str, type[Codec]] = {"dense": Dense, "bits": Bits}
 
 
-def register(name: str, codec: Codec) -> None:
-    """Make a codec known under a new name."""
-    if name in CODECS:
-        raise WireError(f"a codec named {name!r} is registered already.")
-    CODECS[name] = codec
-
-
-def packed_shapes(shapes: Shapes, codecs: Mapping[str, str]) -> dict[str, Form]:
-    """Name -> (shape, dtype) of what is sent.
+def packed_shapes(shapes: Shapes, codecs: Codecs) -> dict[str, Form] | None:
+    """Return name -> (shape, dtype) of what is sent; None where a codec's sizes depend on the values.
 
     Args:
         shapes: of the tensors before packing.
-        codecs: tensor name -> codec name; a tensor without an entry is dense.
+        codecs: by tensor name.
 
     Raises:
-        WireError: an unknown codec or tensor, or two packings that would send the same name.
+        WireError: an unknown tensor, or two packings that would send the same name.
     """
-    return _union(
-        [CODECS[codec].packed_shapes({n: shapes[n] for n in names}) for codec, names in _split(shapes, codecs).items()]
-    )
+    parts: list[Mapping[str, Form]] = []
+    for group in _groups(shapes, codecs):
+        packed = group.codec.packed_shapes({n: shapes[n] for n in group.names})
+        if packed is None:
+            return None
+        parts.append(group.outside(packed))
+    return _union(parts)
 
 
-def pack(tensors: Mapping[str, Tensor], codecs: Mapping[str, str]) -> dict[str, Tensor]:
-    """What is sent for these tensors; see :func:`packed_shapes`."""
-    return _union(
-        [CODECS[codec].pack({n: tensors[n] for n in names}) for codec, names in _split(tensors, codecs).items()]
-    )
+def pack(tensors: Mapping[str, Tensor], codecs: Codecs) -> dict[str, Tensor]:
+    """Return what is sent for these tensors; see :func:`packed_shapes`."""
+    groups = _groups(tensors, codecs)
+    return _union([g.outside(g.codec.pack({n: tensors[n] for n in g.names})) for g in groups])
 
 
-def unpack(packed: Mapping[str, Tensor], shapes: Shapes, codecs: Mapping[str, str]) -> dict[str, Tensor]:
-    """The tensors that were packed.
+def unpack(packed: Mapping[str, Tensor], shapes: Shapes, codecs: Codecs) -> dict[str, Tensor]:
+    """Return the tensors that were packed.
 
-    Dense tensors that are missing or too many are passed on as they are: the gate names them.
+    Dense tensors that are missing or too many are passed on: the gate names them.
 
     Args:
         packed: what arrived.
@@ -147,28 +139,71 @@ def unpack(packed: Mapping[str, Tensor], shapes: Shapes, codecs: Mapping[str, st
     Raises:
         WireError: packed bytes that no honest sender makes.
     """
-    split = _split(shapes, codecs)
-    sent = [CODECS[codec].packed_shapes({n: shapes[n] for n in names}) for codec, names in split.items()]
-    known = {name for part in sent for name in part}
-    parts = [CODECS[codec].unpack(packed, {n: shapes[n] for n in names}) for codec, names in split.items()]
-    return _union([*parts, {name: tensor for name, tensor in packed.items() if name not in known}])
+    left = dict(packed)
+    parts: list[Mapping[str, Tensor]] = []
+    for group in _groups(shapes, codecs):
+        mine = {name: left.pop(name) for name in list(left) if group.owns(name)}
+        parts.append(group.codec.unpack(group.inside(mine), {n: shapes[n] for n in group.names}))
+    return _union([*parts, left])
 
 
-def _split(names: Mapping[str, object], codecs: Mapping[str, str]) -> dict[str, list[str]]:
+@dataclass(frozen=True)
+class _Group:
+    """Tensors of one codec in a message; packed names of a second group end in its number."""
+
+    codec: Codec
+    names: tuple[str, ...]
+    number: int
+
+    @property
+    def _dense(self) -> bool:
+        return isinstance(self.codec, Dense)
+
+    @property
+    def _ending(self) -> str:
+        return f"#{self.number}" if self.number else ""
+
+    def owns(self, name: str) -> bool:
+        """Say whether a packed name belongs to this group."""
+        if self._dense:
+            return name in self.names
+        stem, _, number = name.partition("#")
+        return stem.startswith(f"@{self.codec.name}") and number == (str(self.number) if self.number else "")
+
+    def outside(self, packed: Mapping[str, T]) -> dict[str, T]:
+        """Return packed tensors under their names on the wire."""
+        if self._dense:
+            return dict(packed)
+        for name in packed:
+            if not name.startswith(f"@{self.codec.name}") or "#" in name:
+                raise WireError(f"{self.codec.name}: packed names begin with @{self.codec.name}; {cut(name)} does not.")
+        return {name + self._ending: value for name, value in packed.items()}
+
+    def inside(self, packed: Mapping[str, T]) -> dict[str, T]:
+        """Return packed tensors under the names that the codec gave them."""
+        return {name.removesuffix(self._ending): value for name, value in packed.items()}
+
+
+def _groups(names: Mapping[str, object], codecs: Codecs) -> list[_Group]:
+    """Return the tensors of a message by codec, in order; groups of one codec name are numbered."""
     for name, codec in codecs.items():
-        if codec not in CODECS:
-            raise WireError(
-                f"{cut(name)} asks for the codec {codec!r}; {', '.join(CODECS)} are known.{nearest(codec, CODECS)}"
-            )
         if name not in names:
-            raise WireError(f"the codec {codec} is declared for {cut(name)}, which is not sent.{nearest(name, names)}")
-    groups: dict[str, list[str]] = {}
+            raise WireError(
+                f"the codec {codec.name} is declared for {cut(name)}, which is not sent.{nearest(name, list(names))}"
+            )
+    members: dict[Codec, list[str]] = {}
+    dense = Dense()
     for name in names:
-        groups.setdefault(codecs.get(name, "dense"), []).append(name)
+        members.setdefault(codecs.get(name, dense), []).append(name)
+    counts: dict[str, int] = {}
+    groups = []
+    for codec, mine in members.items():
+        number = counts[codec.name] = counts.get(codec.name, -1) + 1
+        groups.append(_Group(codec, tuple(mine), number))
     return groups
 
 
-def _union(parts: list[dict[str, T]]) -> dict[str, T]:
+def _union(parts: list[Mapping[str, T]]) -> dict[str, T]:
     whole: dict[str, T] = {}
     for part in parts:
         for name, value in part.items():

@@ -1,116 +1,152 @@
-"""Work and replies as messages: what crosses the boundary, named tensor by tensor, and what it weighs."""
+"""Tasks and replies as messages: what crosses the boundary, named tensor by tensor, and how many bytes it takes."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from fedstrata.client.update import ClientTask
-from fedstrata.core.params import Params
-from fedstrata.core.piece import Reply
+from fedstrata.client.task import ClientTask
+from fedstrata.core.chain import Method
+from fedstrata.core.codec import Form
+from fedstrata.core.layout import Layout
+from fedstrata.core.params import Model, Params
+from fedstrata.core.piece import Direction, Reply
 from fedstrata.core.plan import Plan
-from fedstrata.core.state import State, flatten_state
-from fedstrata.storage.container import Form
-from fedstrata.wire.codec import pack, packed_shapes
+from fedstrata.core.state import State
+from fedstrata.wire.codec import Codecs, pack, packed_shapes
 from fedstrata.wire.frame import Frame, Kind, MessageSize, Value, size
 
 Shape: TypeAlias = "tuple[str, tuple[int, ...], torch.dtype]"
+Tensors: TypeAlias = "Mapping[str, Tensor]"
+
+NAMES: Mapping[Direction, str] = {"down": "model", "up": "delta"}
+"""How tensors of the model are called on the wire."""
 
 
-def down(work: ClientTask) -> Frame:
-    """What the server sends to one client: the plan's ``down`` tensors and the pieces' extras."""
-    tensors = _named("model", work.sent, work.plan.down)
-    assert work.sent.buffers is not None
-    tensors |= _named("statistics", work.sent.buffers, work.plan.down)
-    tensors |= _letters("extra", work.extras)
-    return Frame("down", _down_fields(work), tensors)
+def codecs_of(method: Method, layout: Layout, plan: Plan, direction: Direction) -> Codecs:
+    """Return the packing of each parameter that a plan sends, as the chain's pieces declare it; the last one counts."""
+    sent = (plan.download if direction == "down" else plan.upload) & layout.parameters
+    codecs = {}
+    for piece in method.pieces:
+        if piece.overrides("codec"):
+            for selector, codec in reversed(list(piece.codec(direction, layout).items())):
+                codecs.update({f"{NAMES[direction]}/{n}": codec for n in sorted(layout.select(selector) & sent)})
+    return codecs
 
 
-def up(reply: Reply, codecs: Mapping[str, str] | None = None) -> Frame:
-    """What one client sends: its update, statistics and the pieces' mail. ``codecs`` names the packing by tensor.
-
-    The rest is dense.
-    """
-    tensors = (
-        _named("delta", reply.delta, None) | _named("statistics", reply.statistics, None) | _letters("mail", reply.mail)
-    )
-    return Frame("up", _up_fields(reply), pack(tensors, codecs or {}))
+# ---- down
 
 
-def contents(reply: Reply) -> dict[str, Tensor]:
-    """The reply's tensors by their names on the wire, before packing."""
-    return (
-        _named("delta", reply.delta, None) | _named("statistics", reply.statistics, None) | _letters("mail", reply.mail)
-    )
+def down(task: ClientTask, codecs: Codecs | None = None) -> Frame:
+    """Return what the server sends to one client: the plan's ``download`` tensors and the pieces' payloads."""
+    return Frame("down", _down_fields(task), pack(down_contents(task), codecs or {}))
 
 
-def weigh_down(work: ClientTask) -> MessageSize:
-    """Bytes of :func:`down`, without building it."""
-    names, fields = work.plan.down, _down_fields(work)
-    assert work.sent.buffers is not None
+def down_contents(task: ClientTask) -> dict[str, Tensor]:
+    """Return the tensors of a task by their names on the wire, before packing."""
+    tensors = _named(NAMES["down"], task.sent, task.plan.download)
+    tensors |= _named("statistics", task.sent.statistics, task.plan.download)
+    return tensors | _payload("extra", task.down_payload)
+
+
+def size_down(task: ClientTask, codecs: Codecs | None = None) -> MessageSize:
+    """Count the bytes of :func:`down`, without building it where sizes follow from shapes."""
+    names = task.plan.download
     shapes = (
-        *_shapes("model", work.sent, names),
-        *_shapes("statistics", work.sent.buffers, names),
-        *_letter_shapes("extra", work.extras),
-    )
-    return _size("down", shapes, fields)
-
-
-def weigh_up(reply: Reply, codecs: Mapping[str, str] | None = None) -> MessageSize:
-    """Bytes of :func:`up`, without building it."""
-    shapes = (
-        *_shapes("delta", reply.delta, None),
-        *_shapes("statistics", reply.statistics, None),
-        *_letter_shapes("mail", reply.mail),
+        *_shapes(NAMES["down"], task.sent, names),
+        *_shapes("statistics", task.sent.statistics, names),
+        *_payload_shapes("extra", task.down_payload),
     )
     if codecs:
-        packed = packed_shapes({n: (s, d) for n, s, d in shapes}, codecs)
-        shapes = tuple((n, tuple(s), d) for n, (s, d) in packed.items())
-    return _size("up", shapes, _up_fields(reply))
+        return _packed_size("down", shapes, _down_fields(task), codecs, lambda: down_contents(task))
+    return _size("down", shapes, _down_fields(task))
 
 
-def weigh_ask(models: tuple[Params, ...], round: int) -> MessageSize:  # the field's word  # noqa: A002
-    """Bytes of a question: all models to one client, one score for each back (as text in the answer's fields)."""
+def size_query(models: tuple[Model, ...], round: int) -> MessageSize:  # noqa: A002
+    """Count the bytes of a query: all models to one client; scores come back as text in the answer's fields."""
     total = MessageSize(0, 0)
     for model in models:
-        assert model.buffers is not None
-        total = total + _size(
-            "down", (*_shapes("model", model, None), *_shapes("statistics", model.buffers, None)), {"round": round}
-        )
+        shapes = (*_shapes("model", model, None), *_shapes("statistics", model.statistics, None))
+        total = total + _size("down", shapes, {"round": round})
     return total
 
 
-def up_shapes(plan: Plan, params: Params) -> dict[str, Form]:
-    """Names, shapes and types of update and statistics that a plan asks for."""
-    assert params.buffers is not None
-    asked = (*_shapes("delta", params, plan.up), *_shapes("statistics", params.buffers, plan.up))
+def _down_fields(task: ClientTask) -> dict[str, Value]:
+    return {"round": task.round, "place": task.cohort_index, "client": task.client, "lr": task.lr}
+
+
+# ---- up
+
+
+def up(reply: Reply, codecs: Codecs | None = None) -> Frame:
+    """Return what one client sends: its update, statistics and the pieces' payloads."""
+    return Frame("up", _up_fields(reply), pack(contents(reply), codecs or {}))
+
+
+def contents(reply: Reply) -> dict[str, Tensor]:
+    """Return the reply's tensors by their names on the wire, before packing."""
+    tensors = _named(NAMES["up"], reply.delta, None) | _named("statistics", reply.statistics, None)
+    return tensors | _payload("mail", reply.up_payload)
+
+
+def size_up(reply: Reply, codecs: Codecs | None = None) -> MessageSize:
+    """Count the bytes of :func:`up`, without building it where sizes follow from shapes."""
+    shapes = (
+        *_shapes(NAMES["up"], reply.delta, None),
+        *_shapes("statistics", reply.statistics, None),
+        *_payload_shapes("mail", reply.up_payload),
+    )
+    if codecs:
+        return _packed_size("up", shapes, _up_fields(reply), codecs, lambda: contents(reply))
+    return _size("up", shapes, _up_fields(reply))
+
+
+def up_shapes(plan: Plan, model: Model) -> dict[str, Form]:
+    """Return names, shapes and types of update and statistics that a plan asks for."""
+    asked = (*_shapes(NAMES["up"], model, plan.upload), *_shapes("statistics", model.statistics, plan.upload))
     return {name: (shape, kind) for name, shape, kind in asked}
 
 
-def _down_fields(work: ClientTask) -> dict[str, Value]:
-    return {"round": work.round, "place": work.place, "client": work.client, "lr": work.lr}
+def payload_shapes(reply: Reply) -> dict[str, Form]:
+    """Return names, shapes and types of the payloads in a reply."""
+    return {name: (shape, kind) for name, shape, kind in _payload_shapes("mail", reply.up_payload)}
+
+
+def payload_contents(reply: Reply) -> dict[str, Tensor]:
+    """Return the payloads in a reply by their names on the wire."""
+    return _payload("mail", reply.up_payload)
 
 
 def _up_fields(reply: Reply) -> dict[str, Value]:
     fields: dict[str, Value] = {
-        "place": reply.place,
+        "place": reply.cohort_index,
         "client": reply.client,
         "samples": reply.samples,
         "steps": reply.steps,
     }
-    return fields | (
-        {"loss": reply.loss} if math.isfinite(reply.loss) else {}
-    )  # a loss that is no number is left out, not sent as one
+    # a loss that is not a number is left out
+    return fields | ({"loss": reply.loss} if math.isfinite(reply.loss) else {})
+
+
+# ---- names, shapes, sizes
 
 
 def _named(prefix: str, p: Params, names: frozenset[str] | None) -> dict[str, Tensor]:
     return {f"{prefix}/{n}": t.detach() for n, t in p.views.items() if names is None or n in names}
+
+
+def _payload(prefix: str, states: Mapping[str, State]) -> dict[str, Tensor]:
+    return {
+        f"{prefix}/{piece}/{name}": tensor.detach()
+        for piece, state in states.items()
+        for name, tensor in state.tensors().items()
+    }
 
 
 @lru_cache(maxsize=256)
@@ -130,18 +166,22 @@ def _shapes(prefix: str, p: Params, names: frozenset[str] | None) -> tuple[Shape
     return _spec_shapes(prefix, p.spec.names, p.spec.shapes, p.flat.dtype, names)
 
 
-def _letters(prefix: str, states: Mapping[str, State]) -> dict[str, Tensor]:
-    return {
-        f"{prefix}/{piece}/{n}": _tensor(v) for piece, state in states.items() for n, v in flatten_state(state).items()
-    }
+def _payload_shapes(prefix: str, states: Mapping[str, State]) -> tuple[Shape, ...]:
+    return tuple((n, tuple(t.shape), t.dtype) for n, t in _payload(prefix, states).items())
 
 
-def _letter_shapes(prefix: str, states: Mapping[str, State]) -> tuple[Shape, ...]:
-    return tuple((n, tuple(t.shape), t.dtype) for n, t in _letters(prefix, states).items())
-
-
-def _tensor(value: Params | Tensor) -> Tensor:
-    return value.flat.detach() if isinstance(value, Params) else value
+def _packed_size(
+    kind: Kind,
+    shapes: tuple[Shape, ...],
+    fields: Mapping[str, Value],
+    codecs: Codecs,
+    make: Callable[[], Tensors],
+) -> MessageSize:
+    packed = packed_shapes({n: (s, d) for n, s, d in shapes}, codecs)
+    if packed is None:  # sizes depend on the values
+        packed = {n: (tuple(t.shape), t.dtype) for n, t in pack(make(), codecs).items()}
+        return size(kind, dict(fields), packed)
+    return _size(kind, tuple((n, tuple(s), d) for n, (s, d) in packed.items()), fields)
 
 
 def _size(kind: Kind, shapes: tuple[Shape, ...], fields: Mapping[str, Value]) -> MessageSize:
@@ -149,7 +189,7 @@ def _size(kind: Kind, shapes: tuple[Shape, ...], fields: Mapping[str, Value]) ->
 
 
 class _Sizes:
-    """Sizes by shapes and by the length of the fields' text: equal lengths give equal sizes, whatever the digits."""
+    """Sizes by shapes and by the length of the fields' text: equal lengths give equal sizes, for any digits."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[Kind, tuple[Shape, ...], int], MessageSize] = {}

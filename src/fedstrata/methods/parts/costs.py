@@ -6,13 +6,17 @@ to an average.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
+
+from fedstrata.core.piece import Piece
 from fedstrata.core.plan import Setup
 
 LABEL = "FLOPs a round beside training"
 
 
 def fedphoenix(numbers: int, theta: float, cohort: int) -> float:
-    """Mean and variance of all weights once, draws for a share of them for each client, and the average.
+    """Count mean and variance of all weights once, draws for a share of them for each client, and the average.
 
     >>> round(fedphoenix(1, 2 / 64, 10), 3)
     19.125
@@ -21,7 +25,7 @@ def fedphoenix(numbers: int, theta: float, cohort: int) -> float:
 
 
 def fedprox(numbers: int, steps: float, cohort: int) -> float:
-    """Three FLOPs a number in each local step of each client.
+    """Count three FLOPs a number in each local step of each client.
 
     >>> fedprox(1, 50, 10)
     1500
@@ -30,7 +34,7 @@ def fedprox(numbers: int, steps: float, cohort: int) -> float:
 
 
 def fedmut(numbers: int, cohort: int) -> float:
-    """The step once, and a product and a sum for each client.
+    """Count the step once, and a product and a sum for each client.
 
     >>> fedmut(1, 10)
     21
@@ -39,7 +43,7 @@ def fedmut(numbers: int, cohort: int) -> float:
 
 
 def clusteredsampling(numbers: int, cohort: int, clients: int) -> float:
-    """Distances of each participant's update to everybody's: difference, absolute value, sum.
+    """Count distances of each participant's update to all clients': difference, absolute value, sum.
 
     >>> clusteredsampling(1, 10, 100)
     3000
@@ -47,9 +51,12 @@ def clusteredsampling(numbers: int, cohort: int, clients: int) -> float:
     return 3 * cohort * clients * numbers
 
 
+def proximal(_: Piece, forward: Mapping[str, int], setup: Setup) -> Mapping[str, float]:  # noqa: ARG001
+    """Return the ``formulas`` of a piece with a proximal term."""
+    return {LABEL: fedprox(setup.layout.spec.total, steps(setup), setup.cohort)}
+
+
 def steps(setup: Setup) -> float:
-    """Local steps of a client, the mean over the first hundred that may take part."""
-    some = [
-        setup.local_steps(setup.samples.size(client)) for client, _ in zip(setup.eligible, range(100), strict=False)
-    ]
+    """Return the local steps of a client, the mean over the first hundred that may take part."""
+    some = [setup.local_steps(setup.samples.size(client)) for client in islice(setup.eligible, 100)]
     return sum(some) / len(some)

@@ -1,5 +1,6 @@
-"""A generator of features: from a label and noise to what enters a classifier's head, and how it is taught by the heads
-of several models.
+"""A generator of features: it maps a label and noise to what enters a classifier's head.
+
+The heads of several models teach it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Head = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Lessons:
-    """How a generator is taught.
+    """The settings under which a generator is taught.
 
     Attributes:
         steps: of a fresh Adam; lr: its step size; decay: its L2 term.
@@ -39,7 +40,7 @@ class Lessons:
 
 
 def width(layout: Layout, classes: int) -> int | None:
-    """Features that enter the head, or None where the head is not one linear layer with an output for each class."""
+    """Count the features that enter the head; None where that is not one linear layer with an output for each class."""
     matrices = [
         layout.entries[n].shape
         for n in layout.select("role:head")
@@ -49,10 +50,10 @@ def width(layout: Layout, classes: int) -> int | None:
 
 
 def fresh(latent: int, classes: int, hidden: int, features: int, draws: torch.Generator) -> Params:
-    """Linear, batch norm, ReLU, linear; linear layers U(-1 / sqrt(inputs), 1 / sqrt(inputs)), as torch makes them.
+    """Return linear, batch norm, ReLU, linear; linear layers are U(-1 / sqrt(inputs), 1 / sqrt(inputs)), as in torch.
 
-    The first has no bias: the norm behind it takes it away again, and Adam would blow the rounding of its gradient, 0,
-    up to whole steps.
+    The first has no bias: the norm behind it removes it again, and Adam would enlarge the rounding of its gradient, 0,
+    to whole steps.
     """
 
     def uniform(inputs: int, *shape: int) -> Tensor:
@@ -66,12 +67,12 @@ def fresh(latent: int, classes: int, hidden: int, features: int, draws: torch.Ge
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:
-    """[B] labels -> [B, classes] of 0 and 1."""
+    """Map [B] labels to [B, classes] of 0 and 1."""
     return (y.unsqueeze(-1) == torch.arange(classes)).to(torch.get_default_dtype())
 
 
 def features(generator: Params, noise: Tensor, y: Tensor, classes: int) -> Tensor:
-    """[B, features] for noise [B, latent] and labels [B], with running statistics."""
+    """Return [B, features] for noise [B, latent] and labels [B], with running statistics."""
     hidden = linear(torch.cat([noise, one_hot(y, classes)], -1), generator["first.weight"])
     scale = generator["norm.weight"] * torch.rsqrt(generator["norm.var"] + 1e-5)
     hidden = (hidden - generator["norm.mean"]) * scale + generator["norm.bias"]
@@ -83,10 +84,10 @@ def taught(
     heads: Sequence[Head],
     counts: Tensor,
     loss: Callable[[Tensor, Tensor], Tensor],
-    how: Lessons,
+    lessons: Lessons,
     draws: torch.Generator,
 ) -> Params:
-    """The generator after lessons by the heads of several clients.
+    """Return the generator after lessons by the heads of several clients.
 
     The loss of a step is the sum over clients of mean(CE(head_i(z), y) * share_i(y)), plus the term of
     :func:`likeness`. Labels are uniform over those of which some client has two samples; where there is no such label,
@@ -97,7 +98,7 @@ def taught(
         heads: features [B, d] -> output [B, classes], of the clients.
         counts: [clients, classes] training labels.
         loss: (output [B, classes], y [B]) -> [B].
-        how: see there.
+        lessons: see there.
         draws: labels and noise come from it.
     """
     labels = (counts >= 2).any(0).nonzero().flatten()
@@ -106,10 +107,10 @@ def taught(
     shares = counts / counts.sum(0).clamp(min=1)  # [clients, classes]
     parts = {n: t.detach().clone().requires_grad_(n not in ("norm.mean", "norm.var")) for n, t in generator.items()}
     classes, latent = counts.shape[1], parts["first.weight"].shape[1] - counts.shape[1]
-    adam = torch.optim.Adam([t for t in parts.values() if t.requires_grad], lr=how.lr, weight_decay=how.decay)
-    for _ in range(how.steps):
-        y = labels[torch.randint(len(labels), (how.batch,), generator=draws)]
-        noise = torch.rand(how.batch, latent, generator=draws)
+    adam = torch.optim.Adam([t for t in parts.values() if t.requires_grad], lr=lessons.lr, weight_decay=lessons.decay)
+    for _ in range(lessons.steps):
+        y = labels[torch.randint(len(labels), (lessons.batch,), generator=draws)]
+        noise = torch.rand(lessons.batch, latent, generator=draws)
         hidden = linear(torch.cat([noise, one_hot(y, classes)], 1), parts["first.weight"])
         hidden = batch_norm(
             hidden, parts["norm.mean"], parts["norm.var"], parts["norm.weight"], parts["norm.bias"], training=True
@@ -117,16 +118,17 @@ def taught(
         z = linear(hidden.relu(), parts["last.weight"], parts["last.bias"])
         each = torch.stack([loss(head(z), y) for head in heads])  # [clients, B]
         weights = shares[:, y]
-        mistaught = (each * weights).mean(1) if how.shares == "sample" else each.mean(1) * weights.mean(1)
+        mistaught = (each * weights).mean(1) if lessons.shares == "sample" else each.mean(1) * weights.mean(1)
         adam.zero_grad()
-        torch.autograd.backward(mistaught.sum() + how.diversity * likeness(noise, z))
+        torch.autograd.backward(mistaught.sum() + lessons.diversity * likeness(noise, z))
         adam.step()
     return Params.of(parts)
 
 
 def likeness(noise: Tensor, z: Tensor) -> Tensor:
-    """exp(-mean over all ordered pairs a, b of mean (noise_a - noise_b)^2 times mean |z_a - z_b|): 1 where all features
-    are equal.
+    """Return exp(-mean over all ordered pairs a, b of mean (noise_a - noise_b)^2 times mean |z_a - z_b|).
+
+    It is 1 where all features are equal.
 
     Args:
         noise: [B, latent].
