@@ -15,7 +15,8 @@ from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
 from fedstrata.report.files import write
 from fedstrata.report.progress import shown
-from fedstrata.runs.result import Result
+from fedstrata.report.views import Result
+from fedstrata.runs.result import Result as ResultRecord
 from fedstrata.runs.run import resume as _resume
 from fedstrata.runs.run import run as _run
 
@@ -101,7 +102,7 @@ def resume(
     return _written(result, Config.read(Path(folder) / "config.toml"), federation)
 
 
-def _written(result: Result, config: Config, federation: Federation | None) -> Result:
-    """The result, after the files for people were written."""
+def _written(result: ResultRecord, config: Config, federation: Federation | None) -> Result:
+    """Write the tables and pictures of a run, and return its result."""
     write(result, federation or result.federation or config.federation())
-    return result
+    return Result.of(result)

@@ -225,13 +225,13 @@ def test_shared_and_personal_models_are_answered_apart():
     assert "fedavgm has the best shared model" in shared
     assert personal.startswith("ditto has the best personal models")
     line = found.line("fedper")
-    assert line.own
-    assert line.unused
+    assert line.uses_personal
+    assert line.shared_unused
     assert "fedper (0.13" in text_of(found, "shared-unused")
-    assert not found.line("ditto").unused
-    assert found.line("ditto").own
+    assert not found.line("ditto").shared_unused
+    assert found.line("ditto").uses_personal
     assert "fedper (whose shared model nobody uses)" in shared
-    assert not found.line("fedavg").own
+    assert not found.line("fedavg").uses_personal
 
 
 def test_a_shared_model_that_nobody_uses_does_not_win_in_silence():

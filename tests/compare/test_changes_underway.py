@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from fedstrata.compare.execution import works
+from fedstrata.compare.execution import open_executor
 from helpers.comparisons import asked, make
 
 HERE = [lambda event: None]
@@ -36,11 +36,11 @@ def on_table(tmp_path, **more):
 @pytest.mark.parametrize("observers", [(), HERE], ids=["children", "here"])
 def test_a_table_edited_between_the_look_and_the_training_is_a_failure_and_no_run_is_kept(tmp_path, observers):
     write(tmp_path / "mine.csv")
-    contest = on_table(tmp_path)
-    with works(contest, Console(quiet=True), observers=observers) as making:
+    make_request = on_table(tmp_path)
+    with open_executor(make_request, Console(quiet=True), observers=observers) as making:
         write(tmp_path / "mine.csv", cell=0.777)
-        making.make(list(making.grid.jobs.values()))
-        failures = making.grid.failures
+        making.make(list(making.run_set.jobs.values()))
+        failures = making.run_set.failures
     assert set(failures) == {("fedavg", 0), ("fedprox(mu=1)", 0)}
     assert all(why.startswith("the data changed while the comparison ran") for why in failures.values())
     assert not list((tmp_path / "runs").rglob("sealed.json"))
@@ -51,8 +51,8 @@ def test_a_table_edited_between_the_look_and_the_training_is_a_failure_and_no_ru
 @pytest.mark.full
 def test_a_run_by_other_code_than_the_comparison_was_asked_with_is_a_failure(tmp_path):
     write(tmp_path / "mine.csv")
-    with works(on_table(tmp_path), Console(quiet=True)) as making:
-        job = making.grid.jobs["fedavg", 0]
+    with open_executor(on_table(tmp_path), Console(quiet=True)) as making:
+        job = making.run_set.jobs["fedavg", 0]
         making.make([dataclasses.replace(job, code="f" * 64)])
-        assert making.grid.failures["fedavg", 0].startswith("the code changed while the comparison ran")
+        assert making.run_set.failures["fedavg", 0].startswith("the code changed while the comparison ran")
         assert not (job.folder / "sealed.json").exists()

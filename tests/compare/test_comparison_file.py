@@ -11,21 +11,21 @@ from helpers.comparisons import asked, make
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[]", b"{}", b'{"format": 1}'])
 def test_the_same_call_mends_a_damaged_record_as_its_message_promises(tmp_path, text):
-    contest = asked(tmp_path, seeds=(0,), executor="loop", rounds=1)
-    contest.folder.mkdir()
-    record = contest.folder / FILE
+    make_request = asked(tmp_path, seeds=(0,), executor="loop", rounds=1)
+    make_request.folder.mkdir()
+    record = make_request.folder / FILE
     record.write_bytes(text)
     with pytest.raises(StateError, match=r"damaged|format"):
-        read(contest.folder)
-    make(contest, observers=(lambda _event: None,))  # in this process
-    assert len(read(contest.folder).results) == 2
-    assert (contest.folder / f"{FILE}.damaged-1").read_bytes() == text
+        read(make_request.folder)
+    make(make_request, observers=(lambda _event: None,))  # in this process
+    assert len(read(make_request.folder).results) == 2
+    assert (make_request.folder / f"{FILE}.damaged-1").read_bytes() == text
 
 
 def test_a_record_of_another_comparison_is_still_refused(tmp_path):
-    contest = asked(tmp_path, seeds=(0,))
-    contest.folder.mkdir()
-    (contest.folder / FILE).write_text(json.dumps({"format": 1, "digest": "another"}))
+    make_request = asked(tmp_path, seeds=(0,))
+    make_request.folder.mkdir()
+    (make_request.folder / FILE).write_text(json.dumps({"format": 1, "digest": "another"}))
     with pytest.raises(StateError, match="another comparison"):
-        make(contest)
-    assert (contest.folder / FILE).exists()
+        make(make_request)
+    assert (make_request.folder / FILE).exists()

@@ -5,8 +5,8 @@ import pytest
 from fedstrata.analysis.comparison import Budget
 from fedstrata.cli.compare import spread
 from fedstrata.common.errors import ConfigError
-from fedstrata.compare.entries import LABEL, OWN, baseline_of, check_seeds, rivals, split_settings
-from fedstrata.compare.request import budgeted, check_target, command_of, contest, share
+from fedstrata.compare.entries import LABEL, METHOD_SETTINGS, baseline_of, check_seeds, read_competitors, split_settings
+from fedstrata.compare.request import apply_budget, audit_share, check_target, command_of, make_request
 from fedstrata.config.config import KEYS, Config
 from fedstrata.methods.fedprox import FedProx
 
@@ -14,11 +14,11 @@ BASE = Config(model="logistic", rounds=4)
 
 
 def labels(*methods):
-    return [rival.entry.label for rival in rivals(methods, BASE)]
+    return [competitor.entry.label for competitor in read_competitors(methods, BASE)]
 
 
 def test_settings_after_the_bar_hold_for_that_method_only():
-    one, two = rivals(
+    one, two = read_competitors(
         ["fedavg", "fedprox(mu=0.1) + fedavgm | local.lr=0.05  schedule=warmup(rounds=2) + cosine local.steps=3"], BASE
     )
     assert two.entry.settings == {"local.lr": 0.05, "schedule": "warmup(rounds=2) + cosine", "local.steps": 3}
@@ -70,10 +70,12 @@ def test_settings_that_make_runs_pairs_cannot_differ():
     }
     same |= {"local.threads", "executor", "workers", "out", "name", "method"}
     assert same <= set(KEYS)
-    assert not same & set(OWN)
+    assert not same & set(METHOD_SETTINGS)
     for key in sorted(same):
         with pytest.raises(ConfigError, match=r"must be the same for all methods|is "):
-            rivals(["fedavg", f"scaffold | {key}={KEYS[key].default if KEYS[key].default is not None else 1}"], BASE)
+            read_competitors(
+                ["fedavg", f"scaffold | {key}={KEYS[key].default if KEYS[key].default is not None else 1}"], BASE
+            )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_settings_that_make_runs_pairs_cannot_differ():
 )
 def test_texts_that_cannot_be_meant_are_refused(text):
     with pytest.raises(ConfigError):
-        rivals(["fedprox", text], BASE)
+        read_competitors(["fedprox", text], BASE)
 
 
 def test_labels_are_short_and_differ():
@@ -109,13 +111,13 @@ def test_labels_are_short_and_differ():
 def test_the_same_competitor_twice_is_refused_however_it_is_written():
     for other in ("fedprox", "fedprox( mu = 0.01 )", "fedprox | local.lr=0.1"):
         with pytest.raises(ConfigError, match="are the same competitor"):
-            rivals(["fedprox(mu=0.01)", other], BASE)
-    assert len(rivals(["fedprox", "fedprox | local.lr=0.2"], BASE)) == 2
+            read_competitors(["fedprox(mu=0.01)", other], BASE)
+    assert len(read_competitors(["fedprox", "fedprox | local.lr=0.2"], BASE)) == 2
 
 
 def test_pieces_are_competitors_too():
-    piece, text = rivals([FedProx(0.3), "fedavg"], BASE)
-    assert (piece.entry.label, piece.given, text.given) == ("fedprox(mu=0.3)", True, False)
+    piece, text = read_competitors([FedProx(0.3), "fedavg"], BASE)
+    assert (piece.entry.label, piece.from_python, text.from_python) == ("fedprox(mu=0.3)", True, False)
 
 
 @pytest.mark.parametrize("seeds", [(), (0, 0), (-1,), (True,), (0.5,)])
@@ -125,26 +127,26 @@ def test_seeds_that_are_none_are_refused(seeds):
 
 
 def test_the_baseline_is_named_by_label_or_method_and_is_fedavg_otherwise():
-    found = rivals(["scaffold", "fedavg", "fedprox(mu=0.1)"], BASE)
+    found = read_competitors(["scaffold", "fedavg", "fedprox(mu=0.1)"], BASE)
     assert baseline_of(found, None) == "fedavg"
     assert baseline_of(found, "fedprox(mu=0.1)") == "fedprox(mu=0.1)"
     assert baseline_of(found[:1], None) == "scaffold"
     with pytest.raises(ConfigError, match=r"is not among the methods: .*Did you mean"):
         baseline_of(found, "fedprox")
-    twice = rivals(["fedavg | local.lr=0.1", "fedavg | local.lr=0.2"], BASE)
+    twice = read_competitors(["fedavg | local.lr=0.1", "fedavg | local.lr=0.2"], BASE)
     with pytest.raises(ConfigError, match="means several"):
         baseline_of(twice, "fedavg")
 
 
 def test_a_budget_goes_into_the_configuration_and_is_found_there():
-    config, budget = budgeted(BASE, Budget("bytes", 1e6))
+    config, budget = apply_budget(BASE, Budget("bytes", 1e6))
     assert (config.stop.bytes, budget) == (1_000_000, Budget("bytes", 1_000_000))
-    assert budgeted(BASE.replace(**{"stop.flops": 5.0}), None)[1] == Budget("flops", 5.0)
-    assert budgeted(BASE, check_target(0.8))[0].stop.accuracy == 0.8
+    assert apply_budget(BASE.replace(**{"stop.flops": 5.0}), None)[1] == Budget("flops", 5.0)
+    assert apply_budget(BASE, check_target(0.8))[0].stop.accuracy == 0.8
     with pytest.raises(ConfigError, match="give one of them"):
-        budgeted(BASE.replace(**{"stop.flops": 5.0}), Budget("bytes", 5))
+        apply_budget(BASE.replace(**{"stop.flops": 5.0}), Budget("bytes", 5))
     with pytest.raises(ConfigError, match="two ends of a run"):
-        budgeted(BASE.replace(**{"stop.flops": 5.0, "stop.bytes": 5}), None)
+        apply_budget(BASE.replace(**{"stop.flops": 5.0, "stop.bytes": 5}), None)
 
 
 @pytest.mark.parametrize("target", [0, -0.1, 1.01, 80, True])
@@ -154,14 +156,14 @@ def test_a_target_is_a_share(target):
 
 
 def test_the_audited_share():
-    assert [share(given) for given in (False, True, 0.5, 1.0)] == [None, 0.25, 0.5, 1.0]
+    assert [audit_share(given) for given in (False, True, 0.5, 1.0)] == [None, 0.25, 0.5, 1.0]
     for wrong in (0, -1, 1.5):
         with pytest.raises(ConfigError, match="above 0 and at most 1"):
-            share(wrong)
+            audit_share(wrong)
 
 
 def test_the_command_of_a_comparison_asks_for_the_same_again():
-    asked = contest(
+    asked = make_request(
         ["scaffold", "fedprox | local.lr=0.05"],
         BASE.replace(validation=0.2),
         seeds=(1, 2),

@@ -16,7 +16,7 @@ import fedstrata
 from fedstrata.common.errors import StateError
 from fedstrata.compare import comparison_file, process_worker, run_cache
 from fedstrata.compare.execution import ComparisonStopped
-from fedstrata.compare.request import PythonInputs, only_here
+from fedstrata.compare.request import PythonInputs, needs_this_process
 from fedstrata.config.config import Config
 from fedstrata.core.params import tmap
 from fedstrata.core.piece import Piece
@@ -35,9 +35,9 @@ HERE = [lambda event: None]  # an observer keeps runs in this process
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """Three methods, two seeds, made by children once for all tests that only look."""
-    contest = asked(tmp_path_factory.mktemp("made"), METHODS)
-    grid, started = make(contest)
-    return contest, grid, started
+    make_request = asked(tmp_path_factory.mktemp("made"), METHODS)
+    grid, started = make(make_request)
+    return make_request, grid, started
 
 
 def copied(made, tmp_path):
@@ -80,9 +80,9 @@ def test_every_registered_method_begins_with_the_same_weights():
 def test_children_and_this_process_make_the_same_runs(made, tmp_path):
     _, grid, started = made
     assert started >= 1
-    here, none = make(asked(tmp_path, METHODS), observers=HERE)
+    in_process, none = make(asked(tmp_path, METHODS), observers=HERE)
     assert none == 0
-    assert without_times(summaries(here)) == without_times(summaries(grid))
+    assert without_times(summaries(in_process)) == without_times(summaries(grid))
 
 
 def test_data_are_read_once_a_seed_however_many_methods_there_are(tmp_path, monkeypatch):
@@ -98,9 +98,9 @@ def test_data_are_read_once_a_seed_however_many_methods_there_are(tmp_path, monk
 
 
 def test_a_second_call_runs_nothing(made, tmp_path):
-    contest = copied(made, tmp_path)
+    make_request = copied(made, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs" / "cache").rglob("*") if path.is_file()}
-    grid, started = make(contest)
+    grid, started = make(make_request)
     assert started == 0
     assert len(grid.done) == 6
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -119,9 +119,9 @@ def test_a_further_method_and_another_name_run_only_what_is_missing(made, tmp_pa
 
 
 def test_other_code_runs_everything_anew(made, tmp_path, monkeypatch):
-    contest = copied(made, tmp_path)
+    make_request = copied(made, tmp_path)
     monkeypatch.setattr(run_cache, "code_version", lambda: "f" * 64)
-    grid, _ = make(contest, observers=HERE)
+    grid, _ = make(make_request, observers=HERE)
     assert len(grid.done) == 6
     assert not {job.folder for job in grid.jobs.values()} & {job.folder for job in made[1].jobs.values()}
     assert without_times(summaries(grid)) == without_times(summaries(made[1]))
@@ -143,20 +143,20 @@ def damage(cached):
     "observers", [pytest.param((), marks=pytest.mark.full, id="child"), pytest.param(HERE, id="here")]
 )
 def test_damaged_runs_are_set_aside_with_a_notice_and_run_anew(made, tmp_path, observers):
-    contest = copied(made, tmp_path)
+    make_request = copied(made, tmp_path)
     folders = damage(tmp_path / "runs" / "cache")
     said = io.StringIO()
-    held = run_cache.held(folders[0])
+    hold_folder = run_cache.hold_folder(folders[0])
     waited = []
     if not observers:
-        held.__enter__()  # as another process would; a child waits for it
+        hold_folder.__enter__()  # as another process would; a child waits for it
 
     def react(job, message):
         if message["event"] == "waiting":
             waited.append(job.id)
-            held.__exit__(None, None, None)
+            hold_folder.__exit__(None, None, None)
 
-    grid, _ = make(contest, said=said, observers=observers, react=react)
+    grid, _ = make(make_request, said=said, observers=observers, react=react)
     assert len(grid.done) == 6
     assert len(waited) == (0 if observers else 1)
     assert without_times(summaries(grid)) == without_times(summaries(made[1]))
@@ -166,25 +166,25 @@ def test_damaged_runs_are_set_aside_with_a_notice_and_run_anew(made, tmp_path, o
 
 
 def test_a_comparison_whose_runs_are_gone_is_not_read_as_one_with_fewer_runs(made, tmp_path):
-    contest = copied(made, tmp_path)
-    assert len(comparison_file.read(contest.folder).results) == 6
+    make_request = copied(made, tmp_path)
+    assert len(comparison_file.read(make_request.folder).results) == 6
     shutil.rmtree(tmp_path / "runs" / "cache" / made[1].jobs["fedavg", 1].folder.name)
     with pytest.raises(StateError, match=r"1 finished runs of .* are gone .*fedavg-"):
-        comparison_file.read(contest.folder)
+        comparison_file.read(make_request.folder)
 
 
 def test_two_comparisons_cannot_write_one_folder(made, tmp_path):
-    contest = copied(made, tmp_path)
-    with lock(contest.folder), pytest.raises(StateError, match="in use"):
-        make(contest)
+    make_request = copied(made, tmp_path)
+    with lock(make_request.folder), pytest.raises(StateError, match="in use"):
+        make(make_request)
 
 
 def test_a_name_that_is_taken_by_another_comparison_is_refused(made, tmp_path):
-    contest = copied(made, tmp_path)
+    make_request = copied(made, tmp_path)
     make(asked(tmp_path / "runs", METHODS, name="mine"))  # all of it is in the cache
     with pytest.raises(StateError, match="holds another comparison"):
         make(asked(tmp_path / "runs", METHODS[:2], name="mine"))
-    assert contest.folder.name.startswith("compare-synthetic-iid-")
+    assert make_request.folder.name.startswith("compare-synthetic-iid-")
 
 
 # ---- what goes wrong
@@ -201,8 +201,8 @@ def test_a_child_that_dies_goes_on_from_its_checkpoint_and_a_second_death_is_a_f
         if job.id == victim and message["event"] == "round" and message["done"] == 2 + len(first):
             os.kill(message["pid"], signal.SIGKILL)
 
-    contest = asked(tmp_path, METHODS, seeds=(0,), rounds=30, how={"side_by_side": 1})
-    grid, started = make(contest, said=said, react=react)
+    make_request = asked(tmp_path, METHODS, seeds=(0,), rounds=30, how={"side_by_side": 1})
+    grid, started = make(make_request, said=said, react=react)
     assert first[0] == 0
     assert first[1] >= 2, "it goes on after the rounds that were committed"
     assert "was killed by SIGKILL (out of memory?); it goes on from its checkpoint" in said.getvalue()
@@ -210,7 +210,7 @@ def test_a_child_that_dies_goes_on_from_its_checkpoint_and_a_second_death_is_a_f
     assert set(grid.failures) == {victim}
     assert grid.done == {("fedavg", 0), ("fedprox(mu=0)", 0)}
     assert started == 3
-    comparison = comparison_file.read(contest.folder)
+    comparison = comparison_file.read(make_request.folder)
     assert set(comparison.results) == grid.done
     assert comparison.failures == grid.failures
 
@@ -227,7 +227,7 @@ class Breaks(Piece):
 
 def test_a_method_that_fails_at_run_time_is_a_failure_of_that_run_only(tmp_path):
     grid, _ = make(asked(tmp_path, [Breaks(), "fedavg"]))
-    assert grid.here
+    assert grid.in_process
     assert grid.failures == {("breaks", 1): "breaks cannot go on"}
     assert grid.done == {("breaks", 0), ("fedavg", 0), ("fedavg", 1)}
 
@@ -247,7 +247,7 @@ def test_a_child_tells_a_refusal_and_a_crash_and_serves_on(made, tmp_path, monke
     }
     out = io.StringIO()
     try:
-        served = process_worker.Child(out, process_worker.Stop(os.getppid()))
+        served = process_worker.JobServer(out, process_worker.StopSignal(os.getppid()))
         settings = dict(job.config) | {"out": str(tmp_path)}
         served.serve(order | {"folder": str(tmp_path / "a"), "config": settings | {"name": "a", "bn": "local"}})
         with monkeypatch.context() as broken:
@@ -262,7 +262,7 @@ def test_a_child_tells_a_refusal_and_a_crash_and_serves_on(made, tmp_path, monke
     assert "bn=local is set, but the model has no batch norm" in told[0]["why"]
     assert told[1]["why"].startswith("ZeroDivisionError: division by zero")
     assert "Traceback" in capfd.readouterr().err, "what the log of the comparison holds"
-    assert run_cache.look(tmp_path / "c", "k").state == "finished"
+    assert run_cache.inspect_run(tmp_path / "c", "k").state == "finished"
 
 
 def test_what_can_be_checked_is_refused_before_anything_runs(tmp_path):
@@ -282,22 +282,22 @@ def test_asked_to_stop_runs_finish_their_round_and_the_same_call_goes_on(made, t
     def react(job, message):
         stop[0] = stop[0] or (message["event"] == "round" and message["done"] >= 2)
 
-    contest = asked(tmp_path, METHODS, how={"side_by_side": 1})
+    make_request = asked(tmp_path, METHODS, how={"side_by_side": 1})
     with pytest.raises(ComparisonStopped, match="of 6 runs finished; call the same command again to go on"):
-        make(contest, stop=lambda: stop[0], react=react)
-    assert json.loads((contest.folder / comparison_file.FILE).read_text())["state"] == "stopped"
+        make(make_request, stop=lambda: stop[0], react=react)
+    assert json.loads((make_request.folder / comparison_file.FILE).read_text())["state"] == "stopped"
     begun = list((tmp_path / "cache").glob("*/checkpoints"))
     assert begun, "the runs at hand kept a checkpoint"
     first = {}
     watch = lambda job, message: first.setdefault(job.id, message["first"]) if message["event"] == "started" else None
-    grid, _ = make(contest, react=watch, observers=HERE)
+    grid, _ = make(make_request, react=watch, observers=HERE)
     assert max(first.values()) >= 1, "some run goes on from a later round than the first"
     assert without_times(summaries(grid)) == without_times(summaries(made[1]))
 
 
 @pytest.mark.full
 def test_children_of_a_killed_parent_stop_at_the_next_round(tmp_path):
-    told, tell = os.pipe()
+    told, notify = os.pipe()
     parent = os.fork()
     if parent == 0:
         try:
@@ -305,7 +305,7 @@ def test_children_of_a_killed_parent_stop_at_the_next_round(tmp_path):
 
             def react(job, message):
                 if message["event"] == "round":
-                    os.write(tell, f"{message['pid']}\n".encode())
+                    os.write(notify, f"{message['pid']}\n".encode())
 
             make(
                 asked(tmp_path, METHODS[:2], rounds=100_000, validation=0.0, test="server", eval_every=1000),
@@ -313,7 +313,7 @@ def test_children_of_a_killed_parent_stop_at_the_next_round(tmp_path):
             )
         finally:
             os._exit(1)
-    os.close(tell)
+    os.close(notify)
     with os.fdopen(told) as lines:
         left = int(next(lines))
         os.kill(parent, signal.SIGKILL)
@@ -372,9 +372,9 @@ def test_a_module_from_python_has_no_identity_and_is_not_cached(tmp_path):
     how = {"own": PythonInputs(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10)))}
     for number in (1, 2):
         grid, _ = make(asked(tmp_path, ["fedavg"], seeds=(0,), how=how, model="auto"))
-        assert grid.jobs["fedavg", 0].folder.parent == grid.asked.folder / "runs"
+        assert grid.jobs["fedavg", 0].folder.parent == grid.request.folder / "runs"
         assert grid.jobs["fedavg", 0].folder.name == f"fedavg-s0-{number}"
-        assert ("fedavg", 0) in comparison_file.read(grid.asked.folder).results
+        assert ("fedavg", 0) in comparison_file.read(grid.request.folder).results
 
 
 class Table:
@@ -400,11 +400,11 @@ def test_fields_that_text_does_not_tell_are_no_identity(tmp_path):
 def test_names_that_were_registered_here_keep_runs_here(made, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_ROWS", dict(registry._ROWS))
     base = made[0]
-    assert not made[1].here
+    assert not made[1].in_process
     parts = {"fedavg": assemble(base.config)}
-    assert not only_here(base, parts)
+    assert not needs_this_process(base, parts)
     registry.register(
         "only_in_this_process", lambda task: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, task.classes))
     )
     other = asked(tmp_path, model="only_in_this_process")
-    assert only_here(other, {"fedavg": assemble(other.config)})
+    assert needs_this_process(other, {"fedavg": assemble(other.config)})

@@ -65,9 +65,9 @@ def test_five_kills_of_all_processes_leave_the_same_table_and_the_same_models(tm
     again, started = make(asked(tmp_path / "killed", METHODS, seeds=(0, 1), executor="loop"))
     assert started == 0
     assert without_times(summaries(again)) == without_times(summaries(whole))
-    ours, theirs = (comparison_file.read(grid.asked.folder) for grid in (again, whole))
-    assert {id_: r.summary["model_sha256"] for id_, r in ours.results.items()} == {
+    is_builtin, theirs = (comparison_file.read(grid.request.folder) for grid in (again, whole))
+    assert {id_: r.summary["model_sha256"] for id_, r in is_builtin.results.items()} == {
         id_: r.summary["model_sha256"] for id_, r in theirs.results.items()
     }
-    assert said(dataclasses.replace(ours, side_by_side=1)) == said(dataclasses.replace(theirs, side_by_side=1))
+    assert said(dataclasses.replace(is_builtin, side_by_side=1)) == said(dataclasses.replace(theirs, side_by_side=1))
     assert not list((tmp_path / "killed" / "cache").glob("*.damaged-*")), "a kill damages nothing"

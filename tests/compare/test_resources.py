@@ -8,17 +8,17 @@ from rich.console import Console
 
 from fedstrata.compare import progress, resources
 from fedstrata.compare.job import Job
-from fedstrata.compare.progress import ProgressBoard, board
-from fedstrata.compare.resources import Room
+from fedstrata.compare.progress import ProgressBoard, progress_board
+from fedstrata.compare.resources import Resources
 from fedstrata.config.config import Config
 
 
-def turns(left, cores=8, wanted=None, **settings):
-    return Room(Config(**settings), wanted, cores).turn(left)
+def turns(left, cores=8, requested=None, **settings):
+    return Resources(Config(**settings), requested, cores).executor_for(left)
 
 
 def test_runs_side_by_side_come_first_and_workers_only_where_cores_are_left():
-    assert Room(Config(), None, 8).slots == 8
+    assert Resources(Config(), None, 8).slots == 8
     assert [turns(left) for left in (24, 8, 5, 4, 2, 1)] == [
         ("loop", 1),
         ("loop", 1),
@@ -28,16 +28,16 @@ def test_runs_side_by_side_come_first_and_workers_only_where_cores_are_left():
         ("auto", 8),
     ]
     assert turns(24, cores=1) == ("loop", 1)
-    assert turns(24, wanted=2) == ("auto", 4)
+    assert turns(24, requested=2) == ("auto", 4)
 
 
 def test_what_is_configured_is_kept():
-    assert Room(Config(executor="threads", workers=4), None, 8).slots == 2
+    assert Resources(Config(executor="threads", workers=4), None, 8).slots == 2
     assert turns(9, executor="threads", workers=4) == ("threads", 4)
     assert turns(2, executor="processes") == ("processes", 4)
     assert turns(1, executor="loop") == ("loop", 1)
     assert turns(9, executor="auto", workers=2) == ("auto", 2)
-    assert Room(Config(local_threads=4), None, 8).slots == 2
+    assert Resources(Config(local_threads=4), None, 8).slots == 2
 
 
 def test_where_seconds_decide_all_runs_have_the_same_share():
@@ -46,23 +46,23 @@ def test_where_seconds_decide_all_runs_have_the_same_share():
 
 def test_memory_serves_fewer_than_cores_do_and_says_so(monkeypatch):
     monkeypatch.setattr(resources, "available", lambda: 10_000)
-    here = Room(Config(), None, 8, needed=3_000)
-    assert here.fits([])
-    assert here.fits([3_000])
-    assert here.fits([3_000, 3_000])
-    assert not here.fits([500, 500, 500]), "those that run will still grow"
-    assert here.note == "memory serves 3 runs at a time: one takes up to 3 kB, and 10 kB are free"
-    assert here.together(20) == 3
-    assert Room(Config(), None, 8).together(5) == 5
+    in_process = Resources(Config(), None, 8, needed=3_000)
+    assert in_process.fits([])
+    assert in_process.fits([3_000])
+    assert in_process.fits([3_000, 3_000])
+    assert not in_process.fits([500, 500, 500]), "those that run will still grow"
+    assert in_process.note == "memory serves 3 runs at a time: one takes up to 3 kB, and 10 kB are free"
+    assert in_process.together(20) == 3
+    assert Resources(Config(), None, 8).together(5) == 5
     monkeypatch.setattr(resources, "available", lambda: 1)
-    assert here.fits([]), "one run is always tried"
+    assert in_process.fits([]), "one run is always tried"
 
 
 def test_before_a_run_has_told_its_peak_it_is_taken_to_need_a_multiple_of_this_process(monkeypatch):
     rss = resources.psutil.Process().memory_info().rss
     monkeypatch.setattr(resources, "available", lambda: 20 * rss)
-    assert Room(Config(), None, 64).fits([0] * 8)
-    assert not Room(Config(), None, 64).fits([0] * 9)
+    assert Resources(Config(), None, 64).fits([0] * 8)
+    assert not Resources(Config(), None, 64).fits([0] * 9)
 
 
 def test_what_a_control_group_leaves_is_what_is_free(monkeypatch, tmp_path):
@@ -84,21 +84,21 @@ def job(label):
 
 
 def told(drawn):
-    drawn.tell(job("fedavg"), {"event": "started", "first": 2, "rounds": 10})
+    drawn.notify(job("fedavg"), {"event": "started", "first": 2, "rounds": 10})
     scores = {"accuracy": 0.5, "personal": None, "validation": 0.25}
-    drawn.tell(job("fedavg"), {"event": "round", "done": 3, **scores, "seconds": 1.0, "eval_seconds": 1.0})
+    drawn.notify(job("fedavg"), {"event": "round", "done": 3, **scores, "seconds": 1.0, "eval_seconds": 1.0})
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_board_ends_in_lines_on_a_terminal_and_elsewhere(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
-    with board(Console(file=out, force_terminal=terminal, width=120, color_system=None), IDS, 10) as drawn:
+    with progress_board(Console(file=out, force_terminal=terminal, width=120, color_system=None), IDS, 10) as drawn:
         assert (drawn.table is not None) is terminal
         told(drawn)
         drawn.tick()
-        drawn.tell(job("fedavg"), {"event": "finished"})
-        drawn.tell(job("scaffold"), {"event": "failed", "why": "no [bold] reason"})
+        drawn.notify(job("fedavg"), {"event": "finished"})
+        drawn.notify(job("scaffold"), {"event": "failed", "why": "no [bold] reason"})
     assert "fedavg, seed 0: accuracy 0.5000  validation 0.2500, 2.0 s (1 of 2 runs)" in out.getvalue()
     assert "scaffold, seed 0: failed: no [bold] reason" in out.getvalue()
 

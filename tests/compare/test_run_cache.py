@@ -65,23 +65,23 @@ def test_the_key_is_of_configuration_data_and_code_but_not_of_place_and_executor
 
 
 def test_a_sealed_run_is_finished_and_every_changed_byte_is_seen(run):
-    assert run_cache.look(run.with_name("nothing"), "k").state == "none"
+    assert run_cache.inspect_run(run.with_name("nothing"), "k").state == "none"
     (run / "manifest.json").rename(run / "manifest")
-    assert run_cache.look(run, "k").state == "damaged"
+    assert run_cache.inspect_run(run, "k").state == "damaged"
     (run / "manifest").rename(run / "manifest.json")
-    assert run_cache.look(run, "k").state == "begun"
+    assert run_cache.inspect_run(run, "k").state == "begun"
     run_cache.seal(run, "k", 3)
-    assert run_cache.look(run, "k") == run_cache.CachedRun("finished")
+    assert run_cache.inspect_run(run, "k") == run_cache.CachedRun("finished")
     assert run_cache.together(run) == 3
-    assert "another run" in run_cache.look(run, "other").why
+    assert "another run" in run_cache.inspect_run(run, "other").why
     for name in FILES:
         original = (run / name).read_text()
         (run / name).write_text(original.upper())
-        assert run_cache.look(run, "k").state == "damaged", name
+        assert run_cache.inspect_run(run, "k").state == "damaged", name
         (run / name).unlink()
-        assert "missing" in run_cache.look(run, "k").why
+        assert "missing" in run_cache.inspect_run(run, "k").why
         (run / name).write_text(original)
-    assert run_cache.look(run, "k").state == "finished"
+    assert run_cache.inspect_run(run, "k").state == "finished"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_sealed_run_is_finished_and_every_changed_byte_is_seen(run):
 )
 def test_a_damaged_seal_is_damage_and_no_crash(run, text):
     (run / run_cache.SEAL).write_text(text)
-    assert run_cache.look(run, "k").state == "damaged"
+    assert run_cache.inspect_run(run, "k").state == "damaged"
 
 
 def test_a_seal_cannot_point_out_of_its_folder_to_make_a_run_whole(run):
@@ -98,7 +98,7 @@ def test_a_seal_cannot_point_out_of_its_folder_to_make_a_run_whole(run):
     assert set(seal["files"]) == set(FILES)
     del seal["files"]["summary.json"]
     (run / run_cache.SEAL).write_text(json.dumps(seal))
-    assert run_cache.look(run, "k").state == "damaged"
+    assert run_cache.inspect_run(run, "k").state == "damaged"
 
 
 def test_what_is_set_aside_keeps_its_content(run):
@@ -110,16 +110,16 @@ def test_what_is_set_aside_keeps_its_content(run):
 
 def test_two_cannot_hold_one_place(tmp_path):
     folder = tmp_path / "cache" / "a"
-    with run_cache.held(folder):
-        with pytest.raises(StateError, match="in use") as refused, run_cache.held(folder):
+    with run_cache.hold_folder(folder):
+        with pytest.raises(StateError, match="in use") as refused, run_cache.hold_folder(folder):
             pass
-        assert run_cache.busy(refused.value)
-    with run_cache.held(folder):
+        assert run_cache.is_locked(refused.value)
+    with run_cache.hold_folder(folder):
         pass
 
 
 def test_source_of_other_packages_counts_and_ours_does_not_count_twice(tmp_path, monkeypatch):
-    assert run_cache.guests(Config(), method("fedprox + fedavgm")) == ""
+    assert run_cache.plugin_digest(Config(), method("fedprox + fedavgm")) == ""
     file = tmp_path / "mine.py"
     text = (
         "from dataclasses import dataclass\nfrom fedstrata import Piece\n\n@dataclass(frozen=True)\nclass"
@@ -132,7 +132,7 @@ def test_source_of_other_packages_counts_and_ours_does_not_count_twice(tmp_path,
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, "mine", module)
         spec.loader.exec_module(module)
-        found.append(run_cache.guests(Config(), method("fedavg") + module.Mine()))
+        found.append(run_cache.plugin_digest(Config(), method("fedavg") + module.Mine()))
     assert all(found)
     assert found[0] != found[1]
 
@@ -140,7 +140,7 @@ def test_source_of_other_packages_counts_and_ours_does_not_count_twice(tmp_path,
 def test_pieces_without_a_source_have_no_identity():
     space = {"Piece": Piece, "__name__": "typed_in"}
     exec("class Typed(Piece):\n    pass\n", space)
-    assert run_cache.guests(Config(), method("fedavg") + space["Typed"]()) is None
+    assert run_cache.plugin_digest(Config(), method("fedavg") + space["Typed"]()) is None
 
 
 def test_a_package_counts_as_a_whole(tmp_path, monkeypatch):
@@ -151,14 +151,14 @@ def test_a_package_counts_as_a_whole(tmp_path, monkeypatch):
     (package / "piece.py").write_text("from fedstrata import Piece\nclass Guest(Piece):\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     chain = method("fedavg") + importlib.import_module("guestpack.piece").Guest()
-    before = run_cache.guests(Config(), chain)
+    before = run_cache.plugin_digest(Config(), chain)
     (package / "helper.py").write_text("A = 2\n")
-    assert before != run_cache.guests(Config(), chain)
+    assert before != run_cache.plugin_digest(Config(), chain)
 
 
 def test_a_measure_of_ours_is_ours():
     parts = assemble(Config(model="logistic", measures="drift"))
-    assert run_cache.guests(parts.config, parts.method, parts.measures.values()) == ""
+    assert run_cache.plugin_digest(parts.config, parts.method, parts.measures.values()) == ""
 
 
 HERE = (lambda _event: None,)
@@ -167,12 +167,12 @@ HERE = (lambda _event: None,)
 @pytest.mark.parametrize("name", ["summary.json", "sealed.json", "rounds.jsonl"])
 @pytest.mark.parametrize("how", ["folder", "link"])
 def test_a_finished_run_whose_file_is_no_file_is_set_aside_and_made_again(tmp_path, name, how):
-    contest = asked(tmp_path, seeds=(0,), executor="loop", rounds=1)
-    whole, _ = make(contest, observers=HERE)
+    make_request = asked(tmp_path, seeds=(0,), executor="loop", rounds=1)
+    whole, _ = make(make_request, observers=HERE)
     place = next(iter(whole.jobs.values())).folder / name
     place.rename(tmp_path / "elsewhere")
     place.mkdir() if how == "folder" else place.symlink_to(tmp_path / "elsewhere")
-    again, _ = make(contest, observers=HERE)
+    again, _ = make(make_request, observers=HERE)
     assert len(again.done) == 2
     assert not again.failures
     assert place.is_file()

@@ -7,7 +7,7 @@ from scipy.stats import beta
 
 from fedstrata.common.errors import ConfigError
 from fedstrata.compare import comparison_file, screening
-from fedstrata.compare.execution import works
+from fedstrata.compare.execution import open_executor
 from fedstrata.compare.request import PythonInputs
 from helpers.comparisons import asked, make, summaries, without_times
 
@@ -23,23 +23,23 @@ METHODS = (
 HERE = [lambda event: None]
 
 
-def screened(contest, react=None):
+def run_screening(make_request, react=None):
     """Screening without a report: (grid, what was screened)."""
-    with works(contest, Console(quiet=True), plain=True, observers=HERE) as making:
+    with open_executor(make_request, Console(quiet=True), plain=True, observers=HERE) as making:
         if react is not None:
-            tell = making.maker.tell
-            making.maker.tell = lambda job, message: (react(job, message), tell(job, message))[1]
-        found = screening.screened(making)
-        making.grid.write("finished", found)
-        return making.grid, found
+            notify = making.runner.notify
+            making.runner.notify = lambda job, message: (react(job, message), notify(job, message))[1]
+        found = screening.run_screening(making)
+        making.run_set.write("finished", found)
+        return making.run_set, found
 
 
 @pytest.fixture(scope="session")
 def halved(tmp_path_factory):
     """Seven methods, one seed, audited in full; every event that was told."""
     told = []
-    contest = asked(tmp_path_factory.mktemp("halved"), METHODS, (0,), how={"screen": 1.0}, rounds=8)
-    grid, found = screened(contest, react=lambda job, message: told.append((job.id, message)))
+    make_request = asked(tmp_path_factory.mktemp("halved"), METHODS, (0,), how={"screen": 1.0}, rounds=8)
+    grid, found = run_screening(make_request, react=lambda job, message: told.append((job.id, message)))
     return grid, found, told
 
 
@@ -56,7 +56,7 @@ def test_methods_are_dropped_at_a_quarter_and_at_half_of_the_rounds(halved):
     grid, found, told = halved
     assert found.rungs == (2, 4)
     assert set(found.dropped.values()) == {2, 4}
-    assert len(grid.asked.rivals) - len(found.dropped) <= 3, "seven, then four, then two; and the baseline"
+    assert len(grid.request.competitors) - len(found.dropped) <= 3, "seven, then four, then two; and the baseline"
     assert "fedavg" not in found.dropped
     assert found.dropped["fedavg | local.lr=0.001"] == 2, "one that hardly learns goes first"
     ended = [id_ for id_, message in told if message["event"] == "finished"]
@@ -73,7 +73,7 @@ def test_survivors_go_on_and_no_round_is_trained_twice(halved, tmp_path):
 
 def test_what_was_screened_is_read_back(halved):
     grid, found, _ = halved
-    comparison = comparison_file.read(grid.asked.folder)
+    comparison = comparison_file.read(grid.request.folder)
     assert comparison.screening == found
     assert set(comparison.results) == set(grid.jobs)
 
@@ -81,7 +81,7 @@ def test_what_was_screened_is_read_back(halved):
 def test_the_audit_counts_what_ends_above_the_lowest_that_was_kept(halved):
     grid, found, _ = halved
     assert set(found.audited) == set(found.dropped)
-    best = {label: screening.best_score(grid, label) for label in (r.entry.label for r in grid.asked.rivals)}
+    best = {label: screening.best_score(grid, label) for label in (r.entry.label for r in grid.request.competitors)}
     alive = list(best)
     expected = set()
     for rung in found.rungs:
@@ -93,13 +93,13 @@ def test_the_audit_counts_what_ends_above_the_lowest_that_was_kept(halved):
 
 
 def test_the_interval_of_the_share_is_that_of_clopper_and_pearson():
-    told = screening.judged((1, 2), {"a": 1, "b": 1, "c": 2}, ["a", "b", "c"], ["b"])
+    told = screening.audit_result((1, 2), {"a": 1, "b": 1, "c": 2}, ["a", "b", "c"], ["b"])
     assert told.share == 1 / 3
     assert told.low == pytest.approx(beta.ppf(0.025, 1, 3), rel=1e-9)  # the same quantiles by another way
     assert told.high == pytest.approx(beta.ppf(0.975, 2, 2), rel=1e-9)
-    none = screening.judged((1, 2), {"a": 1}, ["a"], [])
+    none = screening.audit_result((1, 2), {"a": 1}, ["a"], [])
     assert (none.low, none.high) == (0.0, pytest.approx(0.975, rel=1e-9))  # 1 - 0.025 ** (1 / 1)
-    assert screening.judged((1, 2), {}, [], []).share is None
+    assert screening.audit_result((1, 2), {}, [], []).share is None
 
 
 def test_a_part_of_the_dropped_is_audited_and_the_same_part_in_every_call():
@@ -111,21 +111,24 @@ def test_a_part_of_the_dropped_is_audited_and_the_same_part_in_every_call():
 
 
 def test_what_was_dropped_and_not_audited_has_no_result(tmp_path):
-    grid, found = screened(asked(tmp_path, METHODS, seeds=(0,), how={"screen": True}))
+    grid, found = run_screening(asked(tmp_path, METHODS, seeds=(0,), how={"screen": True}))
     assert found.audited
     missing = set(found.dropped) - set(found.audited)
     assert missing
-    comparison = comparison_file.read(grid.asked.folder)
-    assert {label for label, _ in comparison.results} == {r.entry.label for r in grid.asked.rivals} - missing
+    comparison = comparison_file.read(grid.request.folder)
+    assert {label for label, _ in comparison.results} == {r.entry.label for r in grid.request.competitors} - missing
 
 
 def test_a_run_that_is_not_cached_goes_on_after_its_pause(tmp_path):
     torch.manual_seed(0)  # otherwise the network hangs on which tests ran before, and with some of them all methods tie
-    own = {"own": PythonInputs(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10))), "screen": 1.0}
+    python_inputs = {
+        "own": PythonInputs(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10))),
+        "screen": 1.0,
+    }
     rounds = []
-    contest = asked(tmp_path, METHODS[:3], seeds=(0,), how=own, model="auto")
-    grid, found = screened(
-        contest,
+    make_request = asked(tmp_path, METHODS[:3], seeds=(0,), how=python_inputs, model="auto")
+    grid, found = run_screening(
+        make_request,
         react=lambda job, message: (
             rounds.append((job.id, message.get("done"))) if message["event"] == "round" else None
         ),

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from fedstrata.compare.entries import rivals
-from fedstrata.compare.sweep import Swept, Trial, Trials, Vary, draw, sweep, text_with
+from fedstrata.compare.entries import read_competitors
+from fedstrata.compare.sweep import MethodSweep, SweepRequest, Trial, VariedSetting, draw, sweep, text_with
 from fedstrata.config.config import Config
 from fedstrata.runs.result import Result
 from helpers.comparisons import SMALL
@@ -16,7 +16,7 @@ HERE = [lambda event: None]
 
 
 def drawn(trials, *methods, seeds=(0,)):
-    asked = Trials.of(
+    asked = SweepRequest.of(
         methods, ["local.lr=0.01,0.03,0.1", "fedprox.mu=0.1,1", "moon.mu=1,2,3"], BASE, trials=trials, seeds=seeds
     )
     return asked.drawn
@@ -46,7 +46,11 @@ def test_all_methods_try_the_same_values_of_what_is_varied_for_all():
 
 @pytest.mark.parametrize("count", range(1, 25))
 def test_no_combination_is_drawn_twice_and_all_come_as_often(count):
-    grid = [Vary("local.lr", ("1", "2", "3", "4")), Vary("a.x", ("1", "2", "3")), Vary("a.y", ("1", "2"))]
+    grid = [
+        VariedSetting("local.lr", ("1", "2", "3", "4")),
+        VariedSetting("a.x", ("1", "2", "3")),
+        VariedSetting("a.y", ("1", "2")),
+    ]
     trials = [tuple(trial.items()) for trial in draw(grid, count, "a")]
     assert len(set(trials)) == count
     assert [tuple(key for key, _ in trial) for trial in trials] == [("local.lr", "a.x", "a.y")] * count
@@ -57,8 +61,8 @@ def test_no_combination_is_drawn_twice_and_all_come_as_often(count):
 
 def test_the_proposed_comparison_is_as_it_was_typed_on_seeds_that_chose_nothing():
     words = ("mine.toml", "data=table(path='a b.csv', label=ill)", "name=tuned", "validation=0.2")
-    asked = Trials.of(["fedavg"], ["local.lr=0.01,0.1"], BASE, seeds=(1, 7), given=words)
-    found = [Swept("fedavg", 2, (Trial("fedavg | local.lr=0.1", {}, 0.5),))]
+    asked = SweepRequest.of(["fedavg"], ["local.lr=0.01,0.1"], BASE, seeds=(1, 7), command_words=words)
+    found = [MethodSweep("fedavg", 2, (Trial("fedavg | local.lr=0.1", {}, 0.5),))]
     said = shlex.split(asked.command_of(found))
     assert said == [
         "fedstrata",
@@ -75,12 +79,12 @@ def test_the_proposed_comparison_is_as_it_was_typed_on_seeds_that_chose_nothing(
 
 
 def test_values_are_written_into_the_text_of_the_method():
-    (rival,) = rivals(["fedprox(0.5) + fedavgm(lr=0.3) | local.epochs=2"], BASE)
-    assert text_with(rival, {"fedprox.mu": "0.1", "fedavgm.beta": "0.5", "local.lr": "0.01"}) == (
+    (competitor,) = read_competitors(["fedprox(0.5) + fedavgm(lr=0.3) | local.epochs=2"], BASE)
+    assert text_with(competitor, {"fedprox.mu": "0.1", "fedavgm.beta": "0.5", "local.lr": "0.01"}) == (
         "fedprox(mu=0.1) + fedavgm(lr=0.3, beta=0.5) | local.epochs=2 local.lr=0.01"
     )
-    (rival,) = rivals(["lgfedavg(personal='role:head') + fedprox"], BASE)
-    assert text_with(rival, {}) == "lgfedavg(personal='role:head') + fedprox"
+    (competitor,) = read_competitors(["lgfedavg(personal='role:head') + fedprox"], BASE)
+    assert text_with(competitor, {}) == "lgfedavg(personal='role:head') + fedprox"
 
 
 def test_the_best_validation_score_chooses_and_the_test_does_not(tmp_path):
@@ -115,6 +119,6 @@ def test_the_best_validation_score_chooses_and_the_test_does_not(tmp_path):
 
 def test_the_first_of_equals_is_chosen_and_a_failed_trial_never():
     trials = (Trial("a", {}, None, "failed"), Trial("b", {}, 0.5), Trial("c", {}, 0.5), Trial("d", {}, 0.1))
-    assert (Swept("m", 4, trials).chosen.method, Swept("m", 4, trials).tied) == ("b", 1)
-    assert (Swept("m", 1, trials[:1]).chosen, Swept("m", 1, trials[:1]).tied) == (None, 0)
-    assert Swept("m", 2, trials[2:]).tied == 0
+    assert (MethodSweep("m", 4, trials).chosen.method, MethodSweep("m", 4, trials).tied) == ("b", 1)
+    assert (MethodSweep("m", 1, trials[:1]).chosen, MethodSweep("m", 1, trials[:1]).tied) == (None, 0)
+    assert MethodSweep("m", 2, trials[2:]).tied == 0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedstrata.compare.execution import works
+from fedstrata.compare.execution import open_executor
 from fedstrata.compare.process_pool import ProcessPool
-from fedstrata.compare.request import contest
+from fedstrata.compare.request import make_request
 from fedstrata.config.config import Config
 
 SMALL = {
@@ -28,7 +28,7 @@ WORDS = [f"{key}={value}" for key, value in SMALL.items()]
 
 def asked(out: Path, methods=("fedavg", "fedprox(mu=1)"), seeds=(0, 1), *, how=None, **settings):
     """A contest below ``out``; ``how`` goes to contest(), settings to the configuration, dots as underscores."""
-    return contest(methods, Config(**SMALL, out=str(out)).replace(**settings), seeds=seeds, **(how or {}))
+    return make_request(methods, Config(**SMALL, out=str(out)).replace(**settings), seeds=seeds, **(how or {}))
 
 
 def make(contest_, *, stop=lambda: False, said=None, observers=(), react=None):
@@ -37,13 +37,13 @@ def make(contest_, *, stop=lambda: False, said=None, observers=(), react=None):
     ``react`` is told every event of every job, before the board is.
     """
     console = Console(file=said, width=200, markup=False) if said is not None else Console(quiet=True)
-    with works(contest_, console, plain=True, stop=stop, observers=observers) as making:
+    with open_executor(contest_, console, plain=True, stop=stop, observers=observers) as making:
         if react is not None:
-            tell = making.maker.tell
-            making.maker.tell = lambda job, message: (react(job, message), tell(job, message))[1]
-        making.make(list(making.grid.jobs.values()))
-        making.grid.write("finished")
-        return making.grid, making.maker.started if isinstance(making.maker, ProcessPool) else 0
+            notify = making.runner.notify
+            making.runner.notify = lambda job, message: (react(job, message), notify(job, message))[1]
+        making.make(list(making.run_set.jobs.values()))
+        making.run_set.write("finished")
+        return making.run_set, making.runner.started if isinstance(making.runner, ProcessPool) else 0
 
 
 def summaries(grid):

@@ -9,9 +9,9 @@ import zlib
 
 import numpy as np
 
-from fedstrata.analysis.comparison import Comparison, Entry
+from fedstrata.analysis.comparison import Entry
 from fedstrata.data.statistics.facts import Facts
-from fedstrata.runs.result import Result
+from fedstrata.report.views import Comparison, Result
 
 TOPS = {
     "fedavg": 0.55,
@@ -24,7 +24,7 @@ TOPS = {
     "ditto": 0.55,
 }
 """Where the curve of a method's shared model ends; FedPer's heads are private, so its shared model knows nothing."""
-OWN = {"fedper": 0.78, "ditto": 0.80}
+METHOD_SETTINGS = {"fedper": 0.78, "ditto": 0.80}
 """The same of its clients' own models, where they differ from the shared one."""
 METHODS = ("fedavg", "fedprox(mu=0.01)", "fedavgm", "fedper", "ditto")
 CHANCE, CLASSES, SIZE = 0.1, 10, 580_000.0
@@ -73,7 +73,7 @@ def result(
         )
         for r in range(rounds)
     ]
-    own = OWN.get(method)
+    own = METHOD_SETTINGS.get(method)
     finals = _clients(rng_of(method, seed, "clients"), rows[-1], clients, own is None)
     return Result(_summary(method, seed, rows, validation, regression) | summary, rows, clients=finals)
 
@@ -84,7 +84,7 @@ def _row(r, rounds, every, rng, shape, method, what):
     grown = 1 - np.exp(-(r + 1) / pace)
     cohort = sorted(int(c) for c in rng.choice(max(clients, 20), 10, replace=False))
     score = float(np.clip(CHANCE + (end - CHANCE) * grown + rng.normal(0, noise), 0, 1)) if flat is None else flat
-    own_end = OWN.get(method, end + 0.02)
+    own_end = METHOD_SETTINGS.get(method, end + 0.02)
     personal = (
         float(np.clip(CHANCE + (own_end - CHANCE) * grown + rng.normal(0, noise / 2), 0, 1)) if flat is None else flat
     )
@@ -123,7 +123,7 @@ def _row(r, rounds, every, rng, shape, method, what):
     shared = -(2.0 - score) if regression else score
     mine = -(2.0 - personal) if regression else personal
     if validation:
-        row["validation"] = (mine if method in OWN else shared) + float(rng.normal(0, 0.003))
+        row["validation"] = (mine if method in METHOD_SETTINGS else shared) + float(rng.normal(0, 0.003))
     if regression:
         row["metrics"] = {"rmse": 2.0 - score, "r2": score}
     else:
@@ -137,7 +137,7 @@ def _row(r, rounds, every, rng, shape, method, what):
             "personal_weighted": mine,
             "personal_std": 0.1,
             "personal_worst10": mine - 0.2,
-            "shared_on_clients": shared if method in OWN else mine,
+            "shared_on_clients": shared if method in METHOD_SETTINGS else mine,
         }
         row["heldout"] = shared - 0.02 if heldout else None
     return row

@@ -566,7 +566,6 @@ def finetune(world, steps, lr):
 
 
 # ---- comparison
-# -----------------------------------------------------------------------------------------------------------------------------
 
 # the engine's float32 (6e-8 a rounding) through some 40 local steps and 3 rounds of a network that amplifies a little
 ROUNDING = 1e-5
@@ -582,7 +581,7 @@ def against(method, rule, tolerance=ROUNDING, world=World, **settings):
     world = world(run, [row["cohort"] for row in found.rows])
     assert len({tuple(sorted(c)) for c in world.cohorts}) > 1, "partial participation"
     w, own, *state = rule(world)
-    assert distance(world, found.params, w) <= tolerance, f"server: {distance(world, found.params, w):.2e}"
+    assert distance(world, found.model, w) <= tolerance, f"server: {distance(world, found.model, w):.2e}"
     apart = [distance(world, model, v) for model, v in zip(found.models, own, strict=True)]
     assert max(apart) <= tolerance, f"own models: {max(apart):.2e}"
     return found, world, state[0] if state else {}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedstrata.core.chain import Method
-from fedstrata.core.params import Params, tmap
+from fedstrata.core.params import Params
 from fedstrata.core.piece import Piece
 from fedstrata.methods import Limit, NoLimit, Row, rows
 from fedstrata.methods.fedprox import FedProx
@@ -48,7 +48,7 @@ def test_a_wrong_factor_in_fedprox_breaks_its_limit(monkeypatch):
     monkeypatch.setattr(
         FedProx,
         "gradient",
-        lambda self, g, v: lambda p, b: tmap(lambda s, x, a: s + (self.mu + 1e-6) * (x - a), g(p, b), p, v.anchor),
+        lambda self, g, ctx: lambda p, b: g(p, b) + (self.mu + 1e-6) * (p - ctx.received),
     )
     bites(limit_is_exact, limit_of(FedProx))
 
@@ -58,18 +58,19 @@ def test_a_doubled_factor_in_fedprox_breaks_its_reference(monkeypatch):
     monkeypatch.setattr(
         FedProx,
         "gradient",
-        lambda self, g, v: lambda p, b: tmap(lambda s, x, a: s + 2 * self.mu * (x - a), g(p, b), p, v.anchor),
+        lambda self, g, ctx: lambda p, b: g(p, b) + 2 * self.mu * (p - ctx.received),
     )
     limit_is_exact(limit_of(FedProx))
     bites(rules.against, "fedprox(mu=0.5)", lambda w: rules.fedprox(w, 0.5))
 
 
 def test_a_wrong_beta_in_fedavgm_breaks_its_limit(monkeypatch):
-    """Velocity 0.9 v + step, whatever beta is."""
+    """Velocity 0.9 v + step at any beta."""
 
-    def merge(self, step, slot, v):
-        velocity = 0.9 * slot["velocity"].pick(step) + step
-        return self.lr * velocity, {"velocity": slot["velocity"] | velocity}
+    def merge(self, step, ctx):
+        old = ctx.state.params("velocity")
+        velocity = 0.9 * old.pick(step) + step
+        return self.lr * velocity, {"velocity": old | velocity}
 
     limit_is_exact(limit_of(FedAvgM))
     monkeypatch.setattr(FedAvgM, "merge", merge)
@@ -80,7 +81,9 @@ def test_a_wrong_sign_in_scaffold_breaks_its_reference(monkeypatch):
     """g + c_i - c in place of g - c_i + c."""
     rules.against("scaffold", rules.scaffold)
     monkeypatch.setattr(
-        Scaffold, "gradient", lambda self, g, v: lambda p, b: g(p, b) + (v.own["control"] - v.extras["control"])
+        Scaffold,
+        "gradient",
+        lambda self, g, ctx: lambda p, b: g(p, b) + (ctx.state["control"] - ctx.down_payload["control"]),
     )
     bites(rules.against, "scaffold", rules.scaffold)
 
@@ -93,46 +96,46 @@ def test_a_head_that_is_averaged_after_all_breaks_the_limit_of_fedper(monkeypatc
 
 @dataclass(frozen=True)
 class Forgetful(Piece):
-    """Keeps what must survive in the piece instead of in its slot."""
+    """Keeps what must survive in the piece instead of in its state."""
 
     memory: list = field(default_factory=list)
 
-    def merge(self, step, slot, v):
-        self.memory.append((v.setup, step))
-        return step + 0.1 * next(first for setup, first in self.memory if setup is v.setup), slot
+    def merge(self, step, ctx):
+        self.memory.append((ctx.setup, step))
+        return step + 0.1 * next(first for setup, first in self.memory if setup is ctx.setup), ctx.state
 
 
 @dataclass(frozen=True)
 class Impatient(Piece):
-    """Whoever uploads first in a round counts most."""
+    """Counts the client that uploads first in a round most."""
 
     turns: list = field(default_factory=list)
 
-    def upload(self, delta, own, v):
-        before = sum(setup is v.setup and t == v.round for setup, t in self.turns)
-        self.turns.append((v.setup, v.round))
-        return delta * (1 - 0.01 * before), {}, own
+    def upload(self, delta, ctx):
+        before = sum(setup is ctx.setup and t == ctx.round for setup, t in self.turns)
+        self.turns.append((ctx.setup, ctx.round))
+        return delta * (1 - 0.01 * before), {}, ctx.state
 
 
 @dataclass(frozen=True)
 class Restless(Piece):
     """Moves on the server what no client sends."""
 
-    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
-        return plan.without(setup.layout.select("role:head"))
+    def plan(self, plan, ctx):
+        return plan.without(ctx.layout.select("role:head"))
 
-    def merge(self, step, slot, v):
-        head = v.params.pick(v.layout.select("role:head"))
-        return Params.of(dict(step) | {n: torch.full_like(t, 0.01) for n, t in head.items()}), slot
+    def merge(self, step, ctx):
+        head = ctx.model.pick(ctx.layout.select("role:head"))
+        return Params.of(dict(step) | {n: torch.full_like(t, 0.01) for n, t in head.items()}), ctx.state
 
 
 @dataclass(frozen=True)
 class Hoarding(Piece):
-    """Puts something beside its settings, past the freezing."""
+    """Sets an attribute on itself although it is frozen."""
 
-    def merge(self, step, slot, v):
+    def merge(self, step, ctx):
         object.__setattr__(self, "last", float(step.flat.sum()))
-        return step, slot
+        return step, ctx.state
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,4 @@
-"""What belongs to partial networks: batch-norm policies, budgets of clients, returning clients, other pieces beside
-them, settings, configs.
-"""
+"""Partial networks: batch-norm policies, budgets of clients, incremental downloads, other pieces, settings, configs."""
 
 import io
 import re
@@ -27,7 +25,6 @@ from helpers import lab
 from helpers.networks import residual
 
 # ---- norm statistics (section 3.5)
-# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bn", ["local", "share", "server", "trained", "batch"])
@@ -43,24 +40,24 @@ def test_batch_norm_policies_decide_whose_statistics_move(bn):
         assert moved == (bn == "share" or (bn == "trained" and trained == "first"))
         sent = {n for r in run.executor.replies[turn] for n in r.statistics}
         assert bool(sent) == moved
-        kept = {n for r in run.executor.replies[turn] for n in r.client_state}
-        assert kept == ({"kept/norm.running_mean", "kept/norm.running_var"} if bn == "local" else set())
+        kept = {n for r in run.executor.replies[turn] for n in r.client_state.tensors}
+        assert kept == ({"norm.running_mean", "norm.running_var"} if bn == "local" else set())
     run.close()
 
 
 def test_local_statistics_are_those_of_one_named_client_when_the_server_tests():
     run = residual("fedpart(warmup=0, repeat=1)")
     run.round()
-    served, row = run.served(), run.states.get(0)
+    served, stored = run.serving.model(), run.stored(0)
     run.close()
-    assert run.norms_of == 0
-    assert all(torch.equal(t, row[f"kept/{n}"]) for n, t in served.statistics.items())
+    assert run.serving.norm_source_client == 0
+    assert all(torch.equal(t, stored.tensors[n]) for n, t in served.statistics.items())
 
 
 def test_trained_statistics_with_budgets_are_averaged_over_those_who_trained_the_layer():
     """The head alone fits client budgets of 0.5.
 
-    So its statistics are nobody's, and those who train the norm's layer average theirs.
+    So its statistics are averaged by no client, and those who train the norm's layer average theirs.
     """
     run = lab.engine(lab.parts("fedpart(warmup=0, repeat=1) + budgets(time=[0.5, 1])", "batch", bn="trained", cohort=6))
     run.round()
@@ -73,8 +70,7 @@ def test_trained_statistics_with_budgets_are_averaged_over_those_who_trained_the
         assert torch.allclose(run.server.model.statistics[name], mean, rtol=1e-6, atol=1e-7)
 
 
-# ---- partial participation, budgets, returning clients
-# ----------------------------------------------------------------------------------------
+# ---- partial participation, budgets, incremental downloads
 
 
 def test_budgets_are_held_in_every_round_by_measured_costs():
@@ -99,7 +95,7 @@ def test_a_client_that_can_afford_nothing_is_refused_with_the_arithmetic():
     with pytest.raises(
         MethodError,
         match=(
-            r"client 1 can train no layer group: the cheapest that is shared takes 61% of the whole model's memory and"
+            r"client 1 can train no layer group: the cheapest that is shared takes 54% of the whole model's memory and"
             r" 45% of its"
         ),
     ):
@@ -112,7 +108,7 @@ def test_returning_clients_are_sent_what_moved_since_and_train_the_same_model(to
     settings = {"cohort": cohort, "rounds": 9}
     plain, run = (
         lab.play("fedpart(warmup=1, repeat=1)", toy, **settings),
-        lab.engine(lab.parts("fedpart(warmup=1, repeat=1) + returning", toy, **settings)),
+        lab.engine(lab.parts("fedpart(warmup=1, repeat=1) + incremental_download", toy, **settings)),
     )
     rows, groups = [], list(run.parts.setup.layout.groups.values())
     last: dict[int, int] = {}
@@ -127,13 +123,13 @@ def test_returning_clients_are_sent_what_moved_since_and_train_the_same_model(to
             last[work.client] = t
         moved |= dict.fromkeys((n for n in run.plan.aggregate if n in moved), t)
     run.close()
-    assert lab.bits(run.server.model) == lab.bits(plain.params)
+    assert lab.bits(run.server.model) == lab.bits(plain.model)
     assert sum(r["bytes_down"] for r in rows) < sum(r["bytes_down"] for r in plain.rows)
     assert [r["bytes_up"] for r in rows] == [r["bytes_up"] for r in plain.rows]
 
 
 def test_downlink_mirrors_uplink_where_every_client_is_in_every_round():
-    run = residual("fedpart(warmup=1, repeat=1) + returning", rounds=12)
+    run = residual("fedpart(warmup=1, repeat=1) + incremental_download", rounds=12)
     rows = [run.round() for _ in range(12)]
     run.close()
     assert rows[0]["bytes_down"] == rows[0]["bytes_up"]
@@ -141,44 +137,51 @@ def test_downlink_mirrors_uplink_where_every_client_is_in_every_round():
 
 
 @pytest.mark.parametrize("other", ["fedphoenix", "scaffold", "fedmut"])
-def test_returning_is_refused_beside_models_made_for_one_client(other):
-    with pytest.raises(MethodError, match="returning has clients keep what they were sent"):
-        method(f"{other} + returning")
+def test_incremental_downloads_are_refused_beside_models_made_for_one_client(other):
+    with pytest.raises(MethodError, match="incremental_download has clients keep what they were sent"):
+        method(f"{other} + incremental_download")
 
 
 @pytest.mark.parametrize(
     "chain",
     [
-        *(
-            "budgets(time=[1, 0.5]) + fedpart",
-            "returning + fedpart",
-            "returning + fedprox + fedrep",
-            "budgets + returning + fedper",
-        ),
-        *("fedpart + fedbabu", "fedpart + fedrep", "fedpart(cycles=1) + scaffold + fedper"),
+        "budgets(time=[1, 0.7]) + fedpart(warmup=1, repeat=1)",
+        "incremental_download + fedpart(warmup=1, repeat=1)",
+        "incremental_download + fedprox(mu=0.1) + fedrep",
+        "budgets(time=[1, 0.8]) + fedprox(mu=0.1) + fedper",
+        "fedpart(warmup=1, repeat=1) + fedbabu(epochs=1)",
+        "fedpart(warmup=1, repeat=1) + fedrep",
+        "fedpart(warmup=1, repeat=1) + fedprox(mu=0.1) + fedper",
     ],
 )
-def test_a_plan_made_for_what_others_leave_stands_behind_them(chain):
+def test_plans_are_made_by_what_they_decide_in_either_order_of_the_chain(chain):
     """What takes part at all, then what of it trains in a round, then what single clients do of that."""
-    first, *_, last = re.sub(r"\(.*?\)", "", chain).split(" + ")
-    with pytest.raises(
-        MethodError, match=f"{first} plans for what the other pieces train and send.* Write {first} behind {last}"
-    ):
-        method(chain)
+    first, middle, last = re.fullmatch(r"(.*?\)?) \+ (?:(fedprox\(mu=0.1\)) \+ )?(.*)", chain).groups()
+    other = " + ".join(part for part in (last, middle, first) if part)
+    outcomes = [lab.play(text, rounds=5, cohort=4) for text in (chain, other)]
+    assert lab.bits(outcomes[0].model) == lab.bits(outcomes[1].model)
+    assert [lab.bits(m) for m in outcomes[0].models] == [lab.bits(m) for m in outcomes[1].models]
+    costs = [[(r["bytes_up"], r["bytes_down"], r["flops"]) for r in o.rows] for o in outcomes]
+    assert costs[0] == costs[1]
 
 
 @pytest.mark.parametrize(
     "chain",
-    ["budgets + returning", "returning + budgets", "budgets + fedprox", "fedper + fedpart + budgets + returning"],
+    [
+        "budgets + incremental_download",
+        "incremental_download + budgets",
+        "budgets + fedprox",
+        "fedper + fedpart + budgets + incremental_download",
+    ],
 )
-def test_pieces_that_plan_nothing_may_stand_behind_and_so_may_their_like(chain):
-    assert [type(piece).__name__.lower() for piece in method(chain).pieces] == chain.split(" + ")
+def test_a_chain_keeps_the_order_in_which_it_is_written(chain):
+    assert [piece.name for piece in method(chain).pieces] == chain.split(" + ")
 
 
 def test_every_round_of_a_chain_that_is_accepted_trains_something():
-    """Also the late ones, which come to the head that another piece has taken out."""
+    """Also the late ones, whose turn is that of the head, which another piece has taken out."""
     for chain in ("fedbabu(epochs=0) + fedpart(warmup=1, repeat=1)", "fedrep + fedpart(warmup=1, repeat=1)"):
-        assert all(row["moved"] for row in lab.play(chain, rounds=8).rows)
+        assert all(row["updated"] for row in lab.play(chain, rounds=8).rows)
 
 
 def test_cycles_count_the_groups_that_the_chain_trains():
@@ -198,7 +201,7 @@ def test_a_client_that_can_afford_no_shared_layers_is_refused_before_training_wh
     with pytest.raises(
         MethodError,
         match=(
-            f"client {client} can train no layer group: the cheapest that is shared takes 69% .* and 61% of its FLOPs"
+            f"client {client} can train no layer group: the cheapest that is shared takes 66% .* and 61% of its FLOPs"
         ),
     ):
         lab.parts(f"fedper + budgets(time={budgets})", cohort=2)
@@ -216,7 +219,7 @@ def test_a_budget_of_1_is_no_limit_even_where_a_part_takes_more_than_the_whole()
 
 def test_budgets_are_measured_on_one_sample_where_nobody_has_more():
     found = lab.play("budgets(time=[1, 0.7])", (lab.federation((1, 1, 1, 1)), lab.small("layer")), cohort=4)
-    assert all(row["moved"] for row in found.rows)
+    assert all(row["updated"] for row in found.rows)
     with pytest.raises(ConfigError, match="no client has two samples to measure a local step on"):
         lab.play("budgets(time=[1, 0.7])", (lab.federation((1, 1, 1, 1)), lab.small("batch")), cohort=4)
 
@@ -247,10 +250,12 @@ def test_a_round_tells_which_layer_groups_were_trained_and_by_how_many():
     assert phases[0]["trained"] is None, "the head in one phase, the body in the other"
 
 
-def test_rows_of_returning_clients_are_counted_before_the_run(monkeypatch):
+def test_states_of_returning_clients_are_counted_before_the_run(monkeypatch):
     asked = []
-    monkeypatch.setattr("fedstrata.engine.rounds.preflight", lambda clients, size, where: asked.append((clients, size)))
-    parts = lab.parts("fedpart + returning")
+    monkeypatch.setattr(
+        "fedstrata.engine.preflight.preflight", lambda clients, size, where: asked.append((clients, size))
+    )
+    parts = lab.parts("fedpart + incremental_download")
     lab.engine(parts).close()
     assert asked == [(6, 4 * parts.parameters)], "each client keeps a model"
 
@@ -267,11 +272,10 @@ def test_private_and_absent_layers_are_left_out_of_the_turns():
         assert all(w.plan.train == frozenset(names[turn].names) for w in run.executor.works[-1])
     run.close()
     found = lab.play("fedrep(head_epochs=1) + fedpart(warmup=0, repeat=1)", rounds=4)
-    assert all(row["moved"] for row in found.rows)
+    assert all(row["updated"] for row in found.rows)
 
 
 # ---- settings
-# -------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong", ["repeat=0", "warmup=-1", "first=-1", "cycles=0", "together=0", "order=upwards"])
@@ -302,7 +306,6 @@ def test_the_control_of_scaffold_moves_by_the_sum_of_what_those_who_trained_a_la
 
 
 # ---- configurations of published experiments
-# ------------------------------------------------------------------------------------------------
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("fedpart_*.toml"))
 
@@ -372,19 +375,11 @@ def test_published_settings_are_checked_and_take_a_step_of_one_client(path, stan
     warm = 60 if path.stem == "fedpart_cifar10_warmup" else 5
     start = Server.start(parts.method, parts.setup)
     for t, sent in ((0, total), (warm, None if parts.method.named["fedpart"].order == "reverse" else first)):
-        turn = plan_round(
-            replace(start, round=t),
-            parts.method,
-            parts.setup,
-            parts.config.bn,
-            parts.lr(t),
-            lambda *_: None,
-            lambda _: None,
-        )
+        turn = plan_round(replace(start, round=t), parts.rules, parts.lr(t), lambda *_: None, lambda _: None)
         session = ClientUpdate(replace(parts.make_worker(), costs={}), turn.tasks[0], probe=True)
-        loss, steps = session.train(session.begin())
-        reply = session.reply(session.end(), loss, steps)
-        assert 1 < loss < 8, "chance is 2.3 on ten classes, 4.6 on a hundred"
+        outcome = session.train(session.begin())
+        reply = session.reply(outcome)
+        assert 1 < reply.loss < 8, "chance is 2.3 on ten classes, 4.6 on a hundred"
         assert messages.size_up(reply).payload == 4 * (sent or next(reversed(parts.setup.layout.groups.values())).numel)
 
 
@@ -408,10 +403,10 @@ def test_the_config_of_progfed_is_checked_and_takes_a_step_of_its_first_stage(st
     stages = [parts.method.named["progfed"].turn(t, 4, parts.config.rounds)[0] for t in range(parts.config.rounds)]
     assert [stages.count(s) for s in range(4)] == [500] * 4
     start = Server.start(parts.method, parts.setup)
-    turn = plan_round(start, parts.method, parts.setup, parts.config.bn, parts.lr(0), lambda *_: None, lambda _: None)
+    turn = plan_round(start, parts.rules, parts.lr(0), lambda *_: None, lambda _: None)
     session = ClientUpdate(replace(parts.make_worker(), costs={}), turn.tasks[0], probe=True)
-    loss, steps = session.train(session.begin())
-    reply = session.reply(session.end(), loss, steps)
-    assert 1 < loss < 8, "chance is 2.3 on ten classes"
+    outcome = session.train(session.begin())
+    reply = session.reply(outcome)
+    assert 1 < reply.loss < 8, "chance is 2.3 on ten classes"
     front, statistics = 9_408 - 7 * 7 * 3 * 64 + 3 * 3 * 3 * 64 + 128 + 4 * 36_992, 2 * 5 * 64
     assert messages.size_up(reply).payload == 4 * (front + statistics + 10 * 65 + 1)

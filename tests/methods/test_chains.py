@@ -30,8 +30,8 @@ def test_every_pair_trains_or_is_refused_with_a_reason(name):
         if isinstance(found, FedstrataError):
             assert len(str(found).split()) > 8, found
             continue
-        assert all(row["moved"] and not row["refused"] for row in found.rows), (first, second)
-        assert np.isfinite(found.params.flat.numpy()).all(), (first, second)
+        assert all(row["updated"] and not row["refused"] for row in found.rows), (first, second)
+        assert np.isfinite(found.model.flat.numpy()).all(), (first, second)
         assert all(np.isfinite(m.flat.numpy()).all() for m in found.models), (first, second)
 
 
@@ -47,26 +47,26 @@ def test_every_pair_trains_or_is_refused_with_a_reason(name):
 )
 def test_a_neutral_piece_changes_no_bit(chain, of):
     if of is None:
-        with pytest.raises(FedstrataError, match="stands 2 times"):
+        with pytest.raises(FedstrataError, match="occurs 2 times"):
             lab.play(chain)
         return
     left, right = lab.play(chain), lab.play(of)
-    assert lab.bits(left.params) == lab.bits(right.params)
+    assert lab.bits(left.model) == lab.bits(right.model)
     assert [lab.bits(m) for m in left.models] == [lab.bits(m) for m in right.models]
 
 
 def test_the_order_of_independent_pieces_does_not_matter():
-    assert lab.bits(lab.play("fedprox(mu=0.1) + fedadam(lr=0.05)").params) == lab.bits(
-        lab.play("fedadam(lr=0.05) + fedprox(mu=0.1)").params
+    assert lab.bits(lab.play("fedprox(mu=0.1) + fedadam(lr=0.05)").model) == lab.bits(
+        lab.play("fedadam(lr=0.05) + fedprox(mu=0.1)").model
     )
 
 
-def test_private_layers_leave_server_slots_of_other_pieces_alone():
-    """A partial update leaves every other entry untouched, in parameters and in slots."""
+def test_private_layers_leave_server_states_of_other_pieces_alone():
+    """A partial update leaves every other entry untouched, in parameters and in states."""
     found = lab.play("fedper + fedavgm(beta=0.9)")
-    velocity = found.slots["fedavgm"]["velocity"]
+    velocity = found.states["fedavgm"]["velocity"]
     assert not velocity["head.weight"].any()
     assert velocity["first.weight"].any()
     found = lab.play("scaffold + fedper")
-    assert not found.slots["scaffold"]["control"]["head.weight"].any()
-    assert found.slots["scaffold"]["control"]["first.weight"].any()
+    assert not found.states["scaffold"]["control"]["head.weight"].any()
+    assert found.states["scaffold"]["control"]["first.weight"].any()

@@ -1,5 +1,6 @@
 """Clustered sampling: exact distributions over clients, and FedMut's pairs of mutations."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
 from fedstrata.common.errors import MethodError
+from fedstrata.engine.server import Server, context
 from fedstrata.methods.clusteredsampling import cut, distributions, draw
 from fedstrata.methods.fedmut import FedMut
 from helpers import lab
@@ -120,10 +122,10 @@ def test_each_client_is_drawn_as_often_as_its_share_says():
     """1,000 cohorts of a federation before its first update; five standard errors."""
     made = lab.parts("clusteredsampling")
     piece, setup = made.method.pieces[0], made.setup
-    slot, rng = piece.init(setup), np.random.default_rng(0)
-    counts = np.zeros(6)
-    for _ in range(1000):
-        for i in piece.sample(setup.eligible, slot, None, rng, 3):
+    server, counts = Server.start(made.method, setup), np.zeros(6)
+    for t in range(1000):
+        ctx = context(replace(server, round=t), made.rules, piece, "sample")
+        for i in piece.sample(setup.eligible, ctx):
             counts[i] += 1
     shares = np.array(lab.SIZES) / sum(lab.SIZES)
     assert np.abs(counts / 3000 - shares).max() <= 5 * np.sqrt(0.25 / 3000)
@@ -153,7 +155,6 @@ def test_updates_that_no_memory_holds_are_refused_with_the_arithmetic(monkeypatc
 
 
 # ---- FedMut
-# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("t", "mean"), [(0, 0.15), (25, 0.075), (50, 0.0), (80, 0.0)])

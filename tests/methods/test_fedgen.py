@@ -134,5 +134,5 @@ def test_a_head_without_an_output_for_each_class_is_refused(outputs):
 def test_it_composes(partner):
     """In a partial round without the head, the head that came back is the one that was sent."""
     found = lab.play(f"{partner} + fedgen({SMALL})", rounds=4)
-    assert torch.isfinite(found.slots["fedgen"]["generator"].flat).all()
-    assert lab.bits(found.params) != lab.bits(lab.play(partner, rounds=4).params)
+    assert torch.isfinite(found.states["fedgen"]["generator"].flat).all()
+    assert lab.bits(found.model) != lab.bits(lab.play(partner, rounds=4).model)

@@ -69,7 +69,6 @@ def played_rounds(run, n):
 
 
 # ---- 1. groups
-# ------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,6 @@ def test_1_each_batch_norm_pair_sits_with_its_convolution(name):
 
 
 # ---- 2. schedule
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def turns(text, rounds, groups=10, seed=0):
@@ -166,7 +164,6 @@ def test_2_a_run_is_held_to_whole_cycles_where_asked():
 
 
 # ---- 3. what stands still, what moves
-# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("turn", tiered(range(10), (7,)))
@@ -179,9 +176,7 @@ def test_3_a_partial_round_moves_the_active_group_and_nothing_else_on_server_and
     ends = []
     for work in run.executor.works[0]:
         session = ClientUpdate(run.worker, work)
-        session.train(session.begin())
-        ends.append(session.end())
-        ends[-1] = ends[-1].clone()
+        ends.append(session.train(session.begin()).model.clone())
     run.close()
     for model in (run.server.model, *ends):
         for name in before:
@@ -190,7 +185,6 @@ def test_3_a_partial_round_moves_the_active_group_and_nothing_else_on_server_and
 
 
 # ---- 4. the average
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_4_the_aggregate_is_the_weighted_mean_of_the_participants():
@@ -233,7 +227,6 @@ def test_4_those_who_do_not_take_part_have_no_influence():
 
 
 # ---- 5. messages
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -275,7 +268,6 @@ def test_5_random_layers_of_clients_are_one_group_each_averaged_over_those_who_s
 
 
 # ---- 6. costs
-# -------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cycles", tiered([1, 2], [1]))
@@ -372,7 +364,6 @@ def test_6_frozen_layers_cost_no_backward_work(macs, name):
 
 
 # ---- 7. the optimiser
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_7_the_optimizers_state_is_empty_at_the_first_step_of_each_round(monkeypatch):
@@ -407,46 +398,44 @@ def test_7_runs_that_differ_in_earlier_optimizer_history_only_agree():
 
 
 # ---- 8. limits
-# ------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["fedpart(warmup=0, together=3)", "fedpart(warmup=3)", "fedpart(warmup=0, first=100)"])
 def test_8_one_group_or_a_warm_up_without_end_is_fedavg_bit_for_bit(text):
     settings = {"local_optimizer": "adam", "local_lr": 0.01}
     plain, found, other = (lab.play(t, "batch", **settings) for t in ("fedavg", text, "fedpart(warmup=1)"))
-    assert lab.bits(found.params) == lab.bits(plain.params) != lab.bits(other.params)
+    assert lab.bits(found.model) == lab.bits(plain.model) != lab.bits(other.model)
     assert [lab.bits(m) for m in found.models] == [lab.bits(m) for m in plain.models]
     assert [r["flops"] for r in found.rows] == [r["flops"] for r in plain.rows]
 
 
 # ---- 9. gradients
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_9_gradients_of_the_active_group_are_those_of_the_full_backward_pass(norm):
     federation = pictures(16)
     config = Config(method="fedavg", cohort=2, norm=norm, executor="loop")
-    kit = assemble(
+    worker = assemble(
         config, federation, build("resnet8", federation.task, norm, random_streams.torch_stream(0, "model"))
-    ).make()
+    ).make_worker()
     batch = Batch(federation.train.take(torch.arange(5)), federation.train.y[:5])
 
-    def slopes(names):
-        kit.bound.mode(training=True)
-        kit.bound.train_only(frozenset(names))
-        kit.features.clear()
-        return dict(zip(names, kit.bound.gradients(kit.plain_loss(kit.bound.model, batch), names)[0], strict=True))
+    def gradients(names):
+        bound = worker.bound
+        bound.mode(training=True)
+        bound.train_only(frozenset(names))
+        worker.features.clear()
+        return dict(zip(names, bound.gradients(worker.plain_loss(bound.model, batch), names)[0], strict=True))
 
-    whole = slopes(list(kit.bound.spec.names))
-    for group in kit.setup.layout.groups.values():
-        for name, slope in slopes(list(group.names)).items():
-            assert slope.abs().max() > 0
-            assert (slope - whole[name]).abs().max() <= 1e-6 * whole[name].abs().max()
+    whole = gradients(list(worker.bound.spec.names))
+    for group in worker.setup.layout.groups.values():
+        for name, grad in gradients(list(group.names)).items():
+            assert grad.abs().max() > 0
+            assert (grad - whole[name]).abs().max() <= 1e-6 * whole[name].abs().max()
 
 
 # ---- 10. step sizes
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 def walked(text, **settings):
@@ -491,7 +480,6 @@ def test_10_a_client_that_never_trains_cannot_be_watched():
 
 
 # ---- 11. combinations
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("other", ["fedprox(mu=0)", "fedprox(mu=0, distance=plain)", "moon(mu=0)"])
@@ -499,7 +487,7 @@ def test_10_a_client_that_never_trains_cannot_be_watched():
 def test_11_without_weight_the_combinations_are_fedpart(other, order):
     plain = f"fedpart(warmup=1, repeat=1, order={order})"
     with_it, without = (lab.play(text, "batch", rounds=5) for text in (f"{other} + {plain}", plain))
-    assert lab.bits(with_it.params) == lab.bits(without.params)
+    assert lab.bits(with_it.model) == lab.bits(without.model)
     assert [lab.bits(m) for m in with_it.models] == [lab.bits(m) for m in without.models]
 
 
@@ -515,17 +503,15 @@ def test_11_the_proximal_term_of_frozen_groups_is_exactly_zero(distance):
     active = frozenset(list(run.parts.setup.layout.groups.values())[1].names)
     work = run.executor.works[-1][0]
     session = ClientUpdate(run.worker, work)
-    _, steps = session.train(session.begin())
-    end = session.end().clone()
+    end = session.train(session.begin()).model.clone()
     run.close()
-    assert steps > 1
-    view = session.at("fedprox")
-    added = run.parts.method.pieces[0].gradient(lambda p, b: p * 0, view)(end, None)
+    assert session.steps > 1
+    added = run.parts.method.pieces[0].gradient(lambda p, b: p * 0, session.at("fedprox"))(end, None)
     for name, term in added.items():
         assert bool(term.any()) == (name in active), name
 
 
 def test_11_the_combinations_do_something():
-    plain = lab.play("fedpart(warmup=1, repeat=1)", rounds=4).params
+    plain = lab.play("fedpart(warmup=1, repeat=1)", rounds=4).model
     for other in ("fedprox(mu=0.5)", "fedprox(mu=0.5, distance=plain)", "moon(mu=5)"):
-        assert lab.gap(lab.play(f"{other} + fedpart(warmup=1, repeat=1)", rounds=4).params, plain) > 1e-4
+        assert lab.gap(lab.play(f"{other} + fedpart(warmup=1, repeat=1)", rounds=4).model, plain) > 1e-4

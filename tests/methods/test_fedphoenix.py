@@ -1,13 +1,13 @@
 """FedPhoenix: its ten acceptance properties, on the networks of its paper; where a client starts.
 
-And what it tells its user.
+And what it says to its user.
 """
 
 import functools
 import math
 import re
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Piece
 from fedstrata.core.plan import CohortSlot
 from fedstrata.data.types import Task
-from fedstrata.engine.server import Server, plan_round
+from fedstrata.engine.server import Server, context, plan_round
 from fedstrata.methods import fedphoenix
 from fedstrata.methods.fedphoenix import FedPhoenix
 from fedstrata.methods.fedphoenixblend import FedPhoenixBlend, parts
@@ -67,7 +67,6 @@ def changed(copy, params, name):
 
 
 # ---- 1 to 5: which kernels
-# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_1_floor_theta_n_kernels_of_each_convolution_change_in_every_entry_and_no_other_bit_does():
@@ -93,12 +92,12 @@ def test_3_the_servers_model_is_bit_identical_before_and_after_the_copies_of_a_c
     made = lab.parts("fedphoenix(theta=0.5)", "images")
     server = Server.start(made.method, made.setup)
     before = lab.bits(server.model)
-    turn = plan_round(server, made.method, made.setup, "share", 0.1, lambda *_: None, lambda _: None)
+    turn = plan_round(server, made.rules, 0.1, lambda *_: None, lambda _: None)
     assert all(lab.bits(work.sent) != before for work in turn.tasks)
     assert lab.bits(server.model) == before
 
 
-def test_4_clients_of_a_round_get_different_kernels_and_the_same_seat_the_same_bits():
+def test_4_clients_of_a_round_get_different_kernels_and_the_same_index_the_same_bits():
     _, layout, params = resnet18()
     piece = FedPhoenix(theta=THETA)
     one, two = (piece.reset(params, layout, 3, stream(place, 3)) for place in (0, 1))
@@ -110,12 +109,11 @@ def test_4_clients_of_a_round_get_different_kernels_and_the_same_seat_the_same_b
 def test_4_common_resets_are_the_same_for_all_clients_of_a_round_and_others_in_the_next():
     made = lab.parts("fedphoenix(theta=0.5, resets=common)", "images")
     server = Server.start(made.method, made.setup)
-    sent = [
-        w.sent for w in plan_round(server, made.method, made.setup, "share", 0.1, lambda *_: None, lambda _: None).works
-    ]
+    sent = [w.sent for w in plan_round(server, made.rules, 0.1, lambda *_: None, lambda _: None).tasks]
     assert len({lab.bits(p) for p in sent}) == 1
     piece = made.method.pieces[0]
-    later = piece.send(server.model, {}, CohortSlot(0, 0, 1, ()), np.random.default_rng(0), made.setup)[0]
+    ctx = context(replace(server, round=1), made.rules, piece, "send.fedphoenix", 0, slot=CohortSlot(0, 0))
+    later = piece.send(server.model, ctx)[0]
     assert lab.bits(later) != lab.bits(sent[0])
 
 
@@ -171,7 +169,6 @@ def test_5_reverse_stops_deep_layers_first_constant_never_stops_and_linear_fades
 
 
 # ---- 6: with what
-# ---------------------------------------------------------------------------------------------------------------------------
 
 SPREAD = {
     "uniform": 1 / math.sqrt(3),
@@ -243,7 +240,6 @@ def test_6_moments_are_the_unbiased_ones_before_the_reset_and_read_once_a_round(
 
 
 # ---- 7: the limit
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("toy", ["images", "layer"])
@@ -252,11 +248,10 @@ def test_6_moments_are_the_unbiased_ones_before_the_reset_and_read_once_a_round(
 )
 def test_7_without_theta_or_rounds_a_whole_run_is_fedavg_bit_for_bit(toy, off):
     found, plain = lab.play(f"fedphoenix({off}, layers=both)", toy), lab.played("fedavg", toy)
-    assert set(lab.same(found, plain)) <= {"slots"}, "a piece without state has an empty slot, FedAvg none"
+    assert set(lab.same(found, plain)) <= {"states"}, "a piece without state has an empty one, FedAvg none"
 
 
 # ---- 8: parts of kernels and linear layers
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [1 / 3, 2 / 3])
@@ -311,7 +306,6 @@ def test_8_each_arm_touches_its_own_layers_only(layers, kinds):
 
 
 # ---- 9: the blend
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1)
@@ -330,7 +324,7 @@ def transformer():
 def test_9_alpha_0_leaves_every_bit():
     layout, params = transformer()
     assert FedPhoenixBlend(alpha=0, rho=0.5).blend(params, layout, 0, stream()) is params
-    assert lab.bits(lab.play("fedphoenixblend(alpha=0, rho=0.5)").params) == lab.bits(lab.played("fedavg").params)
+    assert lab.bits(lab.play("fedphoenixblend(alpha=0, rho=0.5)").model) == lab.bits(lab.played("fedavg").model)
 
 
 @pytest.mark.parametrize("lines", ["rows", "columns"])
@@ -414,14 +408,13 @@ def test_9_the_blend_trains_a_text_transformer():
     )
     rows = list(run.rounds())
     run.close()
-    assert all(row["moved"] and not row["refused"] and 1 < row["loss"] < 2 for row in rows)
+    assert all(row["updated"] and not row["refused"] and 1 < row["loss"] < 2 for row in rows)
     assert all(len({lab.bits(w.sent.flat) for w in works}) == 3 for works in run.executor.works), (
         "every client starts from a copy of its own"
     )
 
 
 # ---- 10: what it costs
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_10_the_cost_functions_return_the_published_formulas():
@@ -494,7 +487,6 @@ def test_10_the_command_prints_all_four_formulas_beside_what_is_measured(capfd, 
 
 
 # ---- where a client starts
-# ------------------------------------------------------------------------------------------------------------------
 
 
 class Ends(Piece):
@@ -502,9 +494,9 @@ class Ends(Piece):
 
     seen: list = []  # a spy  # noqa: RUF012
 
-    def upload(self, delta, own, v):
-        self.seen.append((v.round, v.samples, v.end.flat.double().clone()))
-        return delta, {}, own
+    def upload(self, delta, ctx):
+        self.seen.append((ctx.round, ctx.samples, ctx.trained.model.flat.double().clone()))
+        return delta, {}, ctx.state
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
@@ -531,12 +523,12 @@ def test_a_client_side_reset_enters_the_average_exactly_as_a_server_side_one(mon
         side: lab.play(f"fedphoenix(theta=0.5, layers=both, side={side})", local_lr=1e-30, rounds=1)
         for side in ("server", "client")
     }
-    assert lab.bits(sides["server"].params) == lab.bits(sides["client"].params)
+    assert lab.bits(sides["server"].model) == lab.bits(sides["client"].model)
     made = lab.parts("fedphoenix(theta=0.5, layers=both)")
     start = made.method.pieces[0].reset(made.setup.model, made.setup.layout, 0, torch.Generator().manual_seed(5))
     moved = start.flat != made.setup.model.flat
     assert moved.any()
-    assert (sides["client"].params.flat - start.flat)[
+    assert (sides["client"].model.flat - start.flat)[
         moved
     ].abs().max() <= 1e-6  # all start alike, so their mean is that start
 
@@ -545,7 +537,7 @@ def test_with_training_both_sides_agree_to_rounding(monkeypatch):
     monkeypatch.setattr(fedphoenix, "seeded", lambda _: torch.Generator().manual_seed(5))
     monkeypatch.setattr(fedphoenix, "seeded_by", lambda _: torch.Generator().manual_seed(5))
     server, client = (lab.play(f"fedphoenix(theta=0.5, layers=both, side={side})") for side in ("server", "client"))
-    assert lab.gap(server.model, client.params) <= 1e-5  # float32 through three rounds
+    assert lab.gap(server.model, client.model) <= 1e-5  # float32 through three rounds
 
 
 def test_with_the_reset_on_the_client_the_server_sends_its_own_model():
@@ -564,7 +556,6 @@ def test_a_reset_asks_for_as_many_bytes_as_fedavg():
 
 
 # ---- what it says
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def notes(method, toy):
@@ -572,7 +563,7 @@ def notes(method, toy):
     return made.method.notes(made.setup)
 
 
-def test_a_reset_of_nothing_is_told_with_the_way_out():
+def test_a_reset_of_nothing_is_noted_with_the_way_out():
     (note,) = notes("fedphoenix", "images")
     assert "theta=0.03125 of 4 kernels" in note
     assert "1/4" in note
@@ -584,7 +575,7 @@ def test_a_reset_of_nothing_is_told_with_the_way_out():
     assert notes("fedphoenix(theta=0)", "images") == ()
 
 
-def test_a_share_of_a_kernel_that_is_no_number_is_told():
+def test_a_share_of_a_kernel_that_is_no_number_is_noted():
     setup = lab.parts("fedphoenix(theta=0.5, share=0.001, layers=both)").setup
     (note,) = FedPhoenix(theta=0.5, share=1e-3, layers="both").notes(setup)
     assert "share=0.001) resets nothing" in note
@@ -592,7 +583,7 @@ def test_a_share_of_a_kernel_that_is_no_number_is_told():
     assert FedPhoenix(theta=0.5, share=1e-3).entries(Matrix(0, 4, 1000)) == 1
 
 
-def test_a_reset_that_stops_before_it_begins_is_told_as_such():
+def test_a_reset_that_stops_before_it_begins_is_noted_as_such():
     for method, toy in (
         ("fedphoenix(theta=0.5, stop=0)", "images"),
         ("fedphoenix(theta=0.5, layers=fc, fc_stop=0)", "layer"),
@@ -639,7 +630,7 @@ def test_a_weight_of_one_number_is_left_alone():
         ({"hold": 7, "stop": 5}, r"in \[0, stop=5\]"),
         ({"share": 0.0}, r"in \(0, 1\]"),
         ({"theta": 0.5, "share": 1 / 3, "budget": "matched"}, "theta / share"),
-        ({"side": "client", "resets": "common"}, "the server knows every start"),
+        ({"side": "client", "resets": "common"}, "it knows every start"),
         ({"scale": 0.0}, "above 0"),
     ],
 )

@@ -101,11 +101,11 @@ def test_a_published_experiment_is_checked_and_takes_a_step_of_one_client(path, 
         assert isinstance(piece, FedPhoenix)
         assert (piece.theta, piece.stop) == (2 / 64, 1000)
     start = Server.start(parts.method, parts.setup)
-    turn = plan_round(start, parts.method, parts.setup, config.bn, parts.lr(0), lambda *_: None, lambda _: None)
+    turn = plan_round(start, parts.rules, parts.lr(0), lambda *_: None, lambda _: None)
     session = ClientUpdate(replace(parts.make_worker(), costs={}), turn.tasks[0], probe=True)
-    loss, steps = session.train(session.begin())
-    reply = session.reply(session.end(), loss, steps)
-    assert 1 < loss < 10, "chance is 2.3 on 10 classes, 3.4 on 31"
+    outcome = session.train(session.begin())
+    reply = session.reply(outcome)
+    assert 1 < reply.loss < 10, "chance is 2.3 on 10 classes, 3.4 on 31"
     assert reply.delta.flat.any()
 
 

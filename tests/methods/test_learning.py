@@ -21,7 +21,7 @@ def accuracy(method, seed, sizes, x, y, test):
     lab.finish(made)
     everything = torch.arange(len(test[1]))
     told = [
-        made.evaluator.predict(made.kit, lab.own_model(made, i), data.test, everything).argmax(1)
+        made.evaluator.predict(made.worker, lab.client_model(made, i), data.test, everything).argmax(1)
         for i in range(len(sizes))
     ]
     return sum(float((t == test[1]).float().mean()) for t in told) / len(sizes)

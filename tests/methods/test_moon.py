@@ -13,5 +13,5 @@ def test_row_71_features_that_are_all_zero_have_no_direction_and_do_no_harm(exam
     with torch.no_grad():
         module.second.bias.fill_(-1e3)
     found = lab.play(example, (lab.federation(), module), cohort=6)
-    assert finite(found.params)
-    assert all(row["moved"] and row["refused"] == [] for row in found.rows)
+    assert finite(found.model)
+    assert all(row["updated"] and row["refused"] == [] for row in found.rows)

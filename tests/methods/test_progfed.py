@@ -59,7 +59,6 @@ def turns(text, rounds, stages):
 
 
 # ---- the calendar
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def test_by_default_the_published_stages_take_375_of_3000_rounds_each_and_the_last_the_rest():
@@ -76,7 +75,6 @@ def test_warm_up_is_extra_and_opens_every_stage_but_the_first():
 
 
 # ---- the rule, written out
-# ------------------------------------------------------------------------------------------------------------------
 
 
 def written_features(p, x, stage):
@@ -143,10 +141,10 @@ def test_progfed_equals_the_written_out_rule_on_a_tiny_residual_network(text):
     run = engine(text)
     found = lab.finish(run)
     wanted = by_hand(run, CALENDARS[text])
-    assert found.params.setting(LEFT) == 0
+    assert found.model.integer(LEFT) == 0
     for name, value in wanted.items():
-        assert (found.params[name].double() - value).abs().max() <= 1e-5 * max(1, value.abs().max()), name
-        moved = bool((found.params[name] - run.parts.setup.model[name]).any())
+        assert (found.model[name].double() - value).abs().max() <= 1e-5 * max(1, value.abs().max()), name
+        moved = bool((found.model[name] - run.parts.setup.model[name]).any())
         assert moved, f"{name}: every part has had its turn"
 
 
@@ -156,7 +154,7 @@ def test_the_server_is_tested_with_the_network_of_the_stage():
     for t in range(3):
         row, p = run.round(), {n: v.double() for n, v in run.server.model.views.items()}
         stage = min(t + 1, 2)  # the next round's network is in place once a round is done
-        assert 2 - run.server.model.setting(LEFT) == stage
+        assert 2 - run.server.model.integer(LEFT) == stage
         output = written_output(p, test.x.double(), stage)
         said = run.evaluator.predict(run.worker, run.server.model, test, torch.arange(len(test)))
         assert torch.allclose(said.double(), output, atol=1e-5)
@@ -166,7 +164,6 @@ def test_the_server_is_tested_with_the_network_of_the_stage():
 
 
 # ---- bytes and FLOPs
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_stage_sends_the_front_of_resnet8_its_head_and_one_number_both_ways():
@@ -214,7 +211,7 @@ def test_what_lies_behind_the_stage_is_not_run():
     run = engine("progfed(each=4)", tiny("batch"))
     run.round()
     counted = {
-        n: int(b) for n, b in run.executor.inner.kit.bound.body.named_buffers() if n.endswith("num_batches_tracked")
+        n: int(b) for n, b in run.executor.inner.worker.bound.body.named_buffers() if n.endswith("num_batches_tracked")
     }
     run.close()
     assert all((count > 0) == n.startswith(("norm1", "layer1")) for n, count in counted.items())
@@ -227,8 +224,8 @@ def test_costs_of_layers_are_those_of_the_whole_network():
     batch = Batch(grown.parts.federation.train.take(torch.arange(4)), grown.parts.federation.train.y[:4])
     for name, group in plain.parts.setup.layout.groups.items():
         names = frozenset(group.names)
-        assert cost(grown.kit, batch, names).flops == cost(plain.kit, batch, names).flops, name
-    assert grown.kit.bound.model.setting(LEFT) == 2, "and the network stands where it stood"
+        assert cost(grown.worker, batch, names).flops == cost(plain.worker, batch, names).flops, name
+    assert grown.worker.bound.model.integer(LEFT) == 2, "and the network is as it was"
     grown.close()
     plain.close()
 
@@ -240,7 +237,6 @@ def test_describe_knows_the_local_heads():
 
 
 # ---- state
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
@@ -260,12 +256,12 @@ def test_a_run_that_is_taken_up_at_any_stage_ends_as_the_uninterrupted_one(after
 def test_a_lost_round_delays_the_next_stage_and_the_calendar_is_caught_up_with():
     run = engine("progfed(each=1)")
     run.executor.change = poisoned
-    assert not run.round()["moved"]
-    assert run.server.model.setting(LEFT) == 2
+    assert not run.round()["updated"]
+    assert run.server.model.integer(LEFT) == 2
     run.executor.change = lambda replies: replies
     run.round()
     assert "delta/layer2.0.conv1.weight" not in messages.up(run.executor.replies[-1][0]).tensors
-    assert run.server.model.setting(LEFT) == 0, "round 2 is of the last stage, whatever was lost"
+    assert run.server.model.integer(LEFT) == 0, "round 2 is of the last stage, whatever was lost"
     run.close()
 
 
@@ -295,7 +291,6 @@ def test_fewer_stages_begin_deeper():
 
 
 # ---- other pieces
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -315,15 +310,15 @@ def test_fewer_stages_begin_deeper():
 )
 def test_what_trains_plainly_goes_with_it_through_all_stages(text):
     found = lab.finish(engine(f"progfed(each=1, warmup=1) + {text}"))
-    assert all(row["moved"] and not row["refused"] for row in found.rows)
-    assert found.params.setting(LEFT) == 0
-    assert float(found.params[LEFT]) == 0
-    assert found.params.flat.isfinite().all()
+    assert all(row["updated"] and not row["refused"] for row in found.rows)
+    assert found.model.integer(LEFT) == 0
+    assert float(found.model[LEFT]) == 0
+    assert found.model.flat.isfinite().all()
 
 
-def test_returning_clients_end_with_the_same_model_for_fewer_bytes_down():
-    plain, back = (lab.finish(engine(f"progfed(each=1, warmup=1){rest}")) for rest in ("", " + returning"))
-    assert lab.bits(plain.params) == lab.bits(back.params)
+def test_clients_of_incremental_downloads_end_with_the_same_model_for_fewer_bytes_down():
+    plain, back = (lab.finish(engine(f"progfed(each=1, warmup=1){rest}")) for rest in ("", " + incremental_download"))
+    assert lab.bits(plain.model) == lab.bits(back.model)
     assert sum(r["bytes_down"] for r in back.rows) < sum(r["bytes_down"] for r in plain.rows)
 
 
@@ -335,8 +330,8 @@ def test_returning_clients_end_with_the_same_model_for_fewer_bytes_down():
         ("progfed + fedmut", "fedmut sends or keeps"),
         ("progfed + ditto", "ditto sends or keeps"),
         ("progfed + budgets(memory=[0.5])", "budgets measures"),
-        ("progfed + local", "all clients are sent it"),
-        ("progfed + lgfedavg", "all clients are sent it"),
+        ("progfed + local", "the server sends it to all clients"),
+        ("progfed + lgfedavg", "the server sends it to all clients"),
         ("progfed(stages=4)", "the model has 3 exits"),
         ("progfed(each=0)", "progfed.each is 0"),
         ("progfed(warmup=-1)", "progfed.warmup is -1"),
@@ -364,30 +359,29 @@ def test_a_run_that_ends_early_or_never_grows_says_so():
     assert "it is FedAvg" in said("progfed(stages=1)")
 
 
-# ---- settings of a network
-# ------------------------------------------------------------------------------------------------------------------
+# ---- integer buffers
 
 
-def test_a_setting_is_read_inside_vmap_and_grad_and_once_it_is_fixed_no_more():
+def test_an_integer_buffer_is_read_from_the_vector_until_its_number_is_given_as_inside_vmap():
     spec = Params.of({"w": torch.ones(2), "s": torch.tensor([3.0])}).spec
     flat = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 3.0]])
 
     def value(f):
-        p = Params(f, spec)
-        return p["w"].sum() * p.setting("s")
+        p = Params(f, spec).with_integers({"s": 3})
+        return p["w"].sum() * p.integer("s")
 
     assert torch.equal(vmap(grad(value))(flat)[:, :2], torch.full((2, 2), 3.0))
-    assert Params(flat[0], spec).setting("s") == 3
-    assert Params(flat[0], spec).fix({"s": 5}).setting("s") == 5
+    assert Params(flat[0], spec).integer("s") == 3
+    assert Params(flat[0], spec).with_integers({"s": 5}).integer("s") == 5
 
 
-def test_weight_decay_does_not_wear_the_setting_out():
+def test_weight_decay_does_not_change_the_integer_buffer():
     run = engine("progfed(each=3)", **{"local.weight_decay": 0.5})
     run.round()
     assert float(run.server.model[LEFT]) == 2
     assert not any(reply.delta[LEFT].any() for reply in run.executor.replies[-1])
     session = ClientUpdate(run.worker, run.executor.works[-1][0])
-    assert float(session.fit(session.context.received, "own", steps=3)[LEFT]) == 2
+    assert float(session.tools.fit(session.context.received, "private", steps=3)[LEFT]) == 2
     run.close()
 
 
@@ -402,4 +396,4 @@ def test_an_exported_program_ends_where_the_run_ended(tmp_path, rounds):
 def test_a_run_that_ends_with_a_stage_keeps_the_network_that_it_trained(rounds, stage):
     """Otherwise its model would end in the next stage's head, which nobody has trained."""
     found = lab.finish(engine("progfed(each=2)", rounds=rounds))
-    assert found.params[LEFT].item() == 2 - stage
+    assert found.model[LEFT].item() == 2 - stage

@@ -17,14 +17,14 @@ from helpers.rules import against, distance
 
 
 def states_agree(found, world, expected, piece, name_server, name_client):
-    """Server slot and clients' rows against the written-out ones; clients that never took part have no row."""
-    assert distance(world, found.slots[piece][name_server], expected["server"]) <= rules.ROUNDING
+    """Compare states of server and clients with the written-out ones; clients that never took part have none."""
+    assert distance(world, found.states[piece][name_server], expected["server"]) <= rules.ROUNDING
     for row, control in zip(found.clients, expected["clients"], strict=True):
         if row is None:
             assert not control.any()
         else:
             flat = row[f"{piece}/{name_client}"]
-            assert distance(world, Params(flat, found.params.spec), control) <= rules.ROUNDING
+            assert distance(world, Params(flat, found.model.spec), control) <= rules.ROUNDING
 
 
 def test_fedavg_equals_the_written_out_rule():
@@ -144,7 +144,7 @@ def test_fedcross_equals_the_written_out_rule(partner):
         rounds=4,
     )
     assert all(
-        distance(world, found.slots["fedcross"][f"model/{j}"], w) <= rules.ROUNDING for j, w in enumerate(models)
+        distance(world, found.states["fedcross"][f"model/{j}"], w) <= rules.ROUNDING for j, w in enumerate(models)
     )
 
 
@@ -175,7 +175,7 @@ def test_fedgen_equals_the_written_out_rule(shares):
         f"fedgen(alpha=0.7, beta=0.9, {text}, decay=0.01, diversity=0.5, shares={shares})",
         lambda w: rules.fedgen(w, 0.7, 0.9, *settings.values(), decay=0.01, diversity=0.5, product=shares == "mean"),
     )
-    own = found.slots["fedgen"]["generator"]
+    own = found.states["fedgen"]["generator"]
     names = {
         "first.weight": made.first,
         "last.weight": made.last,
@@ -196,7 +196,7 @@ def test_clusteredsampling_equals_the_written_out_rule(tree, weighting):
         rounds=4,
         seed=3,
     )
-    slot, scale = found.slots["clusteredsampling"], world.w0.abs().max()
+    slot, scale = found.states["clusteredsampling"], world.w0.abs().max()
     apart = [(slot[f"update/{i}"].double() - u).abs().max() / scale for i, u in enumerate(expected["updates"])]
     assert max(apart) <= rules.ROUNDING
     assert (slot["distances"] - expected["distances"]).abs().max() <= rules.ROUNDING * expected["distances"].max()
@@ -215,13 +215,13 @@ def test_scaffold_with_a_server_step_equals_the_written_out_rule():
 
 def test_fedavgm_equals_the_written_out_rule():
     found, world, memory = against("fedavgm(beta=0.8, lr=0.7)", lambda w: rules.fedavgm(w, 0.8, 0.7))
-    assert distance(world, found.slots["fedavgm"]["velocity"], memory["v"]) <= rules.ROUNDING
+    assert distance(world, found.states["fedavgm"]["velocity"], memory["v"]) <= rules.ROUNDING
 
 
 def adaptive_agrees(name):
     found, world, memory = against(f"fed{name}(lr=0.05)", lambda w: rules.adaptive(w, name, 0.05))
-    assert distance(world, found.slots[f"fed{name}"]["second"], memory["v"]) <= rules.ROUNDING
-    assert distance(world, found.slots[f"fed{name}"]["mean"], memory["m"]) <= rules.ROUNDING
+    assert distance(world, found.states[f"fed{name}"]["second"], memory["v"]) <= rules.ROUNDING
+    assert distance(world, found.states[f"fed{name}"]["mean"], memory["m"]) <= rules.ROUNDING
 
 
 def test_fedadagrad_equals_the_written_out_rule():
@@ -308,7 +308,6 @@ def test_finetune_equals_the_written_out_rule():
 
 
 # ---- identities
-# -----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cohort", [3, 6])
@@ -317,7 +316,7 @@ def test_scaffold_mean_of_client_controls_is_the_server_control(cohort, lr):
     """Unequal data, K > 1 steps; to float32 rounding of six controls whose entries are a gradient's size."""
     found = lab.play("scaffold", cohort=cohort, local_lr=lr)
     controls = [row["scaffold/control"].double() for row in found.clients if row is not None]
-    server = found.slots["scaffold"]["control"].flat.double()
+    server = found.states["scaffold"]["control"].flat.double()
     assert (sum(controls) / 6 - server).abs().max() <= 1e-6 * max(c.abs().max() for c in controls)
 
 
@@ -325,7 +324,7 @@ def test_scaffold_mean_of_client_controls_is_the_server_control(cohort, lr):
 def test_feddyn_mean_of_client_duals_is_the_server_drift(cohort):
     found = lab.play("feddyn(alpha=0.1)", cohort=cohort)
     duals = [row["feddyn/dual"].double() for row in found.clients if row is not None]
-    assert (sum(duals) / 6 - found.slots["feddyn"]["drift"].flat.double()).abs().max() <= 1e-6 * max(
+    assert (sum(duals) / 6 - found.states["feddyn"]["drift"].flat.double()).abs().max() <= 1e-6 * max(
         d.abs().max() for d in duals
     )
 
@@ -335,9 +334,9 @@ def test_fedbabu_and_fedrep_freeze_what_they_say():
 
     @dataclass(frozen=True)
     class Spy(Piece):
-        def gradient(self, gradient, v):
+        def gradient(self, gradient, ctx):
             def look(p, b):
-                seen.append((v.phase.name, v.round, {n: t.detach().clone() for n, t in p.views.items()}))
+                seen.append((ctx.phase.name, ctx.round, {n: t.detach().clone() for n, t in p.views.items()}))
                 return gradient(p, b)
 
             return look
@@ -354,5 +353,5 @@ def test_fedbabu_and_fedrep_freeze_what_they_say():
     assert not torch.equal(moved[0]["first.weight"], moved[-1]["first.weight"])
 
     babu = lab.play("fedbabu(epochs=0)")
-    assert torch.equal(babu.params["head.weight"], lab.small().head.weight)
-    assert not torch.equal(babu.params["first.weight"], lab.small().first.weight)
+    assert torch.equal(babu.model["head.weight"], lab.small().head.weight)
+    assert not torch.equal(babu.model["first.weight"], lab.small().first.weight)

@@ -54,7 +54,7 @@ def test_the_table_holds_the_findings(folder, told):
             assert float(row[f"{score}_mean"]) == spread.mean
             assert int(row[f"{score}_n"]) == spread.n
         assert float(row["bytes_mean"]) == line.costs["bytes"].mean
-        assert row["shared_unused"] == str(line.unused)
+        assert row["shared_unused"] == str(line.shared_unused)
         assert int(row["selected_target_seeds"]) == line.target.seeds[0]
         assert row["selected_target_rounds"] == ("" if line.target.rounds is None else str(line.target.rounds.mean))
 

@@ -17,10 +17,11 @@ from fedstrata.common.units import duration, number, size, work
 from fedstrata.data.federation import Federation
 from fedstrata.report.cost_tables import as_plain, show
 from fedstrata.report.figures import curve, partition
-from fedstrata.report.files import atomic, rounds_csv, write
+from fedstrata.report.files import rounds_csv, write
 from fedstrata.report.runs import report
 from fedstrata.report.terminal import comparison, result_table, rounds_table, short_names
 from fedstrata.runs.result import Result
+from fedstrata.storage.atomic_files import atomic
 
 
 def row(n, **more):

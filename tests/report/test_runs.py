@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from fedstrata.analysis.findings import findings
-from fedstrata.analysis.grouping import gathered
+from fedstrata.analysis.grouping import group_runs
 from fedstrata.config.config import Config
 from fedstrata.report.runs import report
 from fedstrata.runs.result import Result
@@ -37,7 +37,7 @@ def folder(path, method="fedavg", seed=0, settings=None, custom=(), unfinished=F
 
 def test_runs_are_grouped_by_method_and_seed(tmp_path):
     runs = [folder(tmp_path / f"{m}-{s}", m, s) for m in ("moon", "fedavg") for s in (1, 0)]
-    found = gathered(runs)
+    found = group_runs(runs)
     assert [entry.label for entry in found.entries] == ["moon", "fedavg"]
     assert (found.baseline, found.seeds) == ("fedavg", (0, 1))
     assert found.results["moon", 1] is runs[0]
@@ -53,7 +53,7 @@ def test_runs_are_grouped_by_method_and_seed(tmp_path):
 
 def test_one_method_with_different_settings_is_several_entries(tmp_path):
     runs = [folder(tmp_path / f"{lr}", settings={"local.lr": lr}) for lr in (0.1, 0.2)]
-    found = gathered(runs)
+    found = group_runs(runs)
     assert [(e.label, e.method, dict(e.settings)) for e in found.entries] == [
         ("fedavg | local.lr=0.1", "fedavg", {"local.lr": 0.1}),
         ("fedavg | local.lr=0.2", "fedavg", {"local.lr": 0.2}),
@@ -62,21 +62,21 @@ def test_one_method_with_different_settings_is_several_entries(tmp_path):
 
 def test_where_a_run_was_computed_makes_no_entry_of_its_own(tmp_path):
     runs = [folder(tmp_path / f"{s}", seed=s, settings={"workers": 1 + s, "executor": "threads"}) for s in (0, 1)]
-    assert [entry.label for entry in gathered(runs).entries] == ["fedavg"]
+    assert [entry.label for entry in group_runs(runs).entries] == ["fedavg"]
 
 
 def test_the_same_run_twice_is_two_entries(tmp_path):
     runs = [folder(tmp_path / place / "one") for place in ("a", "b", "c")]
-    found = gathered(runs)
+    found = group_runs(runs)
     assert [entry.label for entry in found.entries] == ["fedavg", "fedavg (one)", "fedavg (one), 2"]
     assert len(found.results) == 3
 
 
 def test_runs_of_two_federations_are_said_to_be_so(tmp_path):
     runs = [folder(tmp_path / f"{c}", settings={"clients": c}) for c in (4, 5)]
-    assert any("differ in clients" in note for note in gathered(runs).facts.notes)
+    assert any("differ in clients" in note for note in group_runs(runs).facts.notes)
     same = [folder(tmp_path / f"same-{s}", seed=s) for s in (0, 1)]
-    assert gathered(same).facts.notes == gathered(same[:1]).facts.notes
+    assert group_runs(same).facts.notes == group_runs(same[:1]).facts.notes
 
 
 @pytest.mark.full
@@ -89,7 +89,7 @@ def test_runs_of_two_federations_are_said_to_be_so(tmp_path):
 )
 def test_a_federation_that_cannot_be_read_is_not_described_and_the_reason_is_told(tmp_path, settings, custom, why):
     run = folder(tmp_path / "one", settings=settings, custom=custom)
-    found = gathered([run])
+    found = group_runs([run])
     assert found.facts.clients == 0
     assert any(why in note for note in found.facts.notes)
     text = (report([run], Console(record=True), tmp_path / "out")[-1].parent.parent / "report.html").read_text()

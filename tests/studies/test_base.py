@@ -14,7 +14,7 @@ import fedstrata
 from fedstrata.common.errors import ConfigError, StateError
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.inference.finished_run import open_run
-from fedstrata.report.page.data_table import Grid, Head, figure, word
+from fedstrata.report.page.data_table import DataTable, Head, number_cell, text_cell
 from fedstrata.report.page.drawing import Picture
 from fedstrata.studies import Outcome, Study, replay, run_labels, table
 from fedstrata.studies.outputs import csv_of, panel_table, stem
@@ -73,7 +73,7 @@ class Weight(Study):
             "Own",
             "A line.",
             lambda f: f.subplots().plot([0, 1]),
-            Grid("Own", [Head("x")], [[word("a"), figure("1", 1.0)]]),
+            DataTable("Own", [Head("x")], [[text_cell("a"), number_cell("1", 1.0)]]),
         )
         return Outcome({"length": found}, [lines, bars, heat, rows], [own], notes=["a note"])
 
@@ -291,7 +291,7 @@ def test_a_figure_of_a_picture_is_drawn_once_for_both_formats(runs, tmp_path):
                 drawn.append(figure)
                 figure.subplots()
 
-            return Outcome({}, pictures=[Picture("once", "Once", "Nothing.", draw, Grid("Once", [], []))])
+            return Outcome({}, pictures=[Picture("once", "Once", "Nothing.", draw, DataTable("Once", [], []))])
 
     fedstrata.study(Once(), runs / "one", out=tmp_path)
     assert len(drawn) == 1

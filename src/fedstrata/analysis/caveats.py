@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fedstrata.analysis import statistics
 from fedstrata.analysis.comparison import Comparison
 from fedstrata.analysis.records import Findings, Flag, Line, Spread
-from fedstrata.analysis.scores import Point, border, costs_of, points, threshold, words
+from fedstrata.analysis.scores import Point, costs_of, points, score_label, threshold, threshold_text
 from fedstrata.common.units import duration, size, work
 from fedstrata.config.config import NON_RESULT_SETTINGS
 from fedstrata.runs.result import Result
@@ -93,8 +93,8 @@ def _uninformative(comparison: Comparison, findings: Findings) -> Iterator[Flag]
         return
     score = findings.headline[0]
     text = (
-        f"{base.label} has {base.scores[score].mean:.3f} {words(score)} where chance is {findings.chance:.3f}: under"
-        f" {border(findings.chance)}"
+        f"{base.label} has {base.scores[score].mean:.3f} {score_label(score)} where chance is {findings.chance:.3f}: under"
+        f" {threshold_text(findings.chance)}"
     )
     yield Flag(
         "not-informative",
@@ -109,10 +109,10 @@ def _floors(_comparison: Comparison, findings: Findings) -> Iterator[Flag]:
         return
     for line in findings.lines:
         spread = line.scores.get(findings.headline[0])
-        if spread is None or line.unused or spread.mean >= floor - _error(spread):
+        if spread is None or line.shared_unused or spread.mean >= floor - _error(spread):
             continue
         reached = (
-            f"{line.label} has {spread.mean:.3f} {words(findings.headline[0])}, under the {floor:.3f} of always naming"
+            f"{line.label} has {spread.mean:.3f} {score_label(findings.headline[0])}, under the {floor:.3f} of always naming"
             " the commonest class"
         )
         yield Flag("implausible", f"{reached}: something is wrong with it.")
@@ -134,20 +134,20 @@ def _local_on_iid(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
         values = f"{mine.scores[score].mean:.3f} against {best.scores[score].mean:.3f} of {best.label}"
         yield Flag(
             "implausible",
-            f"On iid data, clients that train alone have the best {words(score)} ({values}): methods that share are set"
+            f"On iid data, clients that train alone have the best {score_label(score)} ({values}): methods that share are set"
             " up badly.",
         )
 
 
 def _same_model(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
     """Methods that came to the same model, bit for bit, in every seed."""
-    prints: dict[tuple[str, ...], list[str]] = {}
+    by_digests: dict[tuple[str, ...], list[str]] = {}
     for line in findings.lines:
         runs = comparison.runs(line.label)
-        told = tuple(str(result.summary.get("model_sha256") or "") for result in runs)
-        if runs and all(told) and len(runs) == len(comparison.seeds):
-            prints.setdefault(told, []).append(line.label)
-    for labels in prints.values():
+        digests = tuple(str(result.summary.get("model_sha256") or "") for result in runs)
+        if runs and all(digests) and len(runs) == len(comparison.seeds):
+            by_digests.setdefault(digests, []).append(line.label)
+    for labels in by_digests.values():
         if len(labels) > 1:
             yield Flag(
                 "same-model", f"{' and '.join(labels)} end with the same shared model, bit for bit, in every seed."
@@ -158,21 +158,21 @@ def _no_validation(comparison: Comparison, findings: Findings) -> Iterator[Flag]
     if comparison.results and findings.headline and "selected" not in findings.headline[0]:
         text = (
             "No validation data for every run: no round could be chosen on them, so the headline is the"
-            f" {words(findings.headline[0])}."
+            f" {score_label(findings.headline[0])}."
         )
         yield Flag("no-validation", f"{text} Set validation=0.1.")
 
 
 def _screened(comparison: Comparison, _findings: Findings) -> Iterator[Flag]:
-    told = comparison.screening
-    if told is None or not told.dropped:
+    screening = comparison.screening
+    if screening is None or not screening.dropped:
         return
-    text = f"Short runs dropped {_count(len(told.dropped), 'method')} early: {', '.join(told.dropped)}."
-    if told.share is not None and told.low is not None and told.high is not None:
-        wrong = f"{len(told.wrongly)} of {len(told.audited)}"
+    text = f"Short runs dropped {_count(len(screening.dropped), 'method')} early: {', '.join(screening.dropped)}."
+    if screening.share is not None and screening.low is not None and screening.high is not None:
+        wrong = f"{len(screening.wrongly)} of {len(screening.audited)}"
         text += (
-            f" Trained to the end all the same, {wrong} would have been kept ({told.share:.0%}, between {told.low:.0%}"
-            f" and {told.high:.0%})."
+            f" Trained to the end all the same, {wrong} would have been kept ({screening.share:.0%}, between {screening.low:.0%}"
+            f" and {screening.high:.0%})."
         )
     else:
         text += " None was trained to the end to see whether that was right."
@@ -184,7 +184,7 @@ def _courses(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
     still, lost = [], []
     for line in findings.lines:
         for result in comparison.runs(line.label):
-            curve = _curve(result, findings, personal=line.unused)
+            curve = _curve(result, findings, personal=line.shared_unused)
             if len(curve) >= 3 and len({point.score for point in curve}) == 1:
                 still.append(f"{line.label} seed {result.summary.get('seed', '-')} ({curve[0].score:.3f})")
             elif fell := _fell(curve, findings):
@@ -224,14 +224,16 @@ def _replies(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
 
 
 def _unused(_comparison: Comparison, findings: Findings) -> Iterator[Flag]:
-    named = [
-        line for line in findings.lines if line.unused and findings.headline and findings.headline[0] in line.scores
+    lines = [
+        line
+        for line in findings.lines
+        if line.shared_unused and findings.headline and findings.headline[0] in line.scores
     ]
-    if named:
-        told = ", ".join(f"{line.label} ({line.scores[findings.headline[0]].mean:.3f})" for line in named)
+    if lines:
+        labels = ", ".join(f"{line.label} ({line.scores[findings.headline[0]].mean:.3f})" for line in lines)
         yield Flag(
             "shared-unused",
-            f"Nobody uses the shared model of {told}: layers are private to the clients. Judge it by its personal"
+            f"Nobody uses the shared model of {labels}: layers are private to the clients. Judge it by its personal"
             " models.",
         )
 
@@ -243,7 +245,7 @@ def _best_on_test(_comparison: Comparison, findings: Findings) -> Iterator[Flag]
         if spread is not None and best is not None and best.mean - spread.mean > max(GAP, 2 * (spread.std or 0.0)):
             gaps.append(f"{line.label} ({best.mean:.3f} against {spread.mean:.3f})")
     if gaps:
-        text = f"The best round on test data is far above the {words(findings.headline[0])}: {_some(gaps)}."
+        text = f"The best round on test data is far above the {score_label(findings.headline[0])}: {_some(gaps)}."
         yield Flag(
             "best-on-test", f"{text} Papers that report the best round are to be compared with that column only."
         )
@@ -254,17 +256,17 @@ def _short(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
 
     Tests are corrected over the methods.
     """
-    told = [
+    rises = [
         _rise(
-            [_curve(result, findings, personal=line.unused) for result in comparison.runs(line.label)],
+            [_curve(result, findings, personal=line.shared_unused) for result in comparison.runs(line.label)],
             larger=findings.larger,
         )
         for line in findings.lines
     ]
-    sure = statistics.holm([None if it is None or it[1] < RISE else it[2] for it in told])
+    sure = statistics.holm([None if it is None or it[1] < RISE else it[2] for it in rises])
     rising = [
         f"{line.label} ({it[0]:+.3f})"
-        for line, it, p in zip(findings.lines, told, sure, strict=True)
+        for line, it, p in zip(findings.lines, rises, sure, strict=True)
         if it is not None and p is not None and p < 0.05
     ]
     if rising:
@@ -337,10 +339,10 @@ def _timings(comparison: Comparison, _findings: Findings) -> Iterator[Flag]:
         for result in comparison.results.values()
     )
     if len(executors) > 1:
-        told = ", ".join(f"{count} by {name}" for name, count in executors.most_common())
+        counts = ", ".join(f"{count} by {name}" for name, count in executors.most_common())
         yield Flag(
             "mixed-executors",
-            f"Runs were trained in different ways ({told}): their seconds are not to be compared; scores and bytes"
+            f"Runs were trained in different ways ({counts}): their seconds are not to be compared; scores and bytes"
             " are.",
         )
     if comparison.side_by_side > 1:
@@ -370,14 +372,14 @@ _CHECKS: Sequence[Callable[[Comparison, Findings], Iterator[Flag]]] = (
 )
 
 
-def across(told: Sequence[tuple[Comparison, Findings]]) -> tuple[Flag, ...]:
+def across(comparisons: Sequence[tuple[Comparison, Findings]]) -> tuple[Flag, ...]:
     """What several comparisons show together: :func:`skew_flags` of those that differ in their partition alone.
 
     Args:
-        told: comparisons with their findings. Skew is that of labels; where there are none, of targets or features.
+        comparisons: each with their findings. Skew is that of labels; where there are none, of targets or features.
     """
     alike: dict[str, list[tuple[float, Findings]]] = {}
-    for comparison, findings in told:
+    for comparison, findings in comparisons:
         skew = next((value for name in SKEWS if (value := comparison.facts.skew.get(name)) is not None), None)
         if skew is not None:
             shared = {
@@ -390,18 +392,18 @@ def across(told: Sequence[tuple[Comparison, Findings]]) -> tuple[Flag, ...]:
     return tuple(flag for group in alike.values() for flag in skew_flags(group))
 
 
-def skew_flags(told: Sequence[tuple[float, Findings]]) -> tuple[Flag, ...]:
+def skew_flags(by_skew: Sequence[tuple[float, Findings]]) -> tuple[Flag, ...]:
     """Whether FedAvg's shared model (the baseline's where FedAvg is not compared) gets better where clients differ
     more, which is implausible.
 
     Args:
-        told: (skew number, findings) of comparisons that differ in their partition only; a larger number is more skew.
+        by_skew: (skew number, findings) of comparisons that differ in their partition only; a larger number is more skew.
     Returns:
         a flag for each neighbouring pair in which the mean rises by more than 0.01 (1 % of an error) and by more than
         two standard errors.
     """
-    found = []
-    ordered = sorted(told, key=lambda pair: pair[0])
+    result = []
+    ordered = sorted(by_skew, key=lambda pair: pair[0])
     for (low, before), (high, after) in itertools.pairwise(ordered):
         if high == low or not before.headline or before.headline[0] not in after.headline:
             continue
@@ -413,15 +415,15 @@ def skew_flags(told: Sequence[tuple[float, Findings]]) -> tuple[Flag, ...]:
         rise = (b.mean - a.mean) if after.larger else (a.mean - b.mean)
         if rise > max(0.01 if after.larger else 0.01 * abs(a.mean), _error(a, b)):
             text = (
-                f"{one.label} gets better with more skew: {a.mean:.3f} {words(score)} at {low:.3g}, {b.mean:.3f} at"
+                f"{one.label} gets better with more skew: {a.mean:.3f} {score_label(score)} at {low:.3g}, {b.mean:.3f} at"
                 f" {high:.3g}."
             )
-            found.append(
+            result.append(
                 Flag(
                     "implausible", f"{text} Look at the sizes of the clients and at the test data before believing it."
                 )
             )
-    return tuple(found)
+    return tuple(result)
 
 
 def _error(*spreads: Spread) -> float:

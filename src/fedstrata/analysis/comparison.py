@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias
 
 from fedstrata.data.statistics.facts import Facts
 from fedstrata.runs.result import Result
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-    from fedstrata.analysis.records import Findings
-    from fedstrata.report.figures import Picture
-
 
 BudgetUnit: TypeAlias = Literal["bytes", "flops", "seconds", "accuracy"]
 """What a budget counts."""
@@ -73,7 +66,7 @@ class Screening:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``fedstrata compare`` came to.
+    """What ``fedstrata compare`` trained and measured, as plain data.
 
     Attributes:
         entries: competitors, in the order given.
@@ -106,55 +99,3 @@ class Comparison:
     def runs(self, label: str) -> list[Result]:
         """The finished runs of one competitor, by seed."""
         return [self.results[label, seed] for seed in self.seeds if (label, seed) in self.results]
-
-    def findings(self, target: float | None = None) -> Findings:
-        """Means, paired differences, fronts, flags and the answer; see :func:`fedstrata.analysis.findings.findings`."""
-        from fedstrata.analysis.findings import findings  # it knows comparisons  # noqa: PLC0415
-
-        return findings(self, target)
-
-    @overload
-    def plot(self) -> Picture: ...
-    @overload
-    def plot(self, path: str | Path) -> Path: ...
-    def plot(self, path: str | Path | None = None) -> Path | Picture:
-        """Draw the headline scores against rounds, a line a method: mean over seeds, with a band of one standard
-        deviation.
-
-        Args:
-            path: of a PNG, SVG or PDF file; none gives a matplotlib figure, which a notebook shows.
-        """
-        from fedstrata.report.figures import comparison_picture  # matplotlib is only loaded by those who draw  # noqa: PLC0415
-
-        picture = comparison_picture(self, self.findings())
-        return picture if path is None else picture.write(Path(path))
-
-    def to_pandas(self, what: str = "runs") -> DataFrame:
-        """A table as a DataFrame; the columns are those of :mod:`fedstrata.report.export`.
-
-        Args:
-            what: "runs" (a row a finished run), "rounds", "clients", "findings" (a row a method) or "differences".
-        Raises:
-            ConfigError: another word.
-            FedstrataError: pandas is not installed.
-        """
-        from fedstrata.analysis import frames  # frames know comparisons  # noqa: PLC0415
-
-        choices: dict[str, Callable[[], Sequence[Mapping[str, Any]]]] = {
-            "runs": lambda: frames.runs(self),
-            "rounds": lambda: frames.rounds(self),
-            "clients": lambda: frames.clients(self),
-            "findings": lambda: frames.findings_rows(self.findings()),
-            "differences": lambda: frames.difference_rows(self.findings()),
-        }
-        return frames.frame(frames.picked(what, choices)())
-
-    def __str__(self) -> str:
-        from fedstrata.report.terminal import comparison_text  # tables know comparisons  # noqa: PLC0415
-
-        return comparison_text(self.findings())
-
-    def _repr_html_(self) -> str:
-        from fedstrata.report.html import comparison_html  # only notebooks ask  # noqa: PLC0415
-
-        return comparison_html(self, self.findings())

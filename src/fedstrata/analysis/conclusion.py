@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedstrata.analysis.records import Difference, Findings, Line
-from fedstrata.analysis.scores import border, words
+from fedstrata.analysis.scores import score_label, threshold_text
 from fedstrata.common.units import number
 
 
 def answer(findings: Findings) -> str:
     """One sentence for each headline that some method has a score for."""
-    told: list[str] = []
+    sentences: list[str] = []
     for score in findings.headline:
-        sentence = _sentence(findings, score, again=bool(told))
-        told += [sentence] if sentence else []
-    return " ".join(told) or "No run has finished with a score, so nothing can be said yet."
+        sentence = _sentence(findings, score, repeated=bool(sentences))
+        sentences += [sentence] if sentence else []
+    return " ".join(sentences) or "No run has finished with a score, so nothing can be said yet."
 
 
-def _sentence(findings: Findings, score: str, *, again: bool) -> str:
+def _sentence(findings: Findings, score: str, *, repeated: bool) -> str:
     ranked = sorted(
         (line for line in findings.lines if score in line.scores),
         key=lambda line: line.scores[score].mean,
@@ -29,24 +29,26 @@ def _sentence(findings: Findings, score: str, *, again: bool) -> str:
     best = ranked[0]
     seeds = max(line.scores[score].n for line in ranked)
     few = seeds < 3 and len(ranked) > 1
-    opening = _opening(seeds, few=few, again=again)
+    opening = _opening(seeds, few=few, repeated=repeated)
     parts = [opening + (_undecided(findings, score, ranked) if few else _claim(findings, score, ranked))]
-    if best.unused and not score.startswith("personal"):
+    if best.shared_unused and not score.startswith("personal"):
         parts.append(f"but nobody uses that model: layers of {best.label} are private to the clients")
     if not best.informative and findings.chance is not None and not score.startswith("personal"):
-        parts.append(f"not informative: the baseline is under {border(findings.chance)} ({findings.chance:.2f})")
+        parts.append(
+            f"not informative: the baseline is under {threshold_text(findings.chance)} ({findings.chance:.2f})"
+        )
     return "; ".join(parts) + "."
 
 
 def _claim(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
     best, base = ranked[0], findings.baseline
-    spoken = f"{number(best.scores[score].mean, 3)} {words(score)}"
+    best_text = f"{number(best.scores[score].mean, 3)} {score_label(score)}"
     others = [line for line in ranked if line.label != base]
     if not others or len(findings.lines) == 1:
-        return f"{best.label} has {spoken}; there is no other result to compare it with"
+        return f"{best.label} has {best_text}; there is no other result to compare it with"
     if all(score not in line.differences for line in others):
         return (
-            f"{best.label} has the best mean, {spoken}, but {base}, the baseline, has no result on a common seed, so no"
+            f"{best.label} has the best mean, {best_text}, but {base}, the baseline, has no result on a common seed, so no"
             " difference can be told"
         )
     if best.label == base:
@@ -56,34 +58,32 @@ def _claim(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
 
 def _defended(best: Line, score: str, others: Sequence[Line]) -> str:
     """The best mean is the baseline's."""
-    base, spoken = best.label, f"{number(best.scores[score].mean, 3)} {words(score)}"
+    base, best_text = best.label, f"{number(best.scores[score].mean, 3)} {score_label(score)}"
     if any(
         _verdict(line, score) == "better" for line in others
     ):  # only where the means are over other seeds than the differences
-        lead = f"{base} (the baseline) has the best mean, {spoken}, but not on the same seeds as every other method"
+        lead = f"{base} (the baseline) has the best mean, {best_text}, but not on the same seeds as every other method"
         return f"{lead}; on seeds in common, {_others(others, score, base)}"
     equal = [line.label for line in others if line.scores[score].values == best.scores[score].values]
     left = [line for line in others if line.label not in equal]
     if not equal:
-        return f"{base} (the baseline) has the best {_thing(score)}: {spoken}; " + _others(others, score, base)
-    lead = f"{base} (the baseline) and {_listed(equal)} have the same score in every seed, {spoken}"
+        return f"{base} (the baseline) has the best {_model_name(score)}: {best_text}; " + _others(others, score, base)
+    lead = f"{base} (the baseline) and {_listed(equal)} have the same score in every seed, {best_text}"
     return f"{lead}; {_others(left, score, base)}" if left else lead
 
 
 def _challenger(findings: Findings, score: str, best: Line, others: Sequence[Line]) -> str:
     """The best mean belongs to another method than the baseline."""
     base, it = findings.baseline, best.differences.get(score)
-    spoken = f"{number(best.scores[score].mean, 3)} {words(score)}"
+    best_text = f"{number(best.scores[score].mean, 3)} {score_label(score)}"
     rest = _others([line for line in others if line is not best], score, base, quiet=True)
     if it is None or it.verdict == "no conclusion":
         why = "no seed in common" if it is None else it.note or f"only {_seeds(it.n)} in common"
-        found = f", {_difference(it)} {base}" if it is not None else ""
-        lead = f"{best.label} has the best mean, {spoken}{found}, but nothing can be concluded about it ({why})"
+        distance = f", {_difference(it)} {base}" if it is not None else ""
+        lead = f"{best.label} has the best mean, {best_text}{distance}, but nothing can be concluded about it ({why})"
         return "; ".join(filter(None, [lead, rest]))
     if it.verdict == "better":
-        lead = (
-            f"{best.label} has the best {_thing(score)}: {spoken}, {_difference(it)} {base} ({_p(it, findings, score)})"
-        )
+        lead = f"{best.label} has the best {_model_name(score)}: {best_text}, {_difference(it)} {base} ({_p(it, findings, score)})"
         return "; ".join(filter(None, [lead, _rival(best, score, base, larger=findings.larger), rest]))
     whom = (
         "shown to differ from"
@@ -91,11 +91,9 @@ def _challenger(findings: Findings, score: str, best: Line, others: Sequence[Lin
         else "shown to be better than"
     )
     if any(_verdict(line, score) == "better" for line in others):
-        lead = (
-            f"{best.label} has the best mean, {spoken}, but is not shown to be better than {base}: {_difference(it)} it"
-        )
+        lead = f"{best.label} has the best mean, {best_text}, but is not shown to be better than {base}: {_difference(it)} it"
         return f"{lead} ({_p(it, findings, score)}); {rest}"
-    lead = f"no method is {whom} {base} in its {_thing(score)}: the best mean is {best.label}'s, {spoken}"
+    lead = f"no method is {whom} {base} in its {_model_name(score)}: the best mean is {best.label}'s, {best_text}"
     return "; ".join(filter(None, [f"{lead}, {_difference(it)} {base} ({_p(it, findings, score)})", rest]))
 
 
@@ -103,10 +101,10 @@ def _undecided(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
     best, base = ranked[0], findings.baseline
     other = ranked[1] if best.label == base else best
     it = other.differences.get(score)
-    lead = f"the best mean {words(score)} is {best.label}'s, "
-    spoken = number(best.scores[score].mean, 3)
+    lead = f"the best mean {score_label(score)} is {best.label}'s, "
+    best_text = number(best.scores[score].mean, 3)
     if it is None:
-        return lead + spoken
+        return lead + best_text
     where = (
         f" on the {_seeds(it.n)} in common"
         if it.n < max(line.scores[score].n for line in ranked if line.label in (base, other.label))
@@ -114,7 +112,7 @@ def _undecided(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
     )
     return (
         lead
-        + spoken
+        + best_text
         + (
             f"; {other.label}'s is {_difference(it)} it{where}"
             if best.label == base
@@ -137,29 +135,29 @@ def _rival(best: Line, score: str, base: str, *, larger: bool) -> str:
 
 def _others(others: Sequence[Line], score: str, base: str, *, quiet: bool = False) -> str:
     """Who else is shown to differ; ``quiet``: nothing where nobody is."""
-    told = []
+    parts = []
     for verdict in ("better", "worse"):
-        named = [_called(line, score) for line in others if _verdict(line, score) == verdict]
+        named = [_label_text(line, score) for line in others if _verdict(line, score) == verdict]
         if named:
-            told.append(
-                f"{_named(named, len(others), quiet=quiet)} {'is' if len(named) == 1 else 'are'} shown to be {verdict}"
+            parts.append(
+                f"{_labels_text(named, len(others), quiet=quiet)} {'is' if len(named) == 1 else 'are'} shown to be {verdict}"
                 f" than {base}"
             )
-    if told or quiet:
-        return "; ".join(told)
+    if parts or quiet:
+        return "; ".join(parts)
     return f"no other method is shown to differ from {base}"
 
 
-def _called(line: Line, score: str) -> str:
+def _label_text(line: Line, score: str) -> str:
     """A label, with a warning where the score is that of a model that nobody uses."""
     return (
         f"{line.label} (whose shared model nobody uses)"
-        if line.unused and not score.startswith("personal")
+        if line.shared_unused and not score.startswith("personal")
         else line.label
     )
 
 
-def _named(labels: Sequence[str], of: int, *, quiet: bool) -> str:
+def _labels_text(labels: Sequence[str], of: int, *, quiet: bool) -> str:
     return f"all {of} other methods" if len(labels) == of > 2 and not quiet else _listed(labels)
 
 
@@ -187,10 +185,10 @@ def _p(it: Difference, findings: Findings, score: str) -> str:
         return it.note
     methods = sum(line.differences[score].p is not None for line in findings.lines if score in line.differences)
     corrected = f" after correction for {methods} methods" if methods > 1 else ""
-    return f"p {written(it.corrected)}{corrected}" + (f", {_seeds(it.n)} in common" if it.n != findings.seeds else "")
+    return f"p {p_text(it.corrected)}{corrected}" + (f", {_seeds(it.n)} in common" if it.n != findings.seeds else "")
 
 
-def written(p: float) -> str:
+def p_text(p: float) -> str:
     """A p-value with the digits that count; one under 0.05 does not read as 0.05."""
     if p < 0.001:
         return "< 0.001"
@@ -198,19 +196,19 @@ def written(p: float) -> str:
     return f"{p:.2g}" if text == "0.05" and p < 0.0495 else "just under 0.05" if text == "0.05" and p < 0.05 else text
 
 
-def _thing(score: str) -> str:
+def _model_name(score: str) -> str:
     return "personal models" if score.startswith("personal") else "shared model"
 
 
-def _opening(seeds: int, *, few: bool, again: bool) -> str:
+def _opening(seeds: int, *, few: bool, repeated: bool) -> str:
     """On how many seeds the sentence stands; shorter the second time."""
     if few:
         return (
             "Nor about personal models: "
-            if again
+            if repeated
             else f"With {_seeds(seeds)} no conclusion about a difference can be drawn: "
         )
-    return "On the same seeds, " if again else f"On {_seeds(seeds)}, "
+    return "On the same seeds, " if repeated else f"On {_seeds(seeds)}, "
 
 
 def _seeds(count: int) -> str:

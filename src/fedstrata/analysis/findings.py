@@ -36,29 +36,29 @@ def findings(comparison: Comparison, target: float | None = None) -> Findings:
 
     Source of the statistics: :mod:`fedstrata.analysis.statistics`.
     """
-    book = _Book(comparison)
-    _possible(target, regression=book.regression)
-    targets = _targets(book, target)
-    lines = tuple(_line(book, entry.label, entry.method, targets) for entry in comparison.entries)
+    table = _ScoreTable(comparison)
+    _check_target(target, regression=table.regression)
+    targets = _targets(table, target)
+    lines = tuple(_line(table, entry.label, entry.method, targets) for entry in comparison.entries)
     chance = comparison.facts.chance
-    told = informative(comparison, lines, book.headline, chance)
-    lines = tuple(replace(line, informative=told) for line in lines)
-    found = Findings(
+    is_informative = informative(comparison, lines, table.headline, chance)
+    lines = tuple(replace(line, informative=is_informative) for line in lines)
+    result = Findings(
         answer="",
-        headline=book.headline,
-        larger=not book.regression,
+        headline=table.headline,
+        larger=not table.regression,
         chance=chance,
-        target=targets.get(book.headline[0]) if book.headline else None,
+        target=targets.get(table.headline[0]) if table.headline else None,
         lines=lines,
         baseline=comparison.baseline,
         seeds=len(comparison.seeds),
         targets=targets,
     )
-    return replace(found, answer=answer(found), flags=flags(comparison, found))
+    return replace(result, answer=answer(result), flags=flags(comparison, result))
 
 
 @dataclass(frozen=True)
-class _Book:
+class _ScoreTable:
     """The numbers of all runs, looked up once."""
 
     comparison: Comparison
@@ -85,7 +85,7 @@ class _Book:
 
     def values(self, label: str, score: str) -> dict[int, float]:
         """Seed -> value."""
-        return {seed: found[score] for seed, found in self.scores[label].items() if score in found}
+        return {seed: scores[score] for seed, scores in self.scores[label].items() if score in scores}
 
     def curve(self, label: str, seed: int, score: str) -> list[Point]:
         return points(
@@ -112,66 +112,68 @@ class _Book:
     @cached_property
     def margins(self) -> dict[str, dict[tuple[str, str], Difference]]:
         """Headline -> (ours, theirs) -> difference, corrected over all pairs."""
-        found = {}
+        result = {}
         for score in self.headline:
             pairs = [(a, b) for place, a in enumerate(self.labels) for b in self.labels[place + 1 :]]
-            told = _differences(
+            corrected = _differences(
                 [(self.values(a, score), self.values(b, score)) for a, b in pairs], larger=not self.regression
             )
-            found[score] = {pair: it for pair, it in zip(pairs, told, strict=True) if it is not None}
-            found[score] |= {(b, a): _turned(it) for (a, b), it in found[score].items()}
-        return found
+            result[score] = {pair: it for pair, it in zip(pairs, corrected, strict=True) if it is not None}
+            result[score] |= {(b, a): _reversed(it) for (a, b), it in result[score].items()}
+        return result
 
     @cached_property
     def differences(self) -> dict[str, dict[str, Difference]]:
         """Headline -> label -> difference to the baseline, corrected over the methods."""
-        found = {}
+        result = {}
         for score in self.headline:
             others = [label for label in self.labels if label != self.comparison.baseline]
             theirs = self.values(self.comparison.baseline, score)
-            told = _differences([(self.values(label, score), theirs) for label in others], larger=not self.regression)
-            found[score] = {label: it for label, it in zip(others, told, strict=True) if it is not None}
+            corrected = _differences(
+                [(self.values(label, score), theirs) for label in others], larger=not self.regression
+            )
+            result[score] = {label: it for label, it in zip(others, corrected, strict=True) if it is not None}
             if theirs:
-                found[score][self.comparison.baseline] = Difference(
+                result[score][self.comparison.baseline] = Difference(
                     0.0, None, None, None, None, "baseline", len(theirs)
                 )
-        return found
+        return result
 
     @cached_property
     def fronts(self) -> dict[str, dict[str, frozenset[str]]]:
         """Headline -> label -> costs against which it lies on the Pareto front of means."""
-        found = {}
+        result = {}
         for score in self.headline:
             means = [mean(list(self.values(label, score).values())) for label in self.labels]
             on = {}
             for cost in ("bytes", "flops"):
                 spent = [mean(self.costs(label, cost)) for label in self.labels]
                 on[cost] = statistics.front(list(zip(spent, means, strict=True)), larger=not self.regression)
-            found[score] = {
-                label: frozenset(cost for cost, told in on.items() if told[place])
+            result[score] = {
+                label: frozenset(cost for cost, members in on.items() if members[place])
                 for place, label in enumerate(self.labels)
             }
-        return found
+        return result
 
     def costs(self, label: str, cost: str) -> list[float]:
         """Of the finished runs, by seed."""
-        return [told[cost] for result in self.comparison.runs(label) if cost in (told := costs_of(result))]
+        return [run_costs[cost] for result in self.comparison.runs(label) if cost in (run_costs := costs_of(result))]
 
 
 def _differences(pairs: Sequence[tuple[Values, Values]], *, larger: bool) -> list[Difference | None]:
     """Paired differences of one family; None for pairs without a common seed."""
-    found = []
+    paired = []
     for ours, theirs in pairs:
         _, a, b = statistics.pairs(ours, theirs)
-        found.append(statistics.paired(a, b))
-    ps = [None if it is None or it.n < 3 else it.p for it in found]
+        paired.append(statistics.paired(a, b))
+    ps = [None if it is None or it.n < 3 else it.p for it in paired]
     return [
-        None if it is None else _judged(it, p, c, larger=larger)
-        for it, p, c in zip(found, ps, statistics.holm(ps), strict=True)
+        None if it is None else _with_verdict(it, p, c, larger=larger)
+        for it, p, c in zip(paired, ps, statistics.holm(ps), strict=True)
     ]
 
 
-def _judged(it: statistics.Paired, p: float | None, corrected: float | None, *, larger: bool) -> Difference:
+def _with_verdict(it: statistics.Paired, p: float | None, corrected: float | None, *, larger: bool) -> Difference:
     verdict: Verdict = "no conclusion"
     note = ""
     if it.n >= 3:
@@ -184,7 +186,7 @@ def _judged(it: statistics.Paired, p: float | None, corrected: float | None, *, 
     return Difference(it.mean, it.low, it.high, p, corrected, verdict, it.n, note)
 
 
-def _turned(it: Difference) -> Difference:
+def _reversed(it: Difference) -> Difference:
     """The same difference seen from the other side."""
     turned: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}
     verdict = turned.get(it.verdict, it.verdict)
@@ -192,30 +194,30 @@ def _turned(it: Difference) -> Difference:
     return replace(it, mean=-it.mean, low=low, high=high, verdict=verdict)
 
 
-def _line(book: _Book, label: str, method: str, targets: Mapping[str, float]) -> Line:
-    names = list(dict.fromkeys(name for found in book.scores[label].values() for name in found))
-    costs = {cost: values for cost in COSTS if (values := book.costs(label, cost))}
-    reached = {score: _reached(book, label, score, target) for score, target in targets.items()}
-    first = book.headline[0] if book.headline else ""
-    fronts = {score: book.fronts[score][label] for score in book.headline}
-    own, unused = _own(book, label)
+def _line(table: _ScoreTable, label: str, method: str, targets: Mapping[str, float]) -> Line:
+    names = list(dict.fromkeys(name for scores in table.scores[label].values() for name in scores))
+    costs = {cost: values for cost in COSTS if (values := table.costs(label, cost))}
+    reached = {score: _reached(table, label, score, target) for score, target in targets.items()}
+    first = table.headline[0] if table.headline else ""
+    fronts = {score: table.fronts[score][label] for score in table.headline}
+    uses_personal, shared_unused = _model_use(table, label)
     return Line(
         label,
         method,
-        scores={name: spread(list(book.values(label, name).values())) for name in names},
+        scores={name: spread(list(table.values(label, name).values())) for name in names},
         costs={cost: spread(values) for cost, values in costs.items()},
         differences={
-            score: book.differences[score][label] for score in book.headline if label in book.differences[score]
+            score: table.differences[score][label] for score in table.headline if label in table.differences[score]
         },
-        margins={score: told for score in book.headline if (told := _margin(book, label, score)) is not None},
+        margins={score: margin for score in table.headline if (margin := _margin(table, label, score)) is not None},
         target=reached.get(first),
         targets=reached,
         front=fronts.get(first, frozenset()),
         fronts=fronts,
-        stability=_stability(book, label),
-        fairness=_fairness(book, label),
-        own=own,
-        unused=unused,
+        stability=_stability(table, label),
+        fairness=_fairness(table, label),
+        uses_personal=uses_personal,
+        shared_unused=shared_unused,
     )
 
 
@@ -224,58 +226,60 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(*statistics.mean_std(values), tuple(values))
 
 
-def _margin(book: _Book, label: str, score: str) -> tuple[str, Difference] | None:
+def _margin(table: _ScoreTable, label: str, score: str) -> tuple[str, Difference] | None:
     """The best other competitor with whom there are common seeds, and the difference to it."""
-    rivals = {b: it for (a, b), it in book.margins[score].items() if a == label}
+    rivals = {b: it for (a, b), it in table.margins[score].items() if a == label}
     if not rivals:
         return None
-    sign = -1.0 if book.regression else 1.0
-    best = max(rivals, key=lambda name: sign * (mean(list(book.values(name, score).values())) or 0.0))
+    sign = -1.0 if table.regression else 1.0
+    best = max(rivals, key=lambda name: sign * (mean(list(table.values(name, score).values())) or 0.0))
     return best, rivals[best]
 
 
-def _own(book: _Book, label: str) -> tuple[bool, bool]:
+def _model_use(table: _ScoreTable, label: str) -> tuple[bool, bool]:
     """(clients use models of their own, nobody uses the shared one: the run says that some layers are private to
     clients).
     """
     personal, shared = (
-        ("personal_rmse", "shared_on_clients_rmse") if book.regression else ("personal", "shared_on_clients")
+        ("personal_rmse", "shared_on_clients_rmse") if table.regression else ("personal", "shared_on_clients")
     )
-    mine, theirs = book.values(label, personal), book.values(label, shared)
-    own = any(abs(mine[seed] - theirs[seed]) > 1e-9 for seed in mine if seed in theirs)
-    return own, any(result.summary.get("num_private_tensors") for result in book.comparison.runs(label))
+    mine, theirs = table.values(label, personal), table.values(label, shared)
+    uses_personal = any(abs(mine[seed] - theirs[seed]) > 1e-9 for seed in mine if seed in theirs)
+    return uses_personal, any(result.summary.get("num_private_tensors") for result in table.comparison.runs(label))
 
 
-def _stability(book: _Book, label: str) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
-    for score, prefix in zip(book.headline, ("", "personal_"), strict=False):
-        told = [
-            statistics.stability([point.score for point in book.curve(label, seed, score)], larger=not book.regression)
-            for seed in book.scores[label]
+def _stability(table: _ScoreTable, label: str) -> dict[str, float | None]:
+    result: dict[str, float | None] = {}
+    for score, prefix in zip(table.headline, ("", "personal_"), strict=False):
+        by_seed = [
+            statistics.stability(
+                [point.score for point in table.curve(label, seed, score)], larger=not table.regression
+            )
+            for seed in table.scores[label]
         ]
-        found[f"{prefix}std"] = mean([std for std, _ in told if std is not None])
-        found[f"{prefix}drop"] = max((drop for _, drop in told if drop is not None), default=None)
-    return found
+        result[f"{prefix}std"] = mean([std for std, _ in by_seed if std is not None])
+        result[f"{prefix}drop"] = max((drop for _, drop in by_seed if drop is not None), default=None)
+    return result
 
 
-def _fairness(book: _Book, label: str) -> dict[str, float | Sequence[int] | None]:
+def _fairness(table: _ScoreTable, label: str) -> dict[str, float | Sequence[int] | None]:
     runs = [
         scores
-        for result in book.comparison.runs(label)
-        if (scores := client_scores(result, regression=book.regression))
+        for result in table.comparison.runs(label)
+        if (scores := client_scores(result, regression=table.regression))
     ]
     if not runs:
         return {}
     worst = [
-        told for scores in runs if (told := statistics.worst_tenth(scores, larger=not book.regression)) is not None
+        value for scores in runs if (value := statistics.worst_tenth(scores, larger=not table.regression)) is not None
     ]
     spreads = [statistics.mean_std(scores)[1] or 0.0 for scores in runs]
     everyone = [score for scores in runs for score in scores]
-    counts = None if book.regression else statistics.histogram(everyone)
+    counts = None if table.regression else statistics.histogram(everyone)
     return {"worst10": mean(worst), "spread": mean(spreads), "clients": float(len(everyone)), "histogram": counts}
 
 
-def _possible(target: float | None, *, regression: bool) -> None:
+def _check_target(target: float | None, *, regression: bool) -> None:
     if target is None:
         return
     if not statistics.known(target) or (target <= 0 if regression else not 0 < target <= 1):
@@ -283,29 +287,31 @@ def _possible(target: float | None, *, regression: bool) -> None:
         raise ConfigError(f"target is {target}; it is {wanted}.")
 
 
-def _targets(book: _Book, target: float | None) -> dict[str, float]:
-    budget = book.comparison.budget
+def _targets(table: _ScoreTable, target: float | None) -> dict[str, float]:
+    budget = table.comparison.budget
     if target is None and budget is not None and budget.kind == "accuracy":
         target = budget.amount
-    found = {}
-    for score in book.headline:
-        means = [told for label in book.labels if (told := mean(list(book.values(label, score).values()))) is not None]
+    result = {}
+    for score in table.headline:
+        means = [
+            value for label in table.labels if (value := mean(list(table.values(label, score).values()))) is not None
+        ]
         if target is not None:
-            found[score] = target
+            result[score] = target
         elif means:
-            found[score] = min(means) / SHARE if book.regression else max(means) * SHARE
-    return found
+            result[score] = min(means) / SHARE if table.regression else max(means) * SHARE
+    return result
 
 
-def _reached(book: _Book, label: str, score: str, target: float) -> Reached:
+def _reached(table: _ScoreTable, label: str, score: str, target: float) -> Reached:
     """The first evaluated round at or beyond the target, seed by seed."""
     hits = []
-    for seed in book.scores[label]:
-        curve = book.curve(label, seed, score)
-        place = statistics.first_reaching([point.score for point in curve], target, larger=not book.regression)
+    for seed in table.scores[label]:
+        curve = table.curve(label, seed, score)
+        place = statistics.first_reaching([point.score for point in curve], target, larger=not table.regression)
         if place is not None:
             hits.append(curve[place])
-    seeds = (len(hits), len(book.scores[label]))
+    seeds = (len(hits), len(table.scores[label]))
     if not hits:
         return Reached(seeds, None, None, None, None)
     ways = [[float(getattr(point, name)) for point in hits] for name in ("round", "bytes", "flops", "seconds")]

@@ -20,13 +20,13 @@ Row: TypeAlias = dict[str, Any]
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
     """Nested mappings become columns "outer.inner"; lists become their length; None stays."""
-    found: Row = {}
+    result: Row = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            result |= flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = len(value) if isinstance(value, list | tuple) else value
-    return found
+            result[f"{prefix}{name}"] = len(value) if isinstance(value, list | tuple) else value
+    return result
 
 
 def rounds_of(result: Result) -> list[Row]:
@@ -82,13 +82,13 @@ def findings_rows(findings: Findings) -> list[Row]:
 
 def difference_rows(findings: Findings) -> list[Row]:
     """A row a method, score and other method: paired differences to the baseline, margins to the best rival."""
-    found = []
+    rows = []
     for line in findings.lines:
         for score, it in line.differences.items():
             if it.verdict != "baseline":
-                found.append(_difference(line.label, score, "baseline", findings.baseline, it))
-        found += [_difference(line.label, score, "rival", rival, it) for score, (rival, it) in line.margins.items()]
-    return found
+                rows.append(_difference(line.label, score, "baseline", findings.baseline, it))
+        rows += [_difference(line.label, score, "rival", rival, it) for score, (rival, it) in line.margins.items()]
+    return rows
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
@@ -131,7 +131,7 @@ def _each(comparison: Comparison) -> Iterator[tuple[str, str, int, Result]]:
 
 def _line(line: Line, findings: Findings) -> Row:
     row: Row = {"label": line.label, "method": line.method, "baseline": line.label == findings.baseline}
-    row |= {"informative": line.informative, "own_models": line.own, "shared_unused": line.unused}
+    row |= {"informative": line.informative, "own_models": line.uses_personal, "shared_unused": line.shared_unused}
     for name, spread in (*line.scores.items(), *line.costs.items()):
         row |= _spread(name, spread)
     for score, reached in line.targets.items():

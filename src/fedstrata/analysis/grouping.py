@@ -18,7 +18,7 @@ FEDERATION = ("data", "partition", "test", "validation", "heldout", "clients", "
 """Settings that decide who holds what; runs that differ in them are not of one federation."""
 
 
-def gathered(results: Sequence[Result], facts: Facts | None = None) -> Comparison:
+def group_runs(results: Sequence[Result], facts: Facts | None = None) -> Comparison:
     """Runs as a comparison.
 
     Runs with the same method and the same settings are one entry; a second run of it with the same seed is an entry of
@@ -32,38 +32,38 @@ def gathered(results: Sequence[Result], facts: Facts | None = None) -> Compariso
     configs = [_config(result) for result in results]
     shared = {key: value for key, value in configs[0].items() if all(config.get(key) == value for config in configs)}
     entries: dict[str, Entry] = {}
-    found: dict[tuple[str, int], Result] = {}
+    grouped: dict[tuple[str, int], Result] = {}
     for result, config in zip(results, configs, strict=True):
         entry, seed = _entry(result, config, shared), _seed(result, config)
-        if (entry.label, seed) in found:
-            entry = replace(entry, label=_unused(f"{entry.label} ({result.name})", entries))
+        if (entry.label, seed) in grouped:
+            entry = replace(entry, label=_unused_label(f"{entry.label} ({result.name})", entries))
         entries.setdefault(entry.label, entry)
-        found[entry.label, seed] = result
+        grouped[entry.label, seed] = result
     facts = facts or _facts(results[0])
     return Comparison(
         entries=tuple(entries.values()),
         baseline=next((entry.label for entry in entries.values() if entry.method == "fedavg"), next(iter(entries))),
-        seeds=tuple(sorted({seed for _, seed in found})),
-        results=found,
+        seeds=tuple(sorted({seed for _, seed in grouped})),
+        results=grouped,
         config={key: value for key, value in (shared if len(results) > 1 else configs[0]).items() if key != "seed"},
-        facts=replace(facts, notes=(*facts.notes, *_unequal(configs))),
-        command="\n".join(again(result.folder) for result in results if result.folder is not None),
+        facts=replace(facts, notes=(*facts.notes, *_difference_notes(configs))),
+        command="\n".join(rerun_command(result.folder) for result in results if result.folder is not None),
         machine={str(name): str(value) for name, value in (_versions(results[0])).items()},
     )
 
 
-def again(folder: Path) -> str:
+def rerun_command(folder: Path) -> str:
     """The command that makes the run of a folder once more, in a folder of another name."""
     return shlex.join(["fedstrata", "run", f"{folder}/config.toml", "name=auto"])
 
 
-def _unused(label: str, entries: Mapping[str, Entry]) -> str:
+def _unused_label(label: str, entries: Mapping[str, Entry]) -> str:
     """A label that is not taken: two folders of two places may have the same name."""
     place = 1
-    found = label
-    while found in entries:
-        place, found = place + 1, f"{label}, {place + 1}"
-    return found
+    candidate = label
+    while candidate in entries:
+        place, candidate = place + 1, f"{label}, {place + 1}"
+    return candidate
 
 
 def _config(result: Result) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def _versions(result: Result) -> Mapping[str, Any]:
 
 def _entry(result: Result, config: Mapping[str, Any], shared: Mapping[str, Any]) -> Entry:
     method = str(result.summary.get("method") or config.get("method") or result.name)
-    own = {
+    differing = {
         key: value
         for key, value in config.items()
         if key not in shared and key not in NON_RESULT_SETTINGS and key not in ("method", "seed")
     }
-    settings = ", ".join(f"{key}={'none' if value is None else value}" for key, value in own.items())
-    return Entry(f"{method} | {settings}" if settings else method, method, own)
+    settings = ", ".join(f"{key}={'none' if value is None else value}" for key, value in differing.items())
+    return Entry(f"{method} | {settings}" if settings else method, method, differing)
 
 
 def _seed(result: Result, config: Mapping[str, Any]) -> int:
@@ -92,7 +92,7 @@ def _seed(result: Result, config: Mapping[str, Any]) -> int:
     return seed if isinstance(seed, int) else 0
 
 
-def _unequal(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _difference_notes(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """A note on runs that are not of one federation."""
     keys = [key for key in FEDERATION if len({str(config.get(key)) for config in configs if config}) > 1]
     if not keys:
@@ -110,16 +110,16 @@ def _facts(result: Result) -> Facts:
     if result.federation is not None:
         return facts_of(result.federation)
     if result.folder is None:
-        return _unknown(result, "the run keeps nothing")
+        return _unknown_facts(result, "the run keeps nothing")
     if "federation" in manifest(result.folder).get("custom", ()):
-        return _unknown(result, "the run was given a federation from Python")
+        return _unknown_facts(result, "the run was given a federation from Python")
     try:
         return facts_of(Config.read(result.folder / "config.toml").federation())
     except FedstrataError as error:
-        return _unknown(result, str(error))
+        return _unknown_facts(result, str(error))
 
 
-def _unknown(result: Result, why: str) -> Facts:
+def _unknown_facts(result: Result, why: str) -> Facts:
     """What is known without the data: whether there are classes."""
     errors = any((row.get("metrics") or {}).get("rmse") is not None for row in result.rounds)
     name = str(_config(result).get("data") or result.name)

@@ -111,8 +111,8 @@ class Line:
     stability: Mapping[str, float | None] = field(default_factory=dict)
     fairness: Mapping[str, float | Sequence[int] | None] = field(default_factory=dict)
     informative: bool = True
-    own: bool = False
-    unused: bool = False
+    uses_personal: bool = False
+    shared_unused: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,23 @@ from typing import Any
 
 from fedstrata.runs.result import Result
 
-WORDS: Mapping[str, str] = {
+ACCURACIES: Mapping[str, str] = {
+    "final": "accuracy, last round",
+    "best": "accuracy, best round on test data (optimistic)",
+    "window": "accuracy, mean of the last tenth",
+    "selected": "accuracy, round chosen on validation data",
+    "personal": "personal accuracy, mean over clients",
+    "personal_weighted": "personal accuracy, by samples",
+    "personal_std": "personal accuracy, spread over clients",
+    "personal_worst10": "personal accuracy, worst tenth",
+    "personal_selected": "personal accuracy, round chosen on validation data",
+    "heldout": "accuracy on held-out clients, as received",
+    "heldout_adapted": "accuracy on held-out clients, after unseen.steps",
+    "heldout_own": "accuracy on held-out clients, the method's own way",
+}
+"""What reports call the accuracies of summary.json."""
+
+SCORE_LABELS: Mapping[str, str] = {
     "selected": "selected accuracy",
     "window": "accuracy over the last tenth of the evaluations",
     "final": "final accuracy",
@@ -45,9 +61,9 @@ _MINUS = (
 )
 
 
-def words(score: str) -> str:
+def score_label(score: str) -> str:
     """What a score is called in a sentence."""
-    return WORDS.get(score, score.replace("_", " "))
+    return SCORE_LABELS.get(score, score.replace("_", " "))
 
 
 def threshold(chance: float) -> float:
@@ -57,7 +73,7 @@ def threshold(chance: float) -> float:
     return min(2 * chance, (1 + chance) / 2)
 
 
-def border(chance: float) -> str:
+def threshold_text(chance: float) -> str:
     """What :func:`threshold` is called in a sentence."""
     return "twice chance" if 2 * chance <= (1 + chance) / 2 else "half of the way from chance to 1"
 
@@ -84,7 +100,7 @@ def points(result: Result, *, personal: bool = False, regression: bool = False) 
 
     Where no server tests, the shared model's score is its mean over the clients.
     """
-    found = []
+    curve = []
     spent = {"bytes": 0.0, "flops": 0.0, "seconds": 0.0}
     for row in result.rounds:
         spent["bytes"] += (row.get("bytes_up") or 0) + (row.get("bytes_down") or 0)
@@ -92,15 +108,15 @@ def points(result: Result, *, personal: bool = False, regression: bool = False) 
         spent["seconds"] += row.get("seconds") or 0.0
         score = _row_score(row, personal=personal, regression=regression)
         if score is not None:
-            found.append(Point(int(row["round"]) + 1, **spent, score=score))
-    return found
+            curve.append(Point(int(row["round"]) + 1, **spent, score=score))
+    return curve
 
 
 def _row_score(row: Mapping[str, Any], *, personal: bool, regression: bool) -> float | None:
     if not personal:
-        own = _finite((row.get("metrics") or {}).get("rmse") if regression else row.get("accuracy"))
-        if own is not None:
-            return own
+        shared = _finite((row.get("metrics") or {}).get("rmse") if regression else row.get("accuracy"))
+        if shared is not None:
+            return shared
     score = _finite(row.get("personal" if personal else "shared_on_clients"))
     return -score if score is not None and regression else score
 
@@ -108,46 +124,46 @@ def _row_score(row: Mapping[str, Any], *, personal: bool, regression: bool) -> f
 def scores_of(result: Result, *, regression: bool = False) -> dict[str, float]:
     """Every score of a run that is a number, by the names of :class:`~fedstrata.analysis.records.Line`."""
     summary = result.summary
-    told = _numbers(summary.get("accuracy")) | {
+    scores = _numbers(summary.get("accuracy")) | {
         k: v for k, v in _numbers(summary.get("metrics")).items() if k != "accuracy"
     }
     chosen = _chosen(result)
     if regression:
-        return _errors(result, told, chosen)
+        return _errors(result, scores, chosen)
     if (
         chosen is not None
-        and "selected" in told
-        and "personal_selected" not in told
-        and (mine := _finite(chosen.get("personal"))) is not None
+        and "selected" in scores
+        and "personal_selected" not in scores
+        and (personal := _finite(chosen.get("personal"))) is not None
     ):
-        told["personal_selected"] = mine
-    return told
+        scores["personal_selected"] = personal
+    return scores
 
 
-def _errors(result: Result, told: Mapping[str, float], chosen: Mapping[str, Any] | None) -> dict[str, float]:
+def _errors(result: Result, scores: Mapping[str, float], chosen: Mapping[str, Any] | None) -> dict[str, float]:
     """Scores of a regression: clients' scores, which rise with quality, become errors again."""
-    found = {key: value for key, value in told.items() if key not in (*_MINUS, "personal_std")}
-    found |= {f"{key}_rmse": -told[key] for key in _MINUS if key in told and key != "personal_selected"}
-    if "personal_std" in told:
-        found["personal_rmse_std"] = told["personal_std"]
+    errors = {key: value for key, value in scores.items() if key not in (*_MINUS, "personal_std")}
+    errors |= {f"{key}_rmse": -scores[key] for key in _MINUS if key in scores and key != "personal_selected"}
+    if "personal_std" in scores:
+        errors["personal_rmse_std"] = scores["personal_std"]
     shared = [point.score for point in points(result, regression=True)]
     if shared:
         tail = shared[-max(1, len(shared) // 10) :]
-        found |= {"rmse": shared[-1], "rmse_window": math.fsum(tail) / len(tail)}
+        errors |= {"rmse": shared[-1], "rmse_window": math.fsum(tail) / len(tail)}
     if chosen is not None:
         for key, personal in (("rmse_selected", False), ("personal_rmse_selected", True)):
             score = _row_score(chosen, personal=personal, regression=True)
             if score is not None:
-                found[key] = score
-    return found
+                errors[key] = score
+    return errors
 
 
 def _chosen(result: Result) -> Mapping[str, Any] | None:
     """The round that validation data chose: the first with the largest score."""
     rows = [row for row in result.rounds if _finite(row.get("validation")) is not None]
-    told = result.summary.get("selected_round")
-    if told is not None:
-        return next((row for row in rows if row["round"] == told), None)
+    selected = result.summary.get("selected_round")
+    if selected is not None:
+        return next((row for row in rows if row["round"] == selected), None)
     return max(rows, key=lambda row: (row["validation"], -row["round"]), default=None)
 
 
@@ -164,13 +180,13 @@ def client_scores(result: Result, *, regression: bool = False) -> list[float]:
 
     Errors for a regression.
     """
-    found = []
+    values = []
     for scores in result.clients.values():
-        mine = _finite(scores.get("personal"))
-        mine = _finite(scores.get("shared")) if mine is None else mine
-        if mine is not None:
-            found.append(-mine if regression else mine)
-    return found
+        score = _finite(scores.get("personal"))
+        score = _finite(scores.get("shared")) if score is None else score
+        if score is not None:
+            values.append(-score if regression else score)
+    return values
 
 
 def _numbers(record: Mapping[str, Any] | None) -> dict[str, float]:

@@ -122,13 +122,13 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
     >>> holm([0.01, None, 0.04])
     [0.02, None, 0.04]
     """
-    order = sorted((p, place) for place, p in enumerate(ps) if p is not None)
-    found: list[float | None] = [None] * len(ps)
+    order = sorted((p, index) for index, p in enumerate(ps) if p is not None)
+    result: list[float | None] = [None] * len(ps)
     largest = 0.0
-    for rank, (p, place) in enumerate(order):
+    for rank, (p, index) in enumerate(order):
         largest = max(largest, min(1.0, (len(order) - rank) * p))
-        found[place] = largest
-    return found
+        result[index] = largest
+    return result
 
 
 def share_interval(hits: int, trials: int, level: float = LEVEL) -> tuple[float, float]:
@@ -158,9 +158,9 @@ def share_interval(hits: int, trials: int, level: float = LEVEL) -> tuple[float,
 
 def first_reaching(values: Sequence[float | None], target: float, *, larger: bool = True) -> int | None:
     """Place of the first value at or beyond the target; missing values reach nothing; None where none does."""
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if value is not None and math.isfinite(value) and (value >= target if larger else value <= target):
-            return place
+            return index
     return None
 
 

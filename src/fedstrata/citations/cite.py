@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fedstrata import __version__, citations
+from fedstrata import citations
+from fedstrata._version import __version__
 from fedstrata.citations import Entry
 from fedstrata.common.call_syntax import Call, bind, parse_call, parse_calls
-from fedstrata.config.config import MODELS, PARTITION, Config
+from fedstrata.config.config import CLASS_PARTITION, MODELS, Config
 from fedstrata.core.chain import Method
 from fedstrata.data.location import Place
 from fedstrata.data.registry import find_dataset, find_partition
@@ -178,12 +179,12 @@ def _meant(config: Config, given: Collection[str]) -> tuple[str | None, str | No
     if "auto" in (model, law):
         natural, classes, chosen = _look(config, call)
         model = chosen if model == "auto" else model
-        law = ("natural" if natural else PARTITION if classes else "iid") if law == "auto" else law
+        law = ("natural" if natural else CLASS_PARTITION if classes else "iid") if law == "auto" else law
     return (None if model is None else parse_call(model).name), (None if law is None else parse_call(law).name)
 
 
 NATURAL = dict.fromkeys(
-    ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "tiny_imagenet", "pacs", "ag_news"), PARTITION
+    ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "tiny_imagenet", "pacs", "ag_news"), CLASS_PARTITION
 ) | {
     "shakespeare": "natural",
     "synthetic": "natural",

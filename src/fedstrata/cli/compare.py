@@ -152,10 +152,10 @@ def compare(
     config = _config(settings)
     numbers = {"bytes": budget_bytes, "flops": budget_flops, "seconds": budget_seconds, "accuracy": target_accuracy}
     budget = _budget({kind: text for kind, text in numbers.items() if text is not None})
-    from fedstrata.compare.comparison import conduct  # torch would slow every --help down  # noqa: PLC0415
-    from fedstrata.compare.request import contest  # noqa: PLC0415
+    from fedstrata.compare.comparison import run_comparison  # torch would slow every --help down  # noqa: PLC0415
+    from fedstrata.compare.request import make_request  # noqa: PLC0415
 
-    asked = contest(
+    request = make_request(
         methods or (),
         config,
         seeds=_seeds(seeds),
@@ -166,7 +166,7 @@ def compare(
         command=_command(ctx),
     )
     with _watched(as_json=as_json) as (console, interrupt):
-        comparison, found = conduct(asked, console, plain=plain, stop=interrupt)
+        comparison, found = run_comparison(request, console, plain=plain, stop=interrupt)
     if as_json:
         print(json.dumps(_summary(comparison, found), allow_nan=False, default=sorted))  # sets as lists
 
@@ -203,7 +203,7 @@ def _command(ctx: typer.Context) -> str:
     return shlex.join(["fedstrata", str(ctx.info_name), *words])
 
 
-def _budget(given: dict[str, str]) -> Budget | None:
+def _budget(command_words: dict[str, str]) -> Budget | None:
     from fedstrata.analysis.comparison import Budget, BudgetUnit  # noqa: PLC0415
 
     names: dict[BudgetUnit, str] = {
@@ -212,14 +212,14 @@ def _budget(given: dict[str, str]) -> Budget | None:
         "seconds": "--budget-seconds",
         "accuracy": "--target-accuracy",
     }
-    if len(given) > 1:
+    if len(command_words) > 1:
         raise ConfigError(
-            f"{' and '.join(name for kind, name in names.items() if kind in given)} each end a run; give one of them."
+            f"{' and '.join(name for kind, name in names.items() if kind in command_words)} each end a run; give one of them."
         )
     for kind, name in names.items():
-        if kind not in given:
+        if kind not in command_words:
             continue
-        text = given[kind]
+        text = command_words[kind]
         amount = _number(name, text)
         if kind == "accuracy":
             from fedstrata.compare.request import check_target  # noqa: PLC0415
@@ -308,9 +308,9 @@ def sweep(
     The test is never looked at.
     """
     config = _config(settings)
-    from fedstrata.compare.sweep import FILE, Trials  # torch would slow every --help down  # noqa: PLC0415
+    from fedstrata.compare.sweep import FILE, SweepRequest  # torch would slow every --help down  # noqa: PLC0415
 
-    asked = Trials.of(
+    request = SweepRequest.of(
         methods or (),
         vary or (),
         config,
@@ -318,9 +318,9 @@ def sweep(
         seeds=(0,) if seeds is None else _seeds(seeds),
         side_by_side=_whole("--side-by-side", side_by_side),
         command=_command(ctx),
-        given=tuple(settings or ()),
+        command_words=tuple(settings or ()),
     )
     with _watched(as_json=as_json) as (console, interrupt):
-        swept = asked.conduct(console, plain=plain, stop=interrupt)
+        swept = request.run(console, plain=plain, stop=interrupt)
     if as_json:
         print(json.dumps(json.loads((swept.folder / FILE).read_text(encoding="utf-8")), allow_nan=False))

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from torch import nn
 
-from fedstrata.analysis.comparison import Budget, Comparison
+from fedstrata.analysis.comparison import Budget
+from fedstrata.analysis.comparison import Comparison as ComparisonRecord
+from fedstrata.analysis.findings import Findings, findings
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.compare import comparison_file, screening
-from fedstrata.compare.execution import LOG, ComparisonStopped, works
-from fedstrata.compare.request import ComparisonRequest, Observers, PythonInputs, check_target, contest
+from fedstrata.compare.execution import LOG, ComparisonStopped, open_executor
+from fedstrata.compare.request import ComparisonRequest, Observers, PythonInputs, check_target, make_request
 from fedstrata.config.config import Config
 from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
-
-if TYPE_CHECKING:
-    from fedstrata.analysis.findings import Findings
+from fedstrata.report.export import write_tables
+from fedstrata.report.page import write_page, write_pictures
+from fedstrata.report.terminal import comparison_table
+from fedstrata.report.views import Comparison
 
 REPORT = "report.html"
 
@@ -72,7 +74,7 @@ def compare(
     for name in ("method", "seed"):
         if name in settings:
             raise ConfigError(f"{name} is a setting of one run; a comparison takes {name}s.")
-    asked = contest(
+    request = make_request(
         methods,
         Config(**settings),
         seeds=seeds,
@@ -80,41 +82,42 @@ def compare(
         budget=budget or check_target(target),
         screen=screen,
         side_by_side=side_by_side,
-        own=PythonInputs(federation, module),
+        python_inputs=PythonInputs(federation, module),
     )
-    return conduct(asked, console or Console(quiet=True), observers=observers)[0]
+    record, _ = run_comparison(request, console or Console(quiet=True), observers=observers)
+    return Comparison.of(record)
 
 
-def conduct(
-    asked: ComparisonRequest,
+def run_comparison(
+    request: ComparisonRequest,
     console: Console,
     *,
     plain: bool = False,
     stop: Callable[[], bool] = lambda: False,
     observers: Observers = (),
-) -> tuple[Comparison, Findings]:
+) -> tuple[ComparisonRecord, Findings]:
     """Make all runs of a contest, keep the comparison, and write the report.
 
     Raises:
         FedstrataError: what cannot be meant, before anything is trained; or every single run failed.
         Halted: ``stop`` said so.
     """
-    if asked.screen is not None:
-        screening.rungs(asked)  # refused before data are loaded
-    with works(asked, console, plain=plain, stop=stop, observers=observers) as making:
-        screened = screening.screened(making) if asked.screen is not None else None
-        making.make(list(making.grid.jobs.values()) if screened is None else [])
-        making.grid.write("finished", screened)
-        if not making.grid.done:
+    if request.screen is not None:
+        screening.rungs(request)  # refused before data are loaded
+    with open_executor(request, console, plain=plain, stop=stop, observers=observers) as executor:
+        outcome = screening.run_screening(executor) if request.screen is not None else None
+        executor.make(list(executor.run_set.jobs.values()) if outcome is None else [])
+        executor.run_set.write("finished", outcome)
+        if not executor.run_set.done:
             raise MethodError(
-                f"all {len(making.grid.failures)} runs failed; the first: {next(iter(making.grid.failures.values()))}"
+                f"all {len(executor.run_set.failures)} runs failed; the first: {next(iter(executor.run_set.failures.values()))}"
             )
-    _tidy(asked.folder)
-    comparison = comparison_file.read(asked.folder)
+    _tidy(request.folder)
+    comparison = comparison_file.read(request.folder)
     return comparison, report(comparison, console)
 
 
-def report(comparison: Comparison, console: Console, target: float | None = None) -> Findings:
+def report(comparison: ComparisonRecord, console: Console, target: float | None = None) -> Findings:
     """Write and print what a comparison says; the last line names the page.
 
     Args:
@@ -122,25 +125,20 @@ def report(comparison: Comparison, console: Console, target: float | None = None
         console: for the table.
         target: accuracy that the report tells the way to; default that of the budget.
     """
-    from fedstrata.analysis.findings import findings  # noqa: PLC0415
-    from fedstrata.report.export import write_tables  # pictures and tables load matplotlib and pandas  # noqa: PLC0415
-    from fedstrata.report.page import write_page, write_pictures  # noqa: PLC0415
-    from fedstrata.report.terminal import comparison_table  # noqa: PLC0415
-
     folder = comparison.folder
     assert folder is not None, "a comparison that was read has a folder"
     if target is None and comparison.budget is not None and comparison.budget.kind == "accuracy":
         target = comparison.budget.amount
-    found = findings(comparison, target)
-    write_tables(comparison, found, folder)
-    write_pictures(comparison, found, folder / "pictures")
-    page = write_page(comparison, found, folder / REPORT)
-    console.print(comparison_table(found))
-    for flag in found.flags:
+    result = findings(comparison, target)
+    write_tables(comparison, result, folder)
+    write_pictures(comparison, result, folder / "pictures")
+    page = write_page(comparison, result, folder / REPORT)
+    console.print(comparison_table(result))
+    for flag in result.flags:
         console.print(f"note: {flag.text}", soft_wrap=True)
-    console.print(found.answer, soft_wrap=True)
+    console.print(result.answer, soft_wrap=True)
     console.print(f"report: {page}", soft_wrap=True)
-    return found
+    return result
 
 
 def _tidy(folder: Path) -> None:
@@ -150,4 +148,4 @@ def _tidy(folder: Path) -> None:
         log.unlink()
 
 
-__all__ = ["ComparisonStopped", "compare", "conduct", "report"]
+__all__ = ["ComparisonStopped", "compare", "report", "run_comparison"]

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import torch
 
-from fedstrata import __version__
+from fedstrata._version import __version__
 from fedstrata.analysis.comparison import Budget, Comparison, Entry, Screening
 from fedstrata.common.errors import StateError, WireError
 from fedstrata.common.units import size
@@ -33,7 +33,7 @@ FORMAT = 1
 
 
 def write(
-    asked: ComparisonRequest,
+    request: ComparisonRequest,
     runs: Mapping[Id, Job],
     facts: Facts,
     state: str,
@@ -47,19 +47,20 @@ def write(
     Raises:
         StateError: the folder holds another comparison under this name, or cannot be written.
     """
-    folder = asked.folder
+    folder = request.folder
     make_folder(folder)
     record = {
         "format": FORMAT,
         "fedstrata": __version__,
-        "digest": asked.digest(),
+        "digest": request.digest(),
         "state": state,
         "entries": [
-            {"label": r.entry.label, "method": r.entry.method, "settings": dict(r.entry.settings)} for r in asked.rivals
+            {"label": r.entry.label, "method": r.entry.method, "settings": dict(r.entry.settings)}
+            for r in request.competitors
         ],
-        "baseline": asked.baseline,
-        "seeds": list(asked.seeds),
-        "budget": None if asked.budget is None else asdict(asked.budget),
+        "baseline": request.baseline,
+        "seeds": list(request.seeds),
+        "budget": None if request.budget is None else asdict(request.budget),
         "runs": [
             {"label": r.label, "seed": r.seed, "folder": os.path.relpath(r.folder, folder), "key": r.key}
             for r in runs.values()
@@ -67,9 +68,9 @@ def write(
         "failures": [{"label": label, "seed": seed, "why": why} for (label, seed), why in (failures or {}).items()],
         "screening": None if screening is None else asdict(screening),
         "side_by_side": side_by_side,
-        "command": asked.command,
+        "command": request.command,
         "machine": machine(),
-        "config": asked.config.flat(),
+        "config": request.config.flat(),
         "facts": facts.as_dict(),
     }
     write_file(folder / FILE, [as_json(record)], "comparison")
@@ -77,33 +78,33 @@ def write(
     return folder / FILE
 
 
-def refuse_another(asked: ComparisonRequest) -> Path | None:
+def refuse_another(request: ComparisonRequest) -> Path | None:
     """Refuse a name under which another comparison is kept.
 
     A record that nobody can read is renamed, and its new place is the answer.
     """
-    there = asked.folder / FILE
-    if not there.exists():
+    path = request.folder / FILE
+    if not path.exists():
         return None
     try:
-        record = _read(there)
+        record = _read(path)
     except WireError:  # a disk that does not answer is another error, and says nothing about the record
-        return _set_aside(there)
+        return _set_aside(path)
     if not isinstance(record, dict) or not isinstance(record.get("digest"), str):
-        return _set_aside(there)
-    if record["digest"] != asked.digest():
+        return _set_aside(path)
+    if record["digest"] != request.digest():
         raise StateError(
-            f"{asked.folder} holds another comparison (other methods, seeds or settings); choose another name, or"
+            f"{request.folder} holds another comparison (other methods, seeds or settings); choose another name, or"
             " remove it. Finished runs are in the cache and are not trained again."
         )
     return None
 
 
 def _set_aside(path: Path) -> Path:
-    place = next(p for n in itertools.count(1) if not (p := path.with_name(f"{path.name}.damaged-{n}")).exists())
-    path.rename(place)
+    target = next(p for n in itertools.count(1) if not (p := path.with_name(f"{path.name}.damaged-{n}")).exists())
+    path.rename(target)
     sync_folder(path.parent)
-    return place
+    return target
 
 
 def read(folder: str | Path) -> Comparison:
@@ -120,22 +121,22 @@ def read(folder: str | Path) -> Comparison:
         )
     record = _record(folder / FILE)
     try:
-        _sound(record)
+        _check_values(record)
         return _comparison(record, folder)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, StateError):
             raise
-        why = error if isinstance(error, UnsoundError) else repr(error)
+        why = error if isinstance(error, InvalidValuesError) else repr(error)
         raise StateError(
             f"{folder / FILE} is damaged ({why}); call the same `fedstrata compare` again: its runs are kept."
         ) from error
 
 
-class UnsoundError(ValueError):
+class InvalidValuesError(ValueError):
     """Values that no comparison has."""
 
 
-def _sound(record: Mapping[str, Any]) -> None:
+def _check_values(record: Mapping[str, Any]) -> None:
     """Refuse values that would be told wrongly.
 
     Raises:
@@ -143,10 +144,12 @@ def _sound(record: Mapping[str, Any]) -> None:
     """
     wrong = [seed for seed in (*record["seeds"], *(run["seed"] for run in record["runs"])) if type(seed) is not int]
     if wrong:
-        raise UnsoundError(f"seed {wrong[0]!r} is no whole number")
+        raise InvalidValuesError(f"seed {wrong[0]!r} is no whole number")
     labels = [entry["label"] for entry in record["entries"]]
     if record["baseline"] not in labels:
-        raise UnsoundError(f"its baseline {record['baseline']!r} is none of its entries: {', '.join(map(str, labels))}")
+        raise InvalidValuesError(
+            f"its baseline {record['baseline']!r} is none of its entries: {', '.join(map(str, labels))}"
+        )
 
 
 def _read(path: Path) -> Any:
@@ -174,9 +177,9 @@ def _record(path: Path) -> dict[str, Any]:
 def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
     results = {}
     for run in record["runs"]:
-        place = Path(os.path.normpath(folder / run["folder"]))
-        if (place / run_cache.SEAL).is_file() or (run["key"] is None and (place / "summary.json").is_file()):
-            results[run["label"], run["seed"]] = Result.read(place)
+        path = Path(os.path.normpath(folder / run["folder"]))
+        if (path / run_cache.SEAL).is_file() or (run["key"] is None and (path / "summary.json").is_file()):
+            results[run["label"], run["seed"]] = Result.read(path)
     screening = record["screening"]
     if record["state"] == "finished":
         known = {(f["label"], f["seed"]) for f in record["failures"]} | results.keys()
@@ -202,18 +205,20 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
     )
 
 
-def _refuse_gone(folder: Path, gone: list[Any]) -> None:
-    if gone:
+def _refuse_gone(folder: Path, missing: list[Any]) -> None:
+    if missing:
         raise StateError(
-            f"{len(gone)} finished runs of {folder} are gone (the first lay in"
-            f" {os.path.normpath(folder / gone[0]['folder'])}); put the cache back beside the comparison, or call the"
+            f"{len(missing)} finished runs of {folder} are gone (the first lay in"
+            f" {os.path.normpath(folder / missing[0]['folder'])}); put the cache back beside the comparison, or call the"
             " same `fedstrata compare` again."
         )
 
 
-def _screening(told: Mapping[str, Any]) -> Screening:
-    lists = {name: tuple(told[name]) for name in ("rungs", "audited", "wrongly")}
-    return Screening(**lists, dropped=dict(told["dropped"]), share=told["share"], low=told["low"], high=told["high"])
+def _screening(record: Mapping[str, Any]) -> Screening:
+    lists = {name: tuple(record[name]) for name in ("rungs", "audited", "wrongly")}
+    return Screening(
+        **lists, dropped=dict(record["dropped"]), share=record["share"], low=record["low"], high=record["high"]
+    )
 
 
 def machine() -> dict[str, str]:
@@ -233,11 +238,11 @@ def machine() -> dict[str, str]:
 
 def _processor() -> str:
     try:
-        found = re.search(
+        match = re.search(
             r"^model name\s*:\s*(.+)$",
             Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"),
             re.MULTILINE,
         )
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()

@@ -16,7 +16,7 @@ from fedstrata.core.chain import Method, chain
 from fedstrata.core.piece import Piece
 from fedstrata.methods import method as parse_method
 
-OWN = tuple(
+METHOD_SETTINGS = tuple(
     key
     for key in KEYS
     if (key.startswith(("local.", "finetune.")) and key != "local.threads") or key in ("schedule", "weighting", "bn")
@@ -42,14 +42,14 @@ class Competitor:
 
     entry: Entry
     method: Method
-    given: bool = False
+    from_python: bool = False
 
     def config(self, base: Config, seed: int) -> Config:
         """What this competitor's run of a seed is told."""
         return base.replace(**{"method": self.entry.method, "seed": seed, **self.entry.settings})
 
 
-def rivals(methods: Sequence[str | Piece | Method], base: Config) -> tuple[Competitor, ...]:
+def read_competitors(methods: Sequence[str | Piece | Method], base: Config) -> tuple[Competitor, ...]:
     """Competitors in the order given.
 
     Args:
@@ -68,13 +68,13 @@ def rivals(methods: Sequence[str | Piece | Method], base: Config) -> tuple[Compe
             " shows all."
         )
     read = [_read(method) for method in methods]
-    labels = _labels([(text, method, own) for text, method, own, _ in read])
-    found = tuple(
-        Competitor(Entry(label, text, own), method, given)
-        for label, (text, method, own, given) in zip(labels, read, strict=True)
+    labels = _labels([(text, method, settings) for text, method, settings, _ in read])
+    result = tuple(
+        Competitor(Entry(label, text, settings), method, given)
+        for label, (text, method, settings, given) in zip(labels, read, strict=True)
     )
-    _refuse_twins(found, base)
-    return found
+    _refuse_duplicates(result, base)
+    return result
 
 
 def _read(given: str | Piece | Method) -> tuple[str, Method, dict[str, Any], bool]:
@@ -94,25 +94,25 @@ def _read(given: str | Piece | Method) -> tuple[str, Method, dict[str, Any], boo
             f"{given!r} has a bar, but no settings after it; write fedavg | local.lr=0.05, or leave the bar out."
         )
     try:
-        return text, parse_method(text), own_settings(rest), False
+        return text, parse_method(text), method_settings(rest), False
     except FedstrataError as error:
         raise type(error)(f"method {text!r}: {error}") from error
 
 
-def own_settings(text: str) -> dict[str, Any]:
+def method_settings(text: str) -> dict[str, Any]:
     """Settings after the bar, by public key.
 
     Raises:
         ConfigError: an unknown key, one given twice, or one that must be the same for all.
     """
-    own = command_line(split_settings(text))
-    for key in own:
-        if key not in OWN:
+    settings = command_line(split_settings(text))
+    for key in settings:
+        if key not in METHOD_SETTINGS:
             raise ConfigError(
                 f"{key} must be the same for all methods of a comparison, or their runs are no pairs; set it beside"
-                f" --methods. A method may have of its own: {', '.join(OWN)}."
+                f" --methods. A method may have of its own: {', '.join(METHOD_SETTINGS)}."
             )
-    return own
+    return settings
 
 
 def split_settings(text: str) -> list[str]:
@@ -138,10 +138,13 @@ def _labels(read: Sequence[tuple[str, Method, Mapping[str, Any]]]) -> list[str]:
 
     Numbered where they would be equal.
     """
-    texts = [text + (" | " + " ".join(f"{k}={v}" for k, v in own.items()) if own else "") for text, _, own in read]
+    texts = [
+        text + (" | " + " ".join(f"{k}={v}" for k, v in settings.items()) if settings else "")
+        for text, _, settings in read
+    ]
     short = [
-        t if len(t) <= LABEL else _cut(_names(method) + (" | …" if own else ""))
-        for t, (_, method, own) in zip(texts, read, strict=True)
+        t if len(t) <= LABEL else _cut(_names(method) + (" | …" if settings else ""))
+        for t, (_, method, settings) in zip(texts, read, strict=True)
     ]
     labels: list[str] = []
     for text in short:
@@ -161,17 +164,17 @@ def _cut(text: str) -> str:
     return text if len(text) <= LABEL else text[: LABEL - 1] + "…"
 
 
-def _refuse_twins(found: Sequence[Competitor], base: Config) -> None:
+def _refuse_duplicates(competitors: Sequence[Competitor], base: Config) -> None:
     """Two competitors that mean the same would count as independent ones in every correction for many methods."""
     seen: dict[str, str] = {}
-    for rival in found:
-        meant = rival.config(base, 0).replace(method="fedavg").digest() + str(rival.method)
+    for competitor in competitors:
+        meant = competitor.config(base, 0).replace(method="fedavg").digest() + str(competitor.method)
         if meant in seen:
             raise ConfigError(
-                f"{rival.entry.method!r} and {seen[meant]!r} are the same competitor; give it once, or one of them"
+                f"{competitor.entry.method!r} and {seen[meant]!r} are the same competitor; give it once, or one of them"
                 " other settings."
             )
-        seen[meant] = rival.entry.method
+        seen[meant] = competitor.entry.method
 
 
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
@@ -194,18 +197,18 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     return seeds
 
 
-def baseline_of(found: Sequence[Competitor], wanted: str | None) -> str:
+def baseline_of(competitors: Sequence[Competitor], wanted: str | None) -> str:
     """The label that differences are taken to: as given (label or method), otherwise fedavg where it takes part,
     otherwise the first.
 
     Raises:
         ConfigError: it is not among the competitors.
     """
-    labels = [rival.entry.label for rival in found]
+    labels = [competitor.entry.label for competitor in competitors]
     if wanted is None:
-        plain = [r.entry.label for r in found if not r.method.pieces]
+        plain = [r.entry.label for r in competitors if not r.method.pieces]
         return plain[0] if plain else labels[0]
-    hits = [r.entry.label for r in found if wanted in (r.entry.label, r.entry.method)]
+    hits = [r.entry.label for r in competitors if wanted in (r.entry.label, r.entry.method)]
     if len(hits) != 1:
         why = "is not among the methods" if not hits else "means several of the methods"
         raise ConfigError(
@@ -214,6 +217,6 @@ def baseline_of(found: Sequence[Competitor], wanted: str | None) -> str:
     return hits[0]
 
 
-def pairs(found: Sequence[Competitor], seeds: Sequence[int]) -> Iterator[tuple[Competitor, int]]:
+def pairs(competitors: Sequence[Competitor], seeds: Sequence[int]) -> Iterator[tuple[Competitor, int]]:
     """All runs, a seed after the other, so that neighbours share their data."""
-    return ((rival, seed) for seed in seeds for rival in found)
+    return ((competitor, seed) for seed in seeds for competitor in competitors)

@@ -14,12 +14,12 @@ from fedstrata.common.errors import ConfigError
 from fedstrata.compare import comparison_file, run_cache
 from fedstrata.compare.entries import Competitor, pairs
 from fedstrata.compare.federation_cache import FederationCache
-from fedstrata.compare.in_process import InProcessRunner, outside
+from fedstrata.compare.in_process import InProcessRunner, external_digest
 from fedstrata.compare.job import Id, Job
 from fedstrata.compare.process_pool import ProcessPool
-from fedstrata.compare.progress import ProgressBoard, board
-from fedstrata.compare.request import ComparisonRequest, Observers, only_here
-from fedstrata.compare.resources import Room
+from fedstrata.compare.progress import ProgressBoard, progress_board
+from fedstrata.compare.request import ComparisonRequest, Observers, needs_this_process
+from fedstrata.compare.resources import Resources
 from fedstrata.data.federation import Federation
 from fedstrata.data.statistics.facts import Facts, facts_of
 from fedstrata.storage import lock
@@ -43,7 +43,7 @@ class ComparisonStopped(Exception):  # not an error: somebody asked for it  # no
 
 
 @dataclass
-class Grid:
+class RunSet:
     """All runs of a contest and how far they are.
 
     Attributes:
@@ -55,17 +55,17 @@ class Grid:
         failures: id -> why.
     """
 
-    asked: ComparisonRequest
+    request: ComparisonRequest
     jobs: dict[Id, Job]
     facts: Facts
-    here: bool
+    in_process: bool
     done: set[Id] = field(default_factory=set)
     failures: dict[Id, str] = field(default_factory=dict)
 
     def write(self, state: str, screening: Screening | None = None) -> None:
         """Keep it in comparison.json."""
         comparison_file.write(
-            self.asked,
+            self.request,
             self.jobs,
             self.facts,
             state,
@@ -88,51 +88,58 @@ class Grid:
 # -----------------------------------------------------------------------------------------------------------------------------------
 
 
-def prepare(asked: ComparisonRequest, *, here: bool = False) -> Grid:
+def prepare(request: ComparisonRequest, *, in_process: bool = False) -> RunSet:
     """Load each seed's federation once, check every competitor on the first one, and find every run's place.
 
     Raises:
         FedstrataError: what cannot be meant; nothing was trained.
     """
-    shelf, jobs = FederationCache(), dict[Id, Job]()
-    federation = asked.own.federation or shelf.federation(asked.config.replace(seed=asked.seeds[0]))
-    _refuse_accuracy(asked, federation)
-    parts = {rival.entry.label: asked.parts(rival, federation) for rival in asked.rivals}
-    outsides = {
-        rival.entry.label: outside(asked, parts[rival.entry.label], given=rival.given) for rival in asked.rivals
+    federations, jobs = FederationCache(), dict[Id, Job]()
+    federation = request.python_inputs.federation or federations.federation(
+        request.config.replace(seed=request.seeds[0])
+    )
+    _refuse_accuracy(request, federation)
+    parts = {competitor.entry.label: request.parts(competitor, federation) for competitor in request.competitors}
+    external_digests = {
+        competitor.entry.label: external_digest(
+            request, parts[competitor.entry.label], from_python=competitor.from_python
+        )
+        for competitor in request.competitors
     }
     facts = facts_of(federation)
-    for seed in asked.seeds:
-        federation = asked.own.federation or shelf.federation(asked.config.replace(seed=seed))
-        for rival, _ in pairs(asked.rivals, [seed]):
-            job = _job(asked, rival, seed, federation, outsides[rival.entry.label])
+    for seed in request.seeds:
+        federation = request.python_inputs.federation or federations.federation(request.config.replace(seed=seed))
+        for competitor, _ in pairs(request.competitors, [seed]):
+            job = _job(request, competitor, seed, federation, external_digests[competitor.entry.label])
             jobs[job.id] = job
-    return Grid(asked, jobs, facts, here or only_here(asked, parts))
+    return RunSet(request, jobs, facts, in_process or needs_this_process(request, parts))
 
 
-def _refuse_accuracy(asked: ComparisonRequest, federation: Federation) -> None:
+def _refuse_accuracy(request: ComparisonRequest, federation: Federation) -> None:
     """An accuracy that no run could reach would be told as one that all have missed.
 
     Raises:
         ConfigError: an accuracy ends runs, and there are no classes.
     """
-    if asked.config.stop.accuracy is not None and not federation.task.has_accuracy:
+    if request.config.stop.accuracy is not None and not federation.task.has_accuracy:
         raise ConfigError(
-            f"an accuracy of {asked.config.stop.accuracy} is to end runs, and {asked.config.data} is a"
+            f"an accuracy of {request.config.stop.accuracy} is to end runs, and {request.config.data} is a"
             f" {federation.task.kind}, which has none; leave --target-accuracy (stop.accuracy) out, or give a budget."
         )
 
 
-def _job(asked: ComparisonRequest, rival: Competitor, seed: int, federation: Federation, guests: str | None) -> Job:
+def _job(
+    request: ComparisonRequest, competitor: Competitor, seed: int, federation: Federation, plugins: str | None
+) -> Job:
     """A run with its place: in the cache, or where nothing identifies it, below the comparison."""
-    config = rival.config(asked.config, seed)
-    if guests is None:
-        key, folder = None, _free(asked.folder / "runs", config.method, seed)
+    config = competitor.config(request.config, seed)
+    if plugins is None:
+        key, folder = None, _free(request.folder / "runs", config.method, seed)
     else:
-        key = run_cache.key_of(config, federation.fingerprint, guests)
+        key = run_cache.key_of(config, federation.fingerprint, plugins)
         folder = run_cache.folder_of(Path(config.out), config, key)
     flat = config.replace(out=str(folder.parent), name=folder.name).flat()
-    return Job(rival.entry.label, seed, flat, folder, key, federation.fingerprint, run_cache.code_version())
+    return Job(competitor.entry.label, seed, flat, folder, key, federation.fingerprint, run_cache.code_version())
 
 
 def _free(place: Path, method: str, seed: int) -> Path:
@@ -150,8 +157,8 @@ def _free(place: Path, method: str, seed: int) -> Path:
 class RunExecutor:
     """Makes the runs of a grid that are not there yet, by children or in this process, and keeps the grid's account."""
 
-    def __init__(self, grid: Grid, shown: ProgressBoard, maker: ProcessPool | InProcessRunner) -> None:
-        self.grid, self.shown, self.maker = grid, shown, maker
+    def __init__(self, run_set: RunSet, board: ProgressBoard, runner: ProcessPool | InProcessRunner) -> None:
+        self.run_set, self.board, self.runner = run_set, board, runner
 
     def make(self, jobs: Sequence[Job]) -> None:
         """Whole runs, or runs up to their pause; those that are finished or have failed are left alone.
@@ -159,23 +166,23 @@ class RunExecutor:
         Raises:
             Halted: it was asked to stop.
         """
-        grid = self.grid
-        ended = self.maker.run([job for job in jobs if job.id not in grid.done and job.id not in grid.failures])
+        run_set = self.run_set
+        ended = self.runner.run([job for job in jobs if job.id not in run_set.done and job.id not in run_set.failures])
         for id_, outcome in ended.items():
             if outcome.state == "finished":
-                grid.done.add(id_)
+                run_set.done.add(id_)
             elif outcome.state == "failed":
-                grid.failures[id_] = outcome.why
-        if isinstance(self.maker, ProcessPool) and self.maker.room.note:
-            self.shown.say(self.maker.room.note)
+                run_set.failures[id_] = outcome.why
+        if isinstance(self.runner, ProcessPool) and self.runner.resources.note:
+            self.board.say(self.runner.resources.note)
         if any(outcome.state == "stopped" for outcome in ended.values()):
-            grid.write("stopped")
-            raise ComparisonStopped(grid.asked.folder, len(grid.done), len(grid.jobs))
+            run_set.write("stopped")
+            raise ComparisonStopped(run_set.request.folder, len(run_set.done), len(run_set.jobs))
 
 
 @contextmanager
-def works(
-    asked: ComparisonRequest,
+def open_executor(
+    request: ComparisonRequest,
     console: Console,
     *,
     plain: bool = False,
@@ -188,46 +195,48 @@ def works(
         FedstrataError: what cannot be meant, or a folder that another comparison uses or is kept in; nothing was
             trained.
     """
-    aside = comparison_file.refuse_another(asked)
-    grid = prepare(asked, here=bool(observers))
-    make_folder(asked.folder)
-    with lock(asked.folder):
-        grid.done = {
+    aside = comparison_file.refuse_another(request)
+    run_set = prepare(request, in_process=bool(observers))
+    make_folder(request.folder)
+    with lock(request.folder):
+        run_set.done = {
             job.id
-            for job in grid.jobs.values()
-            if job.key is not None and run_cache.look(job.folder, job.key).state == "finished"
+            for job in run_set.jobs.values()
+            if job.key is not None and run_cache.inspect_run(job.folder, job.key).state == "finished"
         }
-        grid.write("running")
-        with board(console, list(grid.jobs), asked.config.rounds, plain=plain) as shown:
-            _opening(grid, shown)
+        run_set.write("running")
+        with progress_board(console, list(run_set.jobs), request.config.rounds, plain=plain) as board:
+            _opening(run_set, board)
             if aside is not None:
-                shown.say(f"note: {comparison_file.FILE} was damaged; what was left of it is kept as {aside.name}")
-            if grid.here:
+                board.say(f"note: {comparison_file.FILE} was damaged; what was left of it is kept as {aside.name}")
+            if run_set.in_process:
                 yield RunExecutor(
-                    grid, shown, InProcessRunner(asked, shown.tell, stop, observers, shown.tick, asked.folder / LOG)
+                    run_set,
+                    board,
+                    InProcessRunner(request, board.notify, stop, observers, board.tick, request.folder / LOG),
                 )
                 return
             with ProcessPool(
-                Room(asked.config, asked.side_by_side), asked.folder / LOG, shown.tell, stop, shown.tick
+                Resources(request.config, request.side_by_side), request.folder / LOG, board.notify, stop, board.tick
             ) as pool:
-                shown.side_by_side = pool.room.slots
-                yield RunExecutor(grid, shown, pool)
+                board.side_by_side = pool.resources.slots
+                yield RunExecutor(run_set, board, pool)
 
 
-def _opening(grid: Grid, shown: ProgressBoard) -> None:
+def _opening(run_set: RunSet, board: ProgressBoard) -> None:
     """Say what is compared and what is there already."""
-    for id_ in grid.done:
-        shown.mark(id_, "reused")
-    asked, facts = grid.asked, grid.facts
-    runs = f"{_count(len(grid.jobs), 'run')} of {_count(asked.config.rounds, 'round')}"
-    who = f"{_count(len(asked.rivals), 'method')}, {_count(len(asked.seeds), 'seed')}"
-    shown.say(f"{who} on {facts.name}, {facts.law}: {runs}")
+    for id_ in run_set.done:
+        board.mark(id_, "reused")
+    request, facts = run_set.request, run_set.facts
+    runs = f"{_count(len(run_set.jobs), 'run')} of {_count(request.config.rounds, 'round')}"
+    who = f"{_count(len(request.competitors), 'method')}, {_count(len(request.seeds), 'seed')}"
+    board.say(f"{who} on {facts.name}, {facts.law}: {runs}")
     for note in facts.notes:
-        shown.say(f"note: {note}")
-    if grid.done:
-        shown.say(f"{len(grid.done)} of them in the cache")
-        if asked.config.track != NONE:
-            shown.say("note: runs from the cache are not tracked again")
+        board.say(f"note: {note}")
+    if run_set.done:
+        board.say(f"{len(run_set.done)} of them in the cache")
+        if request.config.track != NONE:
+            board.say("note: runs from the cache are not tracked again")
 
 
 def _count(number: int, name: str) -> str:

@@ -22,9 +22,9 @@ class CachedConfig(Config):
     @classmethod
     def of(cls, config: Config, federation: Federation) -> Self:
         """The same settings with the federation that they mean."""
-        known = cls(**config.flat())
-        known._federation = federation
-        return known
+        result = cls(**config.flat())
+        result._federation = federation
+        return result
 
     def federation(self) -> Federation:
         """The one that is there."""
@@ -49,25 +49,25 @@ class FederationCache:
             self.loads += 1
         return self._federation
 
-    def known(self, config: Config, data: str) -> CachedConfig:
+    def with_federation(self, config: Config, data: str) -> CachedConfig:
         """The configuration with its federation, which has the fingerprint ``data``.
 
         Raises:
             StateError: the data are others by now.
         """
         federation = self.federation(config)
-        unchanged("data", data, federation.fingerprint)
+        check_unchanged("data", data, federation.fingerprint)
         return CachedConfig.of(config, federation)
 
 
-def unchanged(what: str, asked: str, found: str) -> None:
+def check_unchanged(what: str, expected: str, actual: str) -> None:
     """Refuse runs on other data, or by other code, than the comparison was asked with: they would be no pairs with the
     others.
 
     Raises:
         StateError: it is another.
     """
-    if asked != found:
+    if expected != actual:
         raise StateError(
             f"the {what} changed while the comparison ran, so this run would not be comparable with the others; call it"
             " again."

@@ -16,7 +16,7 @@ from fedstrata.common.errors import FedstrataError, StateError
 from fedstrata.common.events import Event, RoundDone, Started
 from fedstrata.compare import run_cache
 from fedstrata.compare.federation_cache import FederationCache
-from fedstrata.compare.job import Id, Job, Outcome, Tell, reason
+from fedstrata.compare.job import Id, Job, Notify, Outcome, reason
 from fedstrata.compare.request import ComparisonRequest, Observers
 from fedstrata.config.config import Config
 from fedstrata.engine.assembly import RunComponents
@@ -25,15 +25,15 @@ from fedstrata.runs.result import Result
 from fedstrata.runs.run import Stopped, resume, run
 
 
-def outside(asked: ComparisonRequest, parts: RunComponents, *, given: bool) -> str | None:
+def external_digest(request: ComparisonRequest, parts: RunComponents, *, from_python: bool) -> str | None:
     """What identifies the part of a run that is not ours: source and settings of the pieces.
 
     None where nothing does, as for a module.
     """
-    if asked.own.module is not None:
+    if request.python_inputs.module is not None:
         return None
-    source = run_cache.guests(parts.config, parts.method, parts.measures.values())
-    if source is None or not given:
+    source = run_cache.plugin_digest(parts.config, parts.method, parts.measures.values())
+    if source is None or not from_python:
         return source
     if not all(_plain(getattr(piece, f.name)) for piece in parts.method.pieces for f in fields(piece)):
         return None
@@ -61,32 +61,39 @@ class InProcessRunner:
 
     def __init__(
         self,
-        asked: ComparisonRequest,
-        tell: Tell,
+        request: ComparisonRequest,
+        notify: Notify,
         stop: Callable[[], bool],
         observers: Observers,
         tick: Callable[[], None],
         log: Path,
     ) -> None:
-        self.asked, self.tell, self.stop, self.observers, self.tick, self.log = asked, tell, stop, observers, tick, log
-        self.theirs: Exception | None = None  # of an observer: it ends the comparison
-        self.shelf = FederationCache()
+        self.request, self.notify, self.stop, self.observers, self.tick, self.log = (
+            request,
+            notify,
+            stop,
+            observers,
+            tick,
+            log,
+        )
+        self.observer_error: Exception | None = None  # of an observer: it ends the comparison
+        self.federations = FederationCache()
         self.done = 0
         self.paused: set[Id] = set()
 
     def run(self, jobs: Sequence[Job]) -> dict[Id, Outcome]:
         """All jobs to their ends, in order; after a stop, those that were not begun are "stopped" as well."""
-        ended: dict[Id, Outcome] = {}
+        outcomes: dict[Id, Outcome] = {}
         for job in jobs:
-            ended[job.id] = Outcome("stopped") if self.stop() else self._one(job)
-            event: dict[str, Any] = {"event": ended[job.id].state, "why": ended[job.id].why}
-            self.tell(job, event)
+            outcomes[job.id] = Outcome("stopped") if self.stop() else self._one(job)
+            event: dict[str, Any] = {"event": outcomes[job.id].state, "why": outcomes[job.id].why}
+            self.notify(job, event)
             self.tick()
-        return ended
+        return outcomes
 
     def _one(self, job: Job) -> Outcome:
         try:
-            with run_cache.held(job.folder) if job.key is not None else nullcontext():
+            with run_cache.hold_folder(job.folder) if job.key is not None else nullcontext():
                 self._make(job)
         except Stopped:
             self.paused.add(job.id)
@@ -94,7 +101,7 @@ class InProcessRunner:
         except FedstrataError as error:
             return Outcome("failed", str(error))
         except Exception as error:
-            if error is self.theirs:
+            if error is self.observer_error:
                 raise
             with self.log.open("a", encoding="utf-8") as log:
                 traceback.print_exc(file=log)
@@ -106,12 +113,12 @@ class InProcessRunner:
     def _make(self, job: Job) -> None:
         begun = job.id in self.paused  # nothing but this process knows a run that is not cached
         if job.key is not None:
-            found = run_cache.look(job.folder, job.key)
-            if found.state == "finished":
+            cached = run_cache.inspect_run(job.folder, job.key)
+            if cached.state == "finished":
                 return
-            begun = found.state == "begun"
-            if found.state == "damaged":
-                self._aside(job, found.why)
+            begun = cached.state == "begun"
+            if cached.state == "damaged":
+                self._aside(job, cached.why)
         result = self._train(job, begun=begun)
         assert result.federation is not None
         write_clients(result, result.federation, job.folder)
@@ -119,52 +126,55 @@ class InProcessRunner:
             run_cache.seal(job.folder, job.key)
 
     def _train(self, job: Job, *, begun: bool) -> Result:
-        rival = next(r for r in self.asked.rivals if r.entry.label == job.label)
-        own = self.asked.own
-        given: dict[str, Any] = {"module": own.module, "method": rival.method if rival.given else None}
+        competitor = next(r for r in self.request.competitors if r.entry.label == job.label)
+        inputs = self.request.python_inputs
+        given: dict[str, Any] = {
+            "module": inputs.module,
+            "method": competitor.method if competitor.from_python else None,
+        }
         more: dict[str, Any] = {
-            "observers": tuple(map(self._told, (*self.observers, self._watch(job)))),
+            "observers": tuple(map(self._guarded, (*self.observers, self._watch(job)))),
             "stop": self._pause(job),
         }
         self.done = 0
         if begun:
             try:
-                return resume(job.folder, federation=own.federation, **given, **more)
+                return resume(job.folder, federation=inputs.federation, **given, **more)
             except StateError as error:
-                if self.done or run_cache.busy(error):
+                if self.done or run_cache.is_locked(error):
                     raise
                 self._aside(job, str(error).rstrip("."))
         config = Config(**job.config)
-        if own.federation is not None:
-            return run(config, federation=own.federation, **given, **more)
-        return run(self.shelf.known(config, job.data), **given, **more)
+        if inputs.federation is not None:
+            return run(config, federation=inputs.federation, **given, **more)
+        return run(self.federations.with_federation(config, job.data), **given, **more)
 
     def _aside(self, job: Job, why: str) -> None:
-        self.tell(job, {"event": "aside", "why": why, "place": str(run_cache.set_aside(job.folder))})
+        self.notify(job, {"event": "aside", "why": why, "place": str(run_cache.set_aside(job.folder))})
 
     def _pause(self, job: Job) -> Callable[[], bool]:
         return lambda: self.stop() or (job.until is not None and self.done >= job.until)
 
-    def _told(self, observer: Callable[[Event], None]) -> Callable[[Event], None]:
+    def _guarded(self, observer: Callable[[Event], None]) -> Callable[[Event], None]:
         """The observer; what it raises is kept apart from what pieces raise."""
 
-        def told(event: Event) -> None:
+        def guarded(event: Event) -> None:
             try:
                 observer(event)
             except Exception as error:
-                self.theirs = error
+                self.observer_error = error
                 raise
 
-        return told
+        return guarded
 
     def _watch(self, job: Job) -> Callable[[Event], None]:
         def watch(event: Event) -> None:
             if isinstance(event, Started):
                 self.done = event.first
-                self.tell(job, {"event": "started", "first": event.first, "rounds": event.rounds})
+                self.notify(job, {"event": "started", "first": event.first, "rounds": event.rounds})
             elif isinstance(event, RoundDone):
                 self.done = int(event.row["round"]) + 1
-                self.tell(job, round_event(event.row))
+                self.notify(job, round_event(event.row))
                 self.tick()
 
         return watch

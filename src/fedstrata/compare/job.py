@@ -49,11 +49,11 @@ class Outcome:
 
 def reason(error: Exception) -> str:
     """Why a run failed that met something else than an error of ours, in one line."""
-    said = " ".join(str(error).split())[:MANY]
-    return f"{type(error).__name__}{f': {said}' if said else ''} (where, is in the log of the comparison)"
+    text = " ".join(str(error).split())[:MANY]
+    return f"{type(error).__name__}{f': {text}' if text else ''} (where, is in the log of the comparison)"
 
 
-Tell: TypeAlias = Callable[[Job, Mapping[str, Any]], None]
+Notify: TypeAlias = Callable[[Job, Mapping[str, Any]], None]
 """Told what happens in a run: {"event": "started" | "round" | "waiting" | "aside" | "again" | "finished" | "paused" |
 "stopped" | "failed", ...}.
 """

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from fedstrata.compare.job import Id, Job, Outcome, Tell
-from fedstrata.compare.resources import Room
+from fedstrata.compare.job import Id, Job, Notify, Outcome
+from fedstrata.compare.resources import Resources
 
 TRIES = 2  # of a run whose process dies
 TICK = 0.2  # seconds between looks at the clock and at Ctrl-C
@@ -98,9 +98,14 @@ class ProcessPool:
     """
 
     def __init__(
-        self, room: Room, log: Path, tell: Tell, stop: Callable[[], bool], tick: Callable[[], None] = lambda: None
+        self,
+        resources: Resources,
+        log: Path,
+        notify: Notify,
+        stop: Callable[[], bool],
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self.room, self.log, self.tell, self.stop, self.tick = room, log, tell, stop, tick
+        self.resources, self.log, self.notify, self.stop, self.tick = resources, log, notify, stop, tick
         self.workers: list[WorkerProcess] = []
         self.started = 0
         self.selector = selectors.DefaultSelector()
@@ -115,37 +120,37 @@ class ProcessPool:
 
     def run(self, jobs: Sequence[Job]) -> dict[Id, Outcome]:
         """All jobs to their ends; after a stop, those that were not begun are "stopped" as well."""
-        waiting, ended = deque(jobs), dict[Id, Outcome]()
+        waiting, outcomes = deque(jobs), dict[Id, Outcome]()
         tries: dict[Id, int] = {}
-        asked = False
+        stopping = False
         while waiting or any(worker.job for worker in self.workers):
             if self.stop():
-                ended |= {job.id: Outcome("stopped") for job in waiting}
+                outcomes |= {job.id: Outcome("stopped") for job in waiting}
                 waiting.clear()
-                if not asked:
+                if not stopping:
                     for worker in self.workers:
                         worker.ask_to_stop()
-                asked = True
+                stopping = True
             self._fill(waiting)
             for worker, message in self._messages():
                 job = worker.job
                 assert job is not None
                 if message is None:
-                    self._died(worker, job, waiting, tries, ended)
-                elif (outcome := self._heard(worker, job, message)) is not None:
-                    ended[job.id], worker.job = outcome, None
+                    self._handle_exit(worker, job, waiting, tries, outcomes)
+                elif (outcome := self._handle_message(worker, job, message)) is not None:
+                    outcomes[job.id], worker.job = outcome, None
             self.tick()
-        return ended
+        return outcomes
 
     def _fill(self, waiting: deque[Job]) -> None:
         """Give jobs to idle children, and start children, as far as cores and memory go."""
         while waiting:
             busy = [worker for worker in self.workers if worker.job is not None]
-            if len(busy) >= self.room.slots or not self.room.fits([worker.peak for worker in busy]):
+            if len(busy) >= self.resources.slots or not self.resources.fits([worker.peak for worker in busy]):
                 return
             worker = next((w for w in self.workers if w.job is None), None) or self._start()
             left = len(waiting) + len(busy)
-            worker.give(waiting.popleft(), *self.room.turn(left), self.room.together(left))
+            worker.give(waiting.popleft(), *self.resources.executor_for(left), self.resources.together(left))
 
     def _start(self) -> WorkerProcess:
         worker = WorkerProcess(self.log)
@@ -170,29 +175,29 @@ class ProcessPool:
             for line in lines or ():
                 yield worker, line
 
-    def _heard(self, worker: WorkerProcess, job: Job, message: Mapping[str, Any]) -> Outcome | None:
+    def _handle_message(self, worker: WorkerProcess, job: Job, message: Mapping[str, Any]) -> Outcome | None:
         worker.peak = max(worker.peak, int(message.get("peak", 0)))
-        self.room.needed = max(self.room.needed, worker.peak)
-        self.tell(job, message)
+        self.resources.needed = max(self.resources.needed, worker.peak)
+        self.notify(job, message)
         if message["event"] in ("finished", "paused", "stopped", "failed"):
             return Outcome(message["event"], message.get("why", ""))
         return None
 
-    def _died(
-        self, worker: WorkerProcess, job: Job, waiting: deque[Job], tries: dict[Id, int], ended: dict[Id, Outcome]
+    def _handle_exit(
+        self, worker: WorkerProcess, job: Job, waiting: deque[Job], tries: dict[Id, int], outcomes: dict[Id, Outcome]
     ) -> None:
         why = _reason(
             worker.end(GRACE)
         )  # its output ends a moment before it does: a kill now would be told as the reason
         tries[job.id] = tries.get(job.id, 0) + 1
         if self.stop():
-            ended[job.id] = Outcome("stopped")
+            outcomes[job.id] = Outcome("stopped")
         elif tries[job.id] < TRIES:
-            self.tell(job, {"event": "again", "why": f"its process {why}; it goes on from its checkpoint"})
+            self.notify(job, {"event": "again", "why": f"its process {why}; it goes on from its checkpoint"})
             waiting.appendleft(job)
         else:
-            ended[job.id] = Outcome("failed", f"its process {why}, {TRIES} times; what it printed is in {self.log}")
-            self.tell(job, {"event": "failed", "why": ended[job.id].why})
+            outcomes[job.id] = Outcome("failed", f"its process {why}, {TRIES} times; what it printed is in {self.log}")
+            self.notify(job, {"event": "failed", "why": outcomes[job.id].why})
 
 
 def _reason(status: int) -> str:

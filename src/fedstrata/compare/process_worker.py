@@ -24,7 +24,7 @@ from fedstrata.common.allocator import keep_freed_blocks
 from fedstrata.common.errors import FedstrataError, StateError
 from fedstrata.common.events import Event, RoundDone, Started
 from fedstrata.compare import run_cache
-from fedstrata.compare.federation_cache import FederationCache, unchanged
+from fedstrata.compare.federation_cache import FederationCache, check_unchanged
 from fedstrata.compare.job import reason
 from fedstrata.config.config import Config
 from fedstrata.report.files import write_clients
@@ -35,81 +35,83 @@ from fedstrata.runs.run import Stopped, resume, run
 PATIENCE = 0.5  # seconds between looks at a folder that another process holds
 
 
-class Stop:
+class StopSignal:
     """Whether to stop after the round at hand."""
 
     def __init__(self, parent: int) -> None:
-        self.asked, self.parent = False, parent
+        self.requested, self.parent = False, parent
         signal.signal(signal.SIGTERM, self._on)
         signal.signal(
             signal.SIGINT, signal.SIG_IGN
         )  # Ctrl-C reaches all processes of a terminal; the parent says when to stop
 
     def _on(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.requested = True
 
     def __call__(self) -> bool:
         """Asked to, or left alone."""
-        return self.asked or os.getppid() != self.parent
+        return self.requested or os.getppid() != self.parent
 
 
-class Child:
+class JobServer:
     """Serves jobs; ``out`` takes the lines."""
 
-    def __init__(self, out: TextIO, stop: Stop) -> None:
-        self.out, self.stop, self.shelf = out, stop, FederationCache()
+    def __init__(self, out: TextIO, stop: StopSignal) -> None:
+        self.out, self.stop, self.federations = out, stop, FederationCache()
         self.job: Mapping[str, Any] = {}
         self.done = 0
         self.began = False
 
-    def tell(self, event: str, **more: Any) -> None:
+    def notify(self, event: str, **more: Any) -> None:
         """One line to the parent; a parent that is gone is no reason to fail, as the run still has to be kept."""
         try:
             print(
                 json.dumps({"job": self.job["job"], "event": event, **more}, allow_nan=False), file=self.out, flush=True
             )
         except OSError:
-            self.stop.asked = True
+            self.stop.requested = True
 
     def serve(self, job: Mapping[str, Any]) -> None:
         """Make or finish the run of a job, and say how it ended."""
         self.job, self.done, self.began = job, 0, False
         folder = Path(job["folder"])
         try:
-            with _place(folder, self.tell, self.stop) as free:
+            with _hold_folder(folder, self.notify, self.stop) as free:
                 if not free:
-                    self.tell("stopped")
+                    self.notify("stopped")
                     return
                 self._make(folder)
         except Stopped:
-            self.tell("stopped" if self.stop() else "paused")
+            self.notify("stopped" if self.stop() else "paused")
         except FedstrataError as error:
-            self.tell("failed", why=str(error))
+            self.notify("failed", why=str(error))
         except Exception as error:  # a piece of the user's own may raise anything; the other runs go on  # noqa: BLE001
             traceback.print_exc()
-            self.tell("failed", why=reason(error))
+            self.notify("failed", why=reason(error))
 
     def _make(self, folder: Path) -> None:
-        found = run_cache.look(folder, self.job["key"])
-        if found.state == "finished":  # by another comparison, in the meantime
-            self.tell("finished", peak=peak())
+        cached = run_cache.inspect_run(folder, self.job["key"])
+        if cached.state == "finished":  # by another comparison, in the meantime
+            self.notify("finished", peak=peak())
             return
-        unchanged("code", self.job["code"], run_cache.code_version())
-        if found.state == "damaged":
-            self._aside(folder, found.why)
-        self._seal(self._train(folder, begun=found.state == "begun"))
-        self.tell("finished", peak=peak())
+        check_unchanged("code", self.job["code"], run_cache.code_version())
+        if cached.state == "damaged":
+            self._aside(folder, cached.why)
+        self._seal(self._train(folder, begun=cached.state == "begun"))
+        self.notify("finished", peak=peak())
 
     def _train(self, folder: Path, *, begun: bool) -> Result:
         if begun:
             try:
                 return self._resume(folder)
             except StateError as error:
-                if self.began or run_cache.busy(error):
+                if self.began or run_cache.is_locked(error):
                     raise
                 self._aside(folder, str(error).rstrip("."))
         config = Config(**self.job["config"]).replace(**self._turn())
-        return run(self.shelf.known(config, self.job["data"]), observers=(self._watch,), stop=self._pause)
+        return run(
+            self.federations.with_federation(config, self.job["data"]), observers=(self._watch,), stop=self._pause
+        )
 
     def _resume(self, folder: Path) -> Result:
         executor = self.job["executor"]
@@ -125,12 +127,14 @@ class Child:
             discard(folder)  # killed before it had begun: nothing is lost
             if not folder.exists():
                 return
-        self.tell("aside", place=str(run_cache.set_aside(folder)), why=why)
+        self.notify("aside", place=str(run_cache.set_aside(folder)), why=why)
 
     def _seal(self, result: Result) -> None:
         assert result.federation is not None
         assert result.folder is not None
-        unchanged("data", self.job["data"], result.federation.fingerprint)  # a run that was resumed read them itself
+        check_unchanged(
+            "data", self.job["data"], result.federation.fingerprint
+        )  # a run that was resumed read them itself
         write_clients(result, result.federation, result.folder)
         run_cache.seal(result.folder, self.job["key"], self.job["together"])
 
@@ -141,32 +145,34 @@ class Child:
     def _watch(self, event: Event) -> None:
         if isinstance(event, Started):
             self.began, self.done = True, event.first
-            self.tell("started", first=event.first, rounds=event.rounds, executor=event.executor, workers=event.workers)
+            self.notify(
+                "started", first=event.first, rounds=event.rounds, executor=event.executor, workers=event.workers
+            )
         elif isinstance(event, RoundDone):
             self.done = int(event.row["round"]) + 1
             shown = {
                 key: event.row.get(key) for key in ("accuracy", "personal", "validation", "seconds", "eval_seconds")
             }
-            self.tell("round", done=self.done, pid=os.getpid(), peak=peak(), **shown)
+            self.notify("round", done=self.done, pid=os.getpid(), peak=peak(), **shown)
 
 
 @contextmanager
-def _place(folder: Path, tell: Callable[..., None], stop: Stop) -> Iterator[bool]:
+def _hold_folder(folder: Path, notify: Callable[..., None], stop: StopSignal) -> Iterator[bool]:
     """Hold the place of a run, after waiting for other processes to leave it.
 
     False where it was asked to stop before.
     """
-    told = False
+    reported = False
     with ExitStack() as stack:
         while not stop():
             try:
-                stack.enter_context(run_cache.held(folder))
+                stack.enter_context(run_cache.hold_folder(folder))
             except StateError as error:
-                if not run_cache.busy(error):
+                if not run_cache.is_locked(error):
                     raise
-                if not told:
-                    tell("waiting", why=str(error).partition(". ")[0])
-                told = True
+                if not reported:
+                    notify("waiting", why=str(error).partition(". ")[0])
+                reported = True
                 time.sleep(PATIENCE)
                 continue
             break
@@ -185,12 +191,12 @@ def main(parent: int) -> None:
     """Serve jobs until stdin ends."""
     keep_freed_blocks()
     run_cache.code_version()  # of what was just imported; it is kept
-    stop = Stop(parent)
+    stop = StopSignal(parent)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else prints does not get between the lines
-    child = Child(out, stop)
+    server = JobServer(out, stop)
     for line in sys.stdin:
-        child.serve(json.loads(line))
+        server.serve(json.loads(line))
         if stop():
             return
 

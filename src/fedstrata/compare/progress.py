@@ -21,7 +21,7 @@ SHOWN = 40  # rows of the live table: unfinished runs first
 
 
 @dataclass
-class Cell:
+class RunProgress:
     """One run as it is seen from outside.
 
     Attributes:
@@ -58,7 +58,7 @@ class ProgressBoard:
 
     def __init__(self, console: Console, ids: Sequence[Id], rounds: int, *, live: bool) -> None:
         self.console = console
-        self.cells = {id_: Cell(rounds=rounds) for id_ in ids}
+        self.cells = {id_: RunProgress(rounds=rounds) for id_ in ids}
         self.table: Live | None = Live(console=console, auto_refresh=False, transient=True) if live else None
         self.side_by_side = 1
         self.said, self.drawn = time.monotonic(), 0.0
@@ -71,7 +71,7 @@ class ProgressBoard:
         """Set a state that no event tells: reused, dropped, stopped."""
         self.cells[id_].state = state
 
-    def tell(self, job: Job, message: Mapping[str, Any]) -> None:
+    def notify(self, job: Job, message: Mapping[str, Any]) -> None:
         """An event of a run."""
         cell, name, event = self.cells[job.id], f"{job.label}, seed {job.seed}", message["event"]
         if event == "started":
@@ -92,7 +92,7 @@ class ProgressBoard:
         else:
             self._ended(cell, name, message)
 
-    def _round(self, cell: Cell, message: Mapping[str, Any]) -> None:
+    def _round(self, cell: RunProgress, message: Mapping[str, Any]) -> None:
         cell.done = message["done"]
         cell.spent += (message["seconds"] or 0.0) + (message["eval_seconds"] or 0.0)
         cell.measured += 1
@@ -103,7 +103,7 @@ class ProgressBoard:
         ]
         cell.score = "  ".join(scores) or cell.score
 
-    def _ended(self, cell: Cell, name: str, message: Mapping[str, Any]) -> None:
+    def _ended(self, cell: RunProgress, name: str, message: Mapping[str, Any]) -> None:
         cell.state = message["event"]
         if cell.state == "failed":
             self.say(f"{name}: failed: {message['why']}")
@@ -157,7 +157,7 @@ class ProgressBoard:
 
 
 @contextmanager
-def board(console: Console, ids: Sequence[Id], rounds: int, *, plain: bool = False) -> Iterator[ProgressBoard]:
+def progress_board(console: Console, ids: Sequence[Id], rounds: int, *, plain: bool = False) -> Iterator[ProgressBoard]:
     """A board that leaves the terminal in order, however the comparison ends."""
     drawn = ProgressBoard(console, ids, rounds, live=console.is_terminal and not console.is_dumb_terminal and not plain)
     if drawn.table is None:

@@ -9,17 +9,17 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from torch import nn
 
-from fedstrata.analysis.comparison import Budget
+from fedstrata.analysis.comparison import Budget, BudgetUnit
 from fedstrata.common.call_syntax import parse_call
 from fedstrata.common.errors import ConfigError, FedstrataError
 from fedstrata.common.plugins import Kind as PluginKind
 from fedstrata.common.plugins import installed
 from fedstrata.compare import run_cache
-from fedstrata.compare.entries import OWN, Competitor, baseline_of, check_seeds, rivals
+from fedstrata.compare.entries import Competitor, baseline_of, check_seeds, read_competitors
 from fedstrata.compare.federation_cache import CachedConfig
 from fedstrata.config.config import KEYS, Config
 from fedstrata.core.chain import Method
@@ -30,8 +30,7 @@ from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.models import find as find_model
 from fedstrata.trackers import check as check_track
 
-BudgetUnit: TypeAlias = Literal["bytes", "flops", "seconds", "accuracy"]
-KINDS: tuple[BudgetUnit, ...] = ("bytes", "flops", "seconds", "accuracy")
+UNITS: tuple[BudgetUnit, ...] = get_args(BudgetUnit)
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class ComparisonRequest:
         verb: what is done with the runs; it begins the folder's name.
     """
 
-    rivals: tuple[Competitor, ...]
+    competitors: tuple[Competitor, ...]
     seeds: tuple[int, ...]
     baseline: str
     config: Config
@@ -65,7 +64,7 @@ class ComparisonRequest:
     command: str = ""
     screen: float | None = None
     side_by_side: int | None = None
-    own: PythonInputs = PythonInputs()
+    python_inputs: PythonInputs = PythonInputs()
     verb: Literal["compare", "sweep"] = "compare"
 
     @property
@@ -79,7 +78,7 @@ class ComparisonRequest:
     def digest(self) -> str:
         """SHA-256 (hex) over all that decides what is compared."""
         meant = {
-            "entries": [[r.entry.method, dict(r.entry.settings)] for r in self.rivals],
+            "entries": [[r.entry.method, dict(r.entry.settings)] for r in self.competitors],
             "seeds": self.seeds,
             "baseline": self.baseline,
             "config": self.config.replace(method="fedavg", seed=0).digest(),
@@ -87,23 +86,23 @@ class ComparisonRequest:
         }
         return hashlib.sha256(json.dumps(meant, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
-    def parts(self, rival: Competitor, federation: Federation) -> RunComponents:
+    def parts(self, competitor: Competitor, federation: Federation) -> RunComponents:
         """The run of a competitor, put together, so that what cannot be meant is refused now.
 
         Raises:
             FedstrataError: with the label of the competitor.
         """
-        config = rival.config(self.config, self.seeds[0])
-        method = rival.method if rival.given else None
+        config = competitor.config(self.config, self.seeds[0])
+        method = competitor.method if competitor.from_python else None
         try:
-            if self.own.federation is not None:
-                return assemble(config, self.own.federation, self.own.module, method)
-            return assemble(CachedConfig.of(config, federation), None, self.own.module, method)
+            if self.python_inputs.federation is not None:
+                return assemble(config, self.python_inputs.federation, self.python_inputs.module, method)
+            return assemble(CachedConfig.of(config, federation), None, self.python_inputs.module, method)
         except FedstrataError as error:
-            raise type(error)(f"{rival.entry.label}: {error}") from error
+            raise type(error)(f"{competitor.entry.label}: {error}") from error
 
 
-def contest(
+def make_request(
     methods: Sequence[str | Piece | Method],
     config: Config,
     *,
@@ -113,7 +112,7 @@ def contest(
     screen: bool | float = False,
     side_by_side: int | None = None,
     command: str | None = None,
-    own: PythonInputs | None = None,
+    python_inputs: PythonInputs | None = None,
 ) -> ComparisonRequest:
     """Read what was asked for; see :func:`fedstrata.compare.compare`.
 
@@ -121,11 +120,19 @@ def contest(
         ConfigError: what cannot be meant, in one sentence.
     """
     seeds = check_seeds(seeds)
-    config, budget = budgeted(config, budget)
-    found = rivals(methods, config)
-    audited = share(screen)
+    config, budget = apply_budget(config, budget)
+    competitors = read_competitors(methods, config)
+    audited = audit_share(screen)
     base = ComparisonRequest(
-        found, seeds, baseline_of(found, baseline), config, budget, "", audited, side_by_side, own or PythonInputs()
+        competitors,
+        seeds,
+        baseline_of(competitors, baseline),
+        config,
+        budget,
+        "",
+        audited,
+        side_by_side,
+        python_inputs or PythonInputs(),
     )
     run_cache.check_out(Path(config.out))
     check_track(config.track)
@@ -136,31 +143,31 @@ def contest(
     return replace(base, command=command if command is not None else command_of(base))
 
 
-def budgeted(config: Config, budget: Budget | None) -> tuple[Config, Budget | None]:
+def apply_budget(config: Config, budget: Budget | None) -> tuple[Config, Budget | None]:
     """The configuration with the budget in its ``stop.*`` keys; a budget that stands there already is one, too.
 
     Raises:
         ConfigError: more than one, or an amount that cannot be meant.
     """
-    there = {kind: value for kind in KINDS if (value := config.flat()[f"stop.{kind}"]) is not None}
+    configured = {kind: value for kind in UNITS if (value := config.flat()[f"stop.{kind}"]) is not None}
     if budget is not None:
-        if budget.kind not in KINDS:
-            raise ConfigError(f"a budget of {budget.kind!r} is not known; it is one of {', '.join(KINDS)}.")
-        if there and there != {budget.kind: budget.amount}:
-            said = " and ".join(f"stop.{kind}={value}" for kind, value in there.items())
-            raise ConfigError(f"a budget of {budget.kind} is given beside {said}; give one of them.")
+        if budget.kind not in UNITS:
+            raise ConfigError(f"a budget of {budget.kind!r} is not known; it is one of {', '.join(UNITS)}.")
+        if configured and configured != {budget.kind: budget.amount}:
+            given = " and ".join(f"stop.{kind}={value}" for kind, value in configured.items())
+            raise ConfigError(f"a budget of {budget.kind} is given beside {given}; give one of them.")
         amount = int(budget.amount) if budget.kind == "bytes" and float(budget.amount).is_integer() else budget.amount
         return config.replace(**{f"stop.{budget.kind}": amount}), replace(budget, amount=amount)
-    if len(there) > 1:
-        said = " and ".join(f"stop.{kind}={value}" for kind, value in there.items())
+    if len(configured) > 1:
+        given = " and ".join(f"stop.{kind}={value}" for kind, value in configured.items())
         raise ConfigError(
-            f"{said} are two ends of a run; a comparison has one, or nobody could tell which one a method met. Leave"
+            f"{given} are two ends of a run; a comparison has one, or nobody could tell which one a method met. Leave"
             " out the others."
         )
-    return config, next((Budget(kind, value) for kind, value in there.items()), None)
+    return config, next((Budget(kind, value) for kind, value in configured.items()), None)
 
 
-def share(screen: float) -> float | None:
+def audit_share(screen: float) -> float | None:
     """The share of the dropped methods that is audited: a quarter unless said otherwise.
 
     Raises:
@@ -193,18 +200,18 @@ def check_target(target: float | None) -> Budget | None:
     return Budget("accuracy", float(target))
 
 
-def command_of(asked: ComparisonRequest, verb: str = "compare") -> str:
+def command_of(request: ComparisonRequest, verb: str = "compare") -> str:
     """The command that asks for this comparison.
 
     "" where pieces, data or model came from Python, which no command can say.
     """
-    if any(r.given for r in asked.rivals) or asked.own != PythonInputs():
+    if any(r.from_python for r in request.competitors) or request.python_inputs != PythonInputs():
         return ""
-    said = differences(asked.config)
-    methods = [text_of(rival) for rival in asked.rivals]
-    more = ["--baseline", asked.baseline] if asked.baseline != baseline_of(asked.rivals, None) else []
-    more += ["--screen", str(asked.screen)] if asked.screen is not None else []
-    return shlex.join(["fedstrata", verb, *said, "--methods", *methods, "--seeds", *map(str, asked.seeds), *more])
+    settings = differences(request.config)
+    methods = [method_text(competitor) for competitor in request.competitors]
+    more = ["--baseline", request.baseline] if request.baseline != baseline_of(request.competitors, None) else []
+    more += ["--screen", str(request.screen)] if request.screen is not None else []
+    return shlex.join(["fedstrata", verb, *settings, "--methods", *methods, "--seeds", *map(str, request.seeds), *more])
 
 
 def differences(config: Config) -> list[str]:
@@ -212,28 +219,29 @@ def differences(config: Config) -> list[str]:
     return [f"{k}={_word(v)}" for k, v in config.flat().items() if v != KEYS[k].default and k not in ("method", "seed")]
 
 
-def text_of(rival: Competitor) -> str:
+def method_text(competitor: Competitor) -> str:
     """A competitor as it is written after ``--methods``."""
-    own = " ".join(f"{key}={_word(value)}" for key, value in rival.entry.settings.items())
-    return f"{rival.entry.method} | {own}" if own else rival.entry.method
+    settings = " ".join(f"{key}={_word(value)}" for key, value in competitor.entry.settings.items())
+    return f"{competitor.entry.method} | {settings}" if settings else competitor.entry.method
 
 
 def _word(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def only_here(asked: ComparisonRequest, parts: Mapping[str, RunComponents]) -> bool:
+def needs_this_process(request: ComparisonRequest, parts: Mapping[str, RunComponents]) -> bool:
     """Whether some run needs what only this process has: objects, or names that were registered here and are no
     plug-ins.
     """
-    if asked.own != PythonInputs() or any(r.given for r in asked.rivals):
+    if request.python_inputs != PythonInputs() or any(r.from_python for r in request.competitors):
         return True
     return any(
-        not ours(thing) and name not in installed(kind) for kind, name, thing in _used(asked.config, parts.values())
+        not is_builtin(thing) and name not in installed(kind)
+        for kind, name, thing in _used(request.config, parts.values())
     )
 
 
-def ours(thing: object) -> bool:
+def is_builtin(thing: object) -> bool:
     """Whether a class, function or object comes from this package."""
     module = getattr(thing, "__module__", None) or type(thing).__module__
     return module == "fedstrata" or module.startswith("fedstrata.")
@@ -254,4 +262,4 @@ def _used(config: Config, parts: Iterable[RunComponents]) -> Iterator[tuple[Plug
 
 Observers: TypeAlias = Sequence[Callable[[Any], None]]
 
-__all__ = ["OWN", "ComparisonRequest", "PythonInputs", "contest"]
+__all__ = ["ComparisonRequest", "PythonInputs", "make_request"]

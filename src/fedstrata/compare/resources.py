@@ -19,7 +19,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass
-class Room:
+class Resources:
     """Cores and memory, and what runs have needed so far.
 
     Whole runs side by side serve the cores better than clients side by side, as nothing waits at the end of a round;
@@ -35,7 +35,7 @@ class Room:
     """
 
     config: Config
-    wanted: int | None = None
+    requested: int | None = None
     cores: int = field(
         default_factory=lambda: (
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -48,12 +48,12 @@ class Room:
     @property
     def slots(self) -> int:
         """Runs side by side, as far as cores go."""
-        if self.wanted is not None:
-            return self.wanted
+        if self.requested is not None:
+            return self.requested
         each = 1 if self.config.workers == "auto" or self.config.executor == "loop" else self.config.workers
         return max(1, self.cores // (each * self.config.local.threads))
 
-    def turn(self, left: int) -> tuple[str, int]:
+    def executor_for(self, left: int) -> tuple[str, int]:
         """Executor and workers of a run that starts while ``left`` runs, itself among them, are not finished."""
         executor, given = self.config.executor, self.config.workers
         together = self.slots if self._timed else min(self.slots, max(1, left))

@@ -32,49 +32,42 @@ SEAL = "sealed.json"
 SEALED = ("config.toml", MANIFEST, "rounds.jsonl", "summary.json", "model.safetensors", "clients.csv")
 
 RESULT_PACKAGES = frozenset(
-    (
-        *(
-            "backends",
-            "client",
-            "common",
-            "config",
-            "core",
-            "data",
-            "diagnostics",
-            "engine",
-            "methods",
-            "models",
-            "runs",
-        ),
-        *("storage", "wire"),
-    )
+    [
+        "backends",
+        "client",
+        "common",
+        "config",
+        "core",
+        "data",
+        "diagnostics",
+        "engine",
+        "methods",
+        "models",
+        "runs",
+        "storage",
+        "wire",
+    ]
 )
-"""Folders of the package whose source may change what a run comes to: a change in one of them makes every cached run an
-old one.
-"""
+"""Folders whose source may change the result of a run: a change in one of them makes every cached run out of date."""
 
 PRESENTATION_PACKAGES = frozenset(
-    (
-        *(
-            "__init__",
-            "__main__",
-            "_version",
-            "analysis",
-            "api",
-            "bench",
-            "citations",
-            "cli",
-            "compare",
-            "doctor",
-            "inference",
-        ),
-        *("report", "studies", "templates", "testing", "trackers"),
-    )
+    [
+        "analysis",
+        "api",
+        "bench",
+        "citations",
+        "cli",
+        "compare",
+        "doctor",
+        "inference",
+        "report",
+        "studies",
+        "templates",
+        "testing",
+        "trackers",
+    ]
 )
-"""Folders that start runs, look at them or write about them. Every folder stands in one of the two sets.
-
-A test holds that.
-"""
+"""Folders that start runs, read them or write about them. A test holds that every folder is in one of the two sets."""
 
 
 @lru_cache(maxsize=4)
@@ -88,17 +81,17 @@ def code_version(package: Path = PACKAGE) -> str:
         if file.relative_to(package).with_suffix("").parts[0] in RESULT_PACKAGES
     ]
     libraries = f"torch {torch.__version__} numpy {np.__version__} python {sys.version_info[0]}.{sys.version_info[1]}"
-    return _sources(files, package, libraries)
+    return _source_digest(files, package, libraries)
 
 
-def _sources(files: Iterable[Path], root: Path, start: str) -> str:
+def _source_digest(files: Iterable[Path], root: Path, start: str) -> str:
     digest = hashlib.sha256(start.encode())
     for file in files:
         digest.update(f"\n{file.relative_to(root)} ".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 
-def guests(config: Config, method: Method, measures: Iterable[object] = ()) -> str | None:
+def plugin_digest(config: Config, method: Method, measures: Iterable[object] = ()) -> str | None:
     """SHA-256 over the source of what a run uses from other packages: pieces, model, measures; "" where all is ours.
 
     A package counts as a whole, a single module by its file. None where there is no source to be found, as in an
@@ -107,29 +100,29 @@ def guests(config: Config, method: Method, measures: Iterable[object] = ()) -> s
     used = {type(piece).__module__ for piece in method.pieces} | {type(measure).__module__ for measure in measures}
     if config.model != "auto":
         used.add(getattr(find(parse_call(config.model).name).factory, "__module__", "?"))
-    found = []
+    digests = []
     for name in sorted({module for module in used if module.partition(".")[0] != "fedstrata"}):
-        source = _guest(sys.modules.get(name))
+        source = _module_digest(sys.modules.get(name))
         if source is None:
             return None
-        found.append(f"{name} {source}")
-    return hashlib.sha256("\n".join(found).encode()).hexdigest() if found else ""
+        digests.append(f"{name} {source}")
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest() if digests else ""
 
 
-def _guest(module: ModuleType | None) -> str | None:
+def _module_digest(module: ModuleType | None) -> str | None:
     file = getattr(module, "__file__", None)
     if module is None or file is None or not Path(file).is_file():
         return None
     top = sys.modules.get(module.__name__.partition(".")[0])
     roots = sorted(Path(path) for path in getattr(top, "__path__", ()))
     if not roots:
-        return _sources([Path(file)], Path(file).parent, "")
-    return "".join(_sources(sorted(root.rglob("*.py")), root, "") for root in roots)
+        return _source_digest([Path(file)], Path(file).parent, "")
+    return "".join(_source_digest(sorted(root.rglob("*.py")), root, "") for root in roots)
 
 
-def key_of(config: Config, fingerprint: str, outside: str = "") -> str:
+def key_of(config: Config, fingerprint: str, external: str = "") -> str:
     """What a run is found by (hex): its configuration, its data, and the code."""
-    return hashlib.sha256(json.dumps([config.digest(), fingerprint, code_version(), outside]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([config.digest(), fingerprint, code_version(), external]).encode()).hexdigest()
 
 
 def folder_of(out: Path, config: Config, key: str) -> Path:
@@ -159,7 +152,7 @@ class CachedRun:
     why: str = ""
 
 
-def look(folder: Path, key: str) -> CachedRun:
+def inspect_run(folder: Path, key: str) -> CachedRun:
     """What is there; a finished run is read back byte by byte against its seal."""
     if not folder.exists():
         return CachedRun("none")
@@ -213,16 +206,16 @@ def together(folder: Path) -> int:
 def set_aside(folder: Path) -> Path:
     """Rename a damaged run, so that its place is free and nothing of it is lost."""
     for number in range(1, 10_000):
-        place = folder.with_name(f"{folder.name}.damaged-{number}")
-        if not place.exists():
-            folder.rename(place)
+        path = folder.with_name(f"{folder.name}.damaged-{number}")
+        if not path.exists():
+            folder.rename(path)
             sync_folder(folder.parent)
-            return place
+            return path
     raise StateError(f"{folder.parent} holds 9,999 damaged copies of {folder.name}; look at the disk, and remove them.")
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def hold_folder(folder: Path) -> Iterator[None]:
     """Keep other processes from the place of a run, whether or not there is a run yet.
 
     Raises:
@@ -234,7 +227,7 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def busy(error: BaseException) -> bool:
+def is_locked(error: BaseException) -> bool:
     """Whether the reason is that another process has the folder."""
     return isinstance(error.__cause__, BlockingIOError)
 

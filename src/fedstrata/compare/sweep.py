@@ -19,9 +19,9 @@ from fedstrata.common.call_syntax import Call, parse_calls
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.common.random_streams import stream
 from fedstrata.common.units import number
-from fedstrata.compare.entries import OWN, Competitor, rivals
-from fedstrata.compare.execution import RunExecutor, works
-from fedstrata.compare.request import ComparisonRequest, Observers, contest, differences
+from fedstrata.compare.entries import METHOD_SETTINGS, Competitor, read_competitors
+from fedstrata.compare.execution import RunExecutor, RunSet, open_executor
+from fedstrata.compare.request import ComparisonRequest, Observers, differences, make_request
 from fedstrata.compare.screening import best_score
 from fedstrata.config.config import KEYS, Config
 from fedstrata.config.fields import suggestion
@@ -34,7 +34,7 @@ SEEDS = 3  # of the comparison that is proposed
 
 
 @dataclass(frozen=True)
-class Vary:
+class VariedSetting:
     """One thing to try: a setting (``local.lr``) of all methods, or an argument (``fedprox.mu``) of those that have the
     piece.
     """
@@ -47,9 +47,9 @@ class Vary:
         """Whether it is a setting of the configuration."""
         return self.key in KEYS
 
-    def meant_for(self, rival: Competitor) -> bool:
+    def applies_to(self, competitor: Competitor) -> bool:
         """Whether it changes this method."""
-        return self.setting or any(piece.name == self.key.partition(".")[0] for piece in rival.method.pieces)
+        return self.setting or any(piece.name == self.key.partition(".")[0] for piece in competitor.method.pieces)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Swept:
+class MethodSweep:
     """All trials of one method, in the order drawn, and the best of them (None where all failed)."""
 
     method: str
@@ -105,7 +105,7 @@ class Sweep:
         folder: where sweep.json and sweep.csv are.
     """
 
-    methods: tuple[Swept, ...]
+    methods: tuple[MethodSweep, ...]
     trials: int
     seeds: tuple[int, ...]
     command: str
@@ -139,20 +139,20 @@ def sweep(
         FedstrataError: what cannot be meant, before anything is trained; or every single run failed.
         Halted: it was asked to stop.
     """
-    asked = Trials.of(methods, vary, Config(**settings), trials=trials, seeds=seeds, side_by_side=side_by_side)
-    return asked.conduct(console or Console(quiet=True), observers=observers)
+    request = SweepRequest.of(methods, vary, Config(**settings), trials=trials, seeds=seeds, side_by_side=side_by_side)
+    return request.run(console or Console(quiet=True), observers=observers)
 
 
 @dataclass(frozen=True)
-class Trials:
+class SweepRequest:
     """A sweep that was asked for: every method with its trials, and the contest of all of them."""
 
     methods: tuple[Competitor, ...]
-    varied: tuple[Vary, ...]
+    varied: tuple[VariedSetting, ...]
     drawn: Mapping[str, tuple[Mapping[str, str], ...]]
     sizes: Mapping[str, int]
-    contest: ComparisonRequest
-    given: tuple[str, ...] = ()
+    request: ComparisonRequest
+    command_words: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -165,8 +165,8 @@ class Trials:
         seeds: Sequence[int] = (0,),
         side_by_side: int | None = None,
         command: str | None = None,
-        given: Sequence[str] = (),
-    ) -> Trials:
+        command_words: Sequence[str] = (),
+    ) -> SweepRequest:
         """Read what was asked for and draw the trials; ``given`` are the words that made the configuration, () where
         Python did.
 
@@ -184,17 +184,19 @@ class Trials:
                     f"a sweep writes settings into the text of a method, and {method!r} is an object; give its name, or"
                     " compare pieces."
                 )
-        found, varied = rivals(methods, config), _varied(vary)
-        _check_meant(varied, found)
-        grids = {rival.entry.label: [v for v in varied if v.meant_for(rival)] for rival in found}
+        competitors, varied = read_competitors(methods, config), _varied(vary)
+        _check_varied(varied, competitors)
+        grids = {competitor.entry.label: [v for v in varied if v.applies_to(competitor)] for competitor in competitors}
         sizes = {label: math.prod(len(v.values) for v in grid) for label, grid in grids.items()}
         count = _count(trials, sizes)
         drawn = {label: draw(grid, count, label) for label, grid in grids.items()}
-        texts = [text_with(rival, values) for rival in found for values in drawn[rival.entry.label]]
-        asked = contest(texts, config, seeds=seeds, side_by_side=side_by_side, command=command)
-        return cls(found, varied, drawn, sizes, replace(asked, verb="sweep"), tuple(given))
+        texts = [
+            text_with(competitor, values) for competitor in competitors for values in drawn[competitor.entry.label]
+        ]
+        request = make_request(texts, config, seeds=seeds, side_by_side=side_by_side, command=command)
+        return cls(competitors, varied, drawn, sizes, replace(request, verb="sweep"), tuple(command_words))
 
-    def conduct(
+    def run(
         self,
         console: Console,
         *,
@@ -208,72 +210,65 @@ class Trials:
             FedstrataError: every single run failed.
             Halted: ``stop`` said so.
         """
-        with works(self.contest, console, plain=plain, stop=stop, observers=observers) as making:
-            making.make(list(making.grid.jobs.values()))
-            making.grid.write("finished")
-            if not making.grid.done:
+        with open_executor(self.request, console, plain=plain, stop=stop, observers=observers) as executor:
+            executor.make(list(executor.run_set.jobs.values()))
+            executor.run_set.write("finished")
+            if not executor.run_set.done:
                 raise MethodError(
-                    f"all {len(making.grid.failures)} runs failed; the first:"
-                    f" {next(iter(making.grid.failures.values()))}"
+                    f"all {len(executor.run_set.failures)} runs failed; the first:"
+                    f" {next(iter(executor.run_set.failures.values()))}"
                 )
-            swept = self._judged(making)
-        write(swept, self.varied)
-        console.print(table(swept, self.varied))
-        for one in swept.methods:
+            outcome = self._collect(executor)
+        write(outcome, self.varied)
+        console.print(table(outcome, self.varied))
+        for one in outcome.methods:
             if one.tied:
                 console.print(
                     f"{one.method}: tied with {one.tied} other{'s' if one.tied > 1 else ''}; the first is taken",
                     soft_wrap=True,
                 )
         console.print(
-            f"chosen on validation data, {swept.trials} trials a method, seeds {' '.join(map(str, swept.seeds))};"
+            f"chosen on validation data, {outcome.trials} trials a method, seeds {' '.join(map(str, outcome.seeds))};"
             " compare them with:"
         )
-        console.print(swept.command, soft_wrap=True)
-        return swept
+        console.print(outcome.command, soft_wrap=True)
+        return outcome
 
-    def _judged(self, making: RunExecutor) -> Sweep:
-        grid = making.grid
-        labels = iter([rival.entry.label for rival in self.contest.rivals])
-        found = []
-        for rival in self.methods:
-            label = rival.entry.label
-            trials = []
-            for values in self.drawn[label]:
-                own = next(labels)
-                score = best_score(grid, own)
-                why = next(
-                    (text for (failed, _), text in grid.failures.items() if failed == own),
-                    "" if score is not None else "a run is missing",
-                )
-                score = score if score is not None and math.isfinite(score) else None
-                trials.append(
-                    Trial(
-                        text_with(rival, values),
-                        dict(values),
-                        score,
-                        why or ("" if score is not None else "no finite score"),
-                    )
-                )
-            found.append(Swept(rival.entry.method, self.sizes[label], tuple(trials)))
+    def _collect(self, executor: RunExecutor) -> Sweep:
+        run_set = executor.run_set
+        labels = iter([competitor.entry.label for competitor in self.request.competitors])
+        sweeps = []
+        for competitor in self.methods:
+            label = competitor.entry.label
+            trials = tuple(_trial(run_set, next(labels), competitor, values) for values in self.drawn[label])
+            sweeps.append(MethodSweep(competitor.entry.method, self.sizes[label], trials))
         count = len(self.drawn[self.methods[0].entry.label])
-        return Sweep(tuple(found), count, self.contest.seeds, self.command_of(found), self.contest.folder)
+        return Sweep(tuple(sweeps), count, self.request.seeds, self.command_of(sweeps), self.request.folder)
 
-    def command_of(self, found: Sequence[Swept]) -> str:
+    def command_of(self, sweeps: Sequence[MethodSweep]) -> str:
         """The comparison of the chosen ones, on seeds that chose nothing."""
-        words = self.given or differences(self.contest.config)
-        said = [word for word in words if word.partition("=")[0] not in ("method", "seed", "name")]
-        fresh = [str(seed) for seed in range(len(self.contest.seeds) + SEEDS) if seed not in self.contest.seeds][:SEEDS]
-        methods = [one.chosen.method for one in found if one.chosen is not None]
-        return shlex.join(["fedstrata", "compare", *said, "--methods", *methods, "--seeds", *fresh])
+        words = self.command_words or differences(self.request.config)
+        kept = [word for word in words if word.partition("=")[0] not in ("method", "seed", "name")]
+        fresh = [str(seed) for seed in range(len(self.request.seeds) + SEEDS) if seed not in self.request.seeds][:SEEDS]
+        methods = [one.chosen.method for one in sweeps if one.chosen is not None]
+        return shlex.join(["fedstrata", "compare", *kept, "--methods", *methods, "--seeds", *fresh])
+
+
+def _trial(run_set: RunSet, label: str, competitor: Competitor, values: Mapping[str, str]) -> Trial:
+    """Return one trial with its score, or with the reason why it has none."""
+    score = best_score(run_set, label)
+    why = "a run is missing" if score is None else "" if math.isfinite(score) else "no finite score"
+    why = next((text for (failed, _), text in run_set.failures.items() if failed == label), why)
+    score = score if score is not None and math.isfinite(score) else None
+    return Trial(text_with(competitor, values), dict(values), score, why)
 
 
 # ---- what is varied
 # -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _varied(texts: Sequence[str]) -> tuple[Vary, ...]:
-    found: list[Vary] = []
+def _varied(texts: Sequence[str]) -> tuple[VariedSetting, ...]:
+    result: list[VariedSetting] = []
     for text in texts:
         key, equals, rest = text.partition("=")
         key, values = key.strip(), tuple(value.strip() for value in _split(rest))
@@ -284,12 +279,12 @@ def _varied(texts: Sequence[str]) -> tuple[Vary, ...]:
             )
         if len(set(values)) < len(values):
             raise ConfigError(f"{text!r} has a value twice; a trial that is made twice is no second trial.")
-        if key in [v.key for v in found]:
+        if key in [v.key for v in result]:
             raise ConfigError(f"{key} is varied twice; write all its values after one --vary.")
-        found.append(Vary(key, values))
-    if not found:
+        result.append(VariedSetting(key, values))
+    if not result:
         raise ConfigError('there is nothing to vary; say what to try: --vary "local.lr=0.01,0.03,0.1".')
-    return tuple(found)
+    return tuple(result)
 
 
 def _split(text: str) -> list[str]:
@@ -304,25 +299,25 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def _check_meant(varied: Sequence[Vary], found: Sequence[Competitor]) -> None:
+def _check_varied(varied: Sequence[VariedSetting], competitors: Sequence[Competitor]) -> None:
     for vary in varied:
         if vary.setting:
-            if vary.key not in OWN:
+            if vary.key not in METHOD_SETTINGS:
                 raise ConfigError(
                     f"{vary.key} must be the same for all methods, or their runs are no pairs; it cannot be varied."
-                    f" These can: {', '.join(OWN)}."
+                    f" These can: {', '.join(METHOD_SETTINGS)}."
                 )
             for value in vary.values:
                 KEYS[vary.key].read(value)
-            if taken := [r.entry.label for r in found if vary.key in r.entry.settings]:
+            if taken := [r.entry.label for r in competitors if vary.key in r.entry.settings]:
                 raise ConfigError(
                     f"{vary.key} is varied, and {taken[0]!r} has one of its own; leave it out of one of the two."
                 )
-        elif not any(vary.meant_for(rival) for rival in found):
-            names = [f"{p.name}.{f.name}" for r in found for p in r.method.pieces for f in fields(p)]
+        elif not any(vary.applies_to(competitor) for competitor in competitors):
+            names = [f"{p.name}.{f.name}" for r in competitors for p in r.method.pieces for f in fields(p)]
             raise ConfigError(
                 f"{vary.key} is neither a setting nor an argument of one of the"
-                f" methods.{suggestion(vary.key, [*OWN, *names])}"
+                f" methods.{suggestion(vary.key, [*METHOD_SETTINGS, *names])}"
             )
 
 
@@ -346,44 +341,44 @@ def _count(trials: int | Literal["auto"], sizes: Mapping[str, int]) -> int:
     return trials
 
 
-def draw(grid: Sequence[Vary], count: int, label: str) -> tuple[Mapping[str, str], ...]:
-    """``count`` combinations without replacement, the same in every call.
+def draw(grid: Sequence[VariedSetting], count: int, label: str) -> tuple[Mapping[str, str], ...]:
+    """Draw ``count`` combinations without replacement, the same in every call.
 
-    The values of settings are those of every method, so that none is tried with a rate that others are not; each value,
-    and each combination of the method's own arguments, comes as often as any other, as far as ``count`` allows.
+    Shared settings take the same values for every method, so no method is tried with a rate that others are not. Each
+    value, and each combination of the method's arguments, occurs equally often, as far as ``count`` allows.
     """
-    common, own = (
-        _shuffled([v for v in grid if v.setting is shared], who) for shared, who in ((True, ""), (False, label))
-    )
-    period = math.lcm(len(common), len(own))  # after which the pairs would come again: from then on one is shifted
-    pairs = [(common[i % len(common)], own[(i + i // period) % len(own)]) for i in range(count)]
-    return tuple(
-        {v.key: (one | other)[v.key] for v in grid}
-        for _, one, _, other in sorted(((p, a, q, b) for (p, a), (q, b) in pairs), key=lambda it: (it[0], it[2]))
-    )
+    shared = _shuffled([v for v in grid if v.setting], "")
+    specific = _shuffled([v for v in grid if not v.setting], label)
+    period = math.lcm(len(shared), len(specific))  # the pairs would repeat after a period, so each one shifts by one
+    drawn: dict[tuple[int, int], dict[str, str]] = {}
+    for i in range(count):
+        first, common_values = shared[i % len(shared)]
+        second, method_values = specific[(i + i // period) % len(specific)]
+        drawn[first, second] = common_values | method_values
+    return tuple({v.key: drawn[indices][v.key] for v in grid} for indices in sorted(drawn))
 
 
-def _shuffled(grid: Sequence[Vary], who: str) -> list[tuple[int, dict[str, str]]]:
-    """All combinations, each with its place in the grid, in an order of chance."""
-    places = list(itertools.product(*(v.values for v in grid)))
-    keys = [v.key for v in grid]
-    return [
-        (place, dict(zip(keys, places[place], strict=True)))
-        for place in stream(0, "sweep", who).permutation(len(places)).tolist()
-    ]
+def _shuffled(grid: Sequence[VariedSetting], key: str) -> list[tuple[int, dict[str, str]]]:
+    """Return all combinations in random order, each with its index in the grid."""
+    combinations = list(itertools.product(*(v.values for v in grid)))
+    names = [v.key for v in grid]
+    order = stream(0, "sweep", key).permutation(len(combinations)).tolist()
+    return [(index, dict(zip(names, combinations[index], strict=True))) for index in order]
 
 
-def text_with(rival: Competitor, values: Mapping[str, str]) -> str:
+def text_with(competitor: Competitor, values: Mapping[str, str]) -> str:
     """The method with these values written into it."""
-    calls = [_call_with(call, rival, values) for call in parse_calls(rival.entry.method)]
-    own = {k: "none" if v is None else str(v) for k, v in rival.entry.settings.items()} | {
+    calls = [_call_with(call, competitor, values) for call in parse_calls(competitor.entry.method)]
+    settings = {k: "none" if v is None else str(v) for k, v in competitor.entry.settings.items()} | {
         k: v for k, v in values.items() if k in KEYS
     }
-    return " + ".join(calls) + (" | " + " ".join(f"{key}={value}" for key, value in own.items()) if own else "")
+    return " + ".join(calls) + (
+        " | " + " ".join(f"{key}={value}" for key, value in settings.items()) if settings else ""
+    )
 
 
-def _call_with(call: Call, rival: Competitor, values: Mapping[str, str]) -> str:
-    piece = next((p for p in rival.method.pieces if p.name == call.name), None)
+def _call_with(call: Call, competitor: Competitor, values: Mapping[str, str]) -> str:
+    piece = next((p for p in competitor.method.pieces if p.name == call.name), None)
     if piece is None:
         return call.name
     names = [f.name for f in fields(piece)]
@@ -401,41 +396,41 @@ def _call_with(call: Call, rival: Competitor, values: Mapping[str, str]) -> str:
 # ------------------------------------------------------------------------------------------------------------------------------
 
 
-def write(swept: Sweep, varied: Sequence[Vary]) -> None:
+def write(outcome: Sweep, varied: Sequence[VariedSetting]) -> None:
     """sweep.json and sweep.csv, a row a trial."""
     record = {
-        "trials": swept.trials,
-        "seeds": list(swept.seeds),
+        "trials": outcome.trials,
+        "seeds": list(outcome.seeds),
         "varied": {v.key: list(v.values) for v in varied},
-        "command": swept.command,
+        "command": outcome.command,
         "methods": [
             asdict(one) | {"chosen": None if one.chosen is None else one.chosen.method, "tied": one.tied}
-            for one in swept.methods
+            for one in outcome.methods
         ],
     }
-    write_file(swept.folder / FILE, [as_json(record)], "sweep")
+    write_file(outcome.folder / FILE, [as_json(record)], "sweep")
     text = io.StringIO()
     out = csv.writer(text, lineterminator="\n")
     keys = [v.key for v in varied]
     out.writerow(["method", *keys, "validation", "chosen", "failed"])
-    for one in swept.methods:
+    for one in outcome.methods:
         for trial in one.trials:
             score = "" if trial.score is None else trial.score
             out.writerow(
                 [one.method, *(trial.values.get(key, "") for key in keys), score, int(trial is one.chosen), trial.why]
             )
-    write_file(swept.folder / ROWS, [text.getvalue().encode()], "sweep")
+    write_file(outcome.folder / ROWS, [text.getvalue().encode()], "sweep")
 
 
-def table(swept: Sweep, varied: Sequence[Vary]) -> Table:
+def table(outcome: Sweep, varied: Sequence[VariedSetting]) -> Table:
     """A row a trial, the chosen one marked."""
     shown = Table(
-        title=f"{swept.trials} trials a method, seeds {' '.join(map(str, swept.seeds))}; scores on validation data",
+        title=f"{outcome.trials} trials a method, seeds {' '.join(map(str, outcome.seeds))}; scores on validation data",
         title_justify="left",
     )
     for name in ("method", *(v.key for v in varied), "validation", ""):
         shown.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
-    for one in swept.methods:
+    for one in outcome.methods:
         for trial in one.trials:
             mark = "chosen" if trial is one.chosen else "failed" if trial.score is None else ""
             shown.add_row(one.method, *(trial.values.get(v.key, "") for v in varied), number(trial.score), mark)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from fedstrata.common.call_syntax import bind, parse_call, parse_calls
+from fedstrata.common.call_syntax import parse_call, parse_calls
 from fedstrata.common.errors import ConfigError
 from fedstrata.config import toml_files
 from fedstrata.config.fields import NULL_WORDS, Key, flatten, near, suggestion, table
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 EXCLUSIVE = (("local.epochs", "local.steps"), ("finetune.epochs", "finetune.steps"))
 TESTS = ("server", "client", "both", "own")
-PARTITION = "dirichlet(alpha=0.3)"  # what "auto" means for classes without clients of their own
+CLASS_PARTITION = "dirichlet(alpha=0.3)"  # what "auto" means for classes without clients of their own
 NON_RESULT_SETTINGS = frozenset(
     {"data.root", "executor", "workers", "rows", "checkpoint.every", "out", "name", "track"}
 )  # where and how, not what
@@ -280,27 +280,22 @@ class Config(Section):
             ConfigError: an unknown data set, partition or setting.
             DataError: data that are missing, damaged, or cannot be dealt so.
         """
-        from fedstrata.data.loading import DataSpec, assemble  # torch would slow every --help down  # noqa: PLC0415
-        from fedstrata.data.location import Place  # noqa: PLC0415
-        from fedstrata.data.registry import find_dataset  # noqa: PLC0415
+        from fedstrata.data.federation import load  # torch takes seconds to load  # noqa: PLC0415
+        from fedstrata.data.loading import DataSpec  # noqa: PLC0415
 
-        call = parse_call(self.data)
-        clients = None if self.clients == "auto" else self.clients
-        reader = bind(call, find_dataset(call.name).factory, what="data")
-        source = reader.read(Place(None if self.data_root is None else Path(self.data_root), clients))
-        fallback = PARTITION if source.task.has_classes else "iid"
         spec = DataSpec(
             data=self.data,
             root=self.data_root,
             augment=None if self.augment == "none" else self.augment,
-            partition=("natural" if source.natural else fallback) if self.partition == "auto" else self.partition,
-            clients=clients,
+            partition=None if self.partition == "auto" else self.partition,
+            class_partition=CLASS_PARTITION,
+            clients=None if self.clients == "auto" else self.clients,
             test=self.test,
             validation=self.validation,
             heldout=self.heldout,
             seed=self.seed,
         )
-        return assemble(source, spec)
+        return load(spec)
 
     def cohort_of(self, clients: int) -> int:
         """Clients a round, out of those that may train.

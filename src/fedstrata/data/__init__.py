@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fedstrata.data.augmentation import Augment, parse_augment
-from fedstrata.data.federation import Federation
+from fedstrata.data.federation import Federation, assemble, load
 from fedstrata.data.io.samples import Samples
-from fedstrata.data.loading import DataSpec, assemble, check_spec, load
+from fedstrata.data.loading import DataSpec, check_spec
 from fedstrata.data.location import Place, Reader
 from fedstrata.data.partition.base import Partition
 from fedstrata.data.partition.client_tests import ClientTests

@@ -1,23 +1,43 @@
-"""A federation: one data set plus an index. There are no client objects."""
+"""A federation: one data set plus an index. No object exists for a client.
+
+:func:`load` reads a data set by name, and :func:`assemble` deals one that was read.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from fedstrata.common.call_syntax import parse_call
 from fedstrata.common.random_streams import stream
-from fedstrata.data.augmentation import Augment
+from fedstrata.data.augmentation import Augment, parse_augment
 from fedstrata.data.inputs import InputPreprocessor
+from fedstrata.data.io.checks import check_samples
 from fedstrata.data.io.samples import Samples
+from fedstrata.data.loading import (
+    DataSpec,
+    check_spec,
+    draw_heldout,
+    own_tests,
+    pool_of,
+    pooled,
+    read_convention,
+    share_in,
+    small_clients,
+)
+from fedstrata.data.location import Place
 from fedstrata.data.partition.base import Partition, check_client
 from fedstrata.data.partition.client_tests import ClientTests, kept_out
-from fedstrata.data.types import Groups, Ints, Task
+from fedstrata.data.registry import find_law
+from fedstrata.data.sources.arrays import source_of
+from fedstrata.data.types import Groups, Ints, Source, Task
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -164,9 +184,6 @@ class Federation:
         Raises:
             DataError: shapes, labels or features that cannot be meant.
         """
-        from fedstrata.data.loading import DataSpec, assemble  # noqa: PLC0415
-        from fedstrata.data.sources.arrays import source_of  # arrays and load build on this file  # noqa: PLC0415
-
         source = source_of(x, y, client=client, test=test, labels=labels, vocabulary=vocabulary, task=task, name=name)
         how = testing or ("server" if test is not None else "own")
         spec = DataSpec(
@@ -206,7 +223,76 @@ def _own(federation: Federation) -> str:
     return "from the test set" if federation.own_test.which == "test" else "from their own samples"
 
 
-def fingerprint(
+def load(spec: DataSpec) -> Federation:
+    """Read the data, deal them to clients, and check both.
+
+    Raises:
+        ConfigError: an unknown name or setting.
+        DataError: missing or damaged files, labels or features that cannot be meant, a partition that cannot be made.
+    """
+    reader = check_spec(spec)
+    root = None if spec.root is None else Path(spec.root)
+    return assemble(reader.read(Place(root, spec.clients)), spec)
+
+
+def assemble(source: Source, spec: DataSpec) -> Federation:
+    """Deal a data set that was read; see :func:`load`."""
+    share_in("validation", spec.validation)
+    share_in("heldout", spec.heldout)
+    convention, own = read_convention(spec.test)
+    check_samples(source.train, source.task, f"{source.name}, training set")
+    if source.test is not None:
+        check_samples(source.test, source.task, f"{source.name}, test set")
+    if own is not None:
+        source = pooled(source)
+    unset = "natural" if source.natural else spec.class_partition if source.task.has_classes else "iid"
+    law = parse_call(spec.partition or unset)
+    train = pool_of(source, source.train)
+    partition = find_law(law).deal(train, spec.clients, spec.seed)
+    own_test, more = own_tests(convention, own, source, train, partition, spec.seed)
+    heldout = draw_heldout(spec, len(partition))
+    settings = (partition.law, len(partition), spec.test, spec.validation, spec.heldout, spec.seed)
+    labels = [samples.y for samples in (source.train, source.test) if samples is not None]
+    federation = Federation(
+        name=source.name,
+        task=source.task,
+        train=source.train,
+        test=source.test if convention in ("server", "both") else None,
+        partition=partition,
+        own_test=own_test,
+        validation=spec.validation,
+        heldout=heldout,
+        augment=parse_augment(spec.augment, source.dark, source.task.shape),
+        fingerprint=_fingerprint(source.task, source.identity or source.name, labels, source.groups, settings),
+        notes=(*source.notes, *partition.notes, *more, *small_clients(partition, spec.validation)),
+        seed=spec.seed,
+        official=source.test,
+        preprocessor=source.preprocessor,
+    )
+    return _scaled(federation, source, server=convention in ("server", "both")) if source.scale else federation
+
+
+def _scaled(federation: Federation, source: Source, *, server: bool) -> Federation:
+    """Normalise by sums over what the clients train on: held-out clients, validation and test samples do not count."""
+    assert source.scale is not None
+    kept = set(federation.heldout)
+    if federation.partition.lazy:  # clients overlap and are many: every training sample counts once
+        parts = [np.arange(len(federation.train), dtype=np.int64)]
+    else:
+        parts = [federation.training(i).numpy() for i in range(federation.clients) if i not in kept]
+    scaled = source.scale(parts)
+    notes = federation.notes + tuple(note for note in scaled.notes if note not in source.notes)
+    return replace(
+        federation,
+        train=scaled.train,
+        test=scaled.test if server else None,
+        official=scaled.test,
+        preprocessor=scaled.preprocessor,
+        notes=notes,
+    )
+
+
+def _fingerprint(
     task: Task, name: str, labels: list[Tensor], groups: Mapping[str, Groups], settings: tuple[object, ...]
 ) -> str:
     """sha256 over the identity of a federation: names, sizes, label bytes, groups and settings.

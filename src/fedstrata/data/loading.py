@@ -1,4 +1,4 @@
-"""From a specification to a federation."""
+"""A specification of a federation: its checks, its test sets, and the clients kept out of training."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import numpy as np
 from fedstrata.common.call_syntax import Call, bind, parse_call
 from fedstrata.common.errors import ConfigError, DataError, nearest
 from fedstrata.common.random_streams import stream
-from fedstrata.data.augmentation import parse_augment, parse_moves
-from fedstrata.data.federation import Federation, fingerprint
-from fedstrata.data.io.checks import check_samples
+from fedstrata.data.augmentation import parse_moves
 from fedstrata.data.io.samples import Joined, Samples
-from fedstrata.data.location import Place, Reader
+from fedstrata.data.location import Reader
 from fedstrata.data.partition.base import ExplicitPartition, LabelView, Partition
 from fedstrata.data.partition.client_tests import ClassMix, ClientTests, ClientTestSplit, OwnSplit, PartitionedTest
 from fedstrata.data.registry import find_dataset, find_law
@@ -31,7 +29,9 @@ class DataSpec:
         data: a data set in call syntax, such as ``synthetic(alpha=1, beta=1)``.
         root: folder of the files; None reads FEDSTRATA_DATA.
         augment: moves in call syntax, such as ``crop(pad=4) + flip``; None for none.
-        partition: a law in call syntax; None is ``natural`` where the data come with clients, else ``iid``.
+        partition: a law in call syntax; None is ``natural`` where the data come with clients, else ``class_partition``
+            where targets are classes, else ``iid``.
+        class_partition: see ``partition``.
         clients: number of clients; None is the data's own number, or 20.
         test: ``server`` (one test set), ``client`` (each client's own split with its class mix), ``both``, or
             ``own(share=0.2)`` (the official test set joins the pool, and each client keeps a share of its own samples).
@@ -44,23 +44,12 @@ class DataSpec:
     root: str | Path | None = None
     augment: str | None = None
     partition: str | None = None
+    class_partition: str = "iid"
     clients: int | None = None
     test: str = "server"
     validation: float = 0.0
     heldout: float = 0.0
     seed: int = 0
-
-
-def load(spec: DataSpec) -> Federation:
-    """Read the data, deal them to clients, and check both.
-
-    Raises:
-        ConfigError: an unknown name or setting.
-        DataError: missing or damaged files, labels or features that cannot be meant, a partition that cannot be made.
-    """
-    reader = check_spec(spec)
-    root = None if spec.root is None else Path(spec.root)
-    return assemble(reader.read(Place(root, spec.clients)), spec)
 
 
 def check_spec(spec: DataSpec) -> Reader:
@@ -75,49 +64,13 @@ def check_spec(spec: DataSpec) -> Reader:
     share_in("heldout", spec.heldout)
     if spec.clients is not None and spec.clients < 1:
         raise ConfigError(f"clients is {spec.clients}; a federation has at least 1.")
-    _convention(spec.test)
+    read_convention(spec.test)
     parse_moves(spec.augment)
     if spec.partition is not None:
         find_law(parse_call(spec.partition))
     call = parse_call(spec.data)
     reader: Reader = bind(call, find_dataset(call.name).factory, what="data")
     return reader
-
-
-def assemble(source: Source, spec: DataSpec) -> Federation:
-    """Deal a data set that was read; see :func:`load`."""
-    share_in("validation", spec.validation)
-    share_in("heldout", spec.heldout)
-    convention, own = _convention(spec.test)
-    check_samples(source.train, source.task, f"{source.name}, training set")
-    if source.test is not None:
-        check_samples(source.test, source.task, f"{source.name}, test set")
-    if own is not None:
-        source = pooled(source)
-    law = parse_call(spec.partition or ("natural" if source.natural else "iid"))
-    train = pool_of(source, source.train)
-    partition = find_law(law).deal(train, spec.clients, spec.seed)
-    own_test, more = _own_tests(convention, own, source, train, partition, spec.seed)
-    heldout = _heldout(spec, len(partition))
-    settings = (partition.law, len(partition), spec.test, spec.validation, spec.heldout, spec.seed)
-    labels = [samples.y for samples in (source.train, source.test) if samples is not None]
-    federation = Federation(
-        name=source.name,
-        task=source.task,
-        train=source.train,
-        test=source.test if convention in ("server", "both") else None,
-        partition=partition,
-        own_test=own_test,
-        validation=spec.validation,
-        heldout=heldout,
-        augment=parse_augment(spec.augment, source.dark, source.task.shape),
-        fingerprint=fingerprint(source.task, source.identity or source.name, labels, source.groups, settings),
-        notes=(*source.notes, *partition.notes, *more, *_small(partition, spec.validation)),
-        seed=spec.seed,
-        official=source.test,
-        preprocessor=source.preprocessor,
-    )
-    return _scaled(federation, source, server=convention in ("server", "both")) if source.scale else federation
 
 
 def share_in(name: str, value: float) -> None:
@@ -136,7 +89,12 @@ def pool_of(source: Source, samples: Samples) -> LabelView:
     return LabelView(len(samples), labels, source.task.num_classes, source.groups)
 
 
-def _convention(text: str) -> tuple[str, ClientTestSplit | None]:
+def read_convention(text: str) -> tuple[str, ClientTestSplit | None]:
+    """Read who tests on what: the convention, and for ``own`` its settings.
+
+    Raises:
+        ConfigError: another word, or settings that it does not take.
+    """
     call: Call = parse_call(text)
     if call.name not in CONVENTIONS:
         raise ConfigError(
@@ -166,9 +124,10 @@ def pooled(source: Source) -> Source:
     return replace(source, train=Joined(source.train, source.test), test=None, groups=joined, scale=again)
 
 
-def _own_tests(
+def own_tests(
     convention: str, own: ClientTestSplit | None, source: Source, train: LabelView, partition: Partition, seed: int
 ) -> tuple[ClientTests | None, tuple[str, ...]]:
+    """Form the clients' test splits, with notes for the user; None where only the server tests."""
     if own is not None:
         return OwnSplit(partition, train.labels, own.share, own.by, seed), ()
     if source.test is None:
@@ -187,7 +146,8 @@ def _own_tests(
     return PartitionedTest(twin), ()
 
 
-def _heldout(spec: DataSpec, clients: int) -> tuple[int, ...]:
+def draw_heldout(spec: DataSpec, clients: int) -> tuple[int, ...]:
+    """Draw the clients that are kept out of training, sorted."""
     if not spec.heldout:
         return ()
     count = int(spec.heldout * clients + 0.5)
@@ -207,7 +167,7 @@ def _some(ids: Ints) -> str:
     )
 
 
-def _small(partition: Partition, validation: float) -> tuple[str, ...]:
+def small_clients(partition: Partition, validation: float) -> tuple[str, ...]:
     """Clients that a user has to know of: with no sample, with one."""
     if not isinstance(partition, ExplicitPartition):
         return ()
@@ -220,23 +180,3 @@ def _small(partition: Partition, validation: float) -> tuple[str, ...]:
             f" on{' and not validated' if validation else ''}."
         )
     return tuple(notes)
-
-
-def _scaled(federation: Federation, source: Source, *, server: bool) -> Federation:
-    """Normalise by sums over what the clients train on: held-out clients, validation and test samples do not count."""
-    assert source.scale is not None
-    kept = set(federation.heldout)
-    if federation.partition.lazy:  # clients overlap and are many: every training sample counts once
-        parts = [np.arange(len(federation.train), dtype=np.int64)]
-    else:
-        parts = [federation.training(i).numpy() for i in range(federation.clients) if i not in kept]
-    scaled = source.scale(parts)
-    notes = federation.notes + tuple(note for note in scaled.notes if note not in source.notes)
-    return replace(
-        federation,
-        train=scaled.train,
-        test=scaled.test if server else None,
-        official=scaled.test,
-        preprocessor=scaled.preprocessor,
-        notes=notes,
-    )

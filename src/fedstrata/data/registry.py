@@ -180,7 +180,7 @@ for _name, _factory, _about, _source, _offline, _cite in (
     ),
     (
         "tiny_imagenet",
-        images.TinyImagenet,
+        folders.TinyImagenet,
         "64x64 colour photographs, 200 classes or any subset",
         "Stanford CS231n",
         False,

@@ -36,12 +36,12 @@ DECIDES: Mapping[Verdict, str] = {
 FEDAVG = "McMahan et al., AISTATS 2017"
 
 
-def look(parts: RunComponents, survey: Survey, skew: Sequence[Meaning], each: Sizes) -> FederationSummary:
+def summarize(parts: RunComponents, survey: Survey, skew: Sequence[Meaning], each: Sizes) -> FederationSummary:
     """What rules may look at."""
     setup, task = parts.setup, parts.federation.task
-    found = {meaning.name: meaning for meaning in skew}
-    label = found.get("label_skew") or found.get("target_shift")
-    features = found.get("feature_shift")
+    by_name = {meaning.name: meaning for meaning in skew}
+    label = by_name.get("label_skew") or by_name.get("target_shift")
+    features = by_name.get("feature_shift")
     held = np.isin(survey.ids, np.array(parts.federation.heldout, dtype=np.int64))
     trained = survey.training[~held]
     return FederationSummary(
@@ -79,20 +79,20 @@ def tests_of(federation: Federation) -> str:
     return "client" if federation.test is None else "both"
 
 
-def advise(parts: RunComponents, seen: FederationSummary, module: nn.Module | None = None) -> tuple[Advice, ...]:
+def advise(parts: RunComponents, summary: FederationSummary, module: nn.Module | None = None) -> tuple[Advice, ...]:
     """Every registered method, candidates first, in the order of the rules.
 
     Args:
         parts: of the run as configured.
-        seen: numbers for the rules.
+        summary: numbers for the rules.
         module: the user's own model, if there is one.
     """
     spoken = rules()
     known = {name for text in spoken for name in parse_method(text).named}
     rest = [row.examples[0] for row in rows() if row.name not in known]
-    found = [_judged(text, spoken[text], parts, seen, module) for text in spoken]
-    found += [Advice(text, "open", ("no rule of ours speaks for or against it",), source_of(text)) for text in rest]
-    return tuple(sorted(found, key=lambda advice: ORDER.index(advice.verdict)))
+    result = [_advice_on(text, spoken[text], parts, summary, module) for text in spoken]
+    result += [Advice(text, "open", ("no rule of ours speaks for or against it",), source_of(text)) for text in rest]
+    return tuple(sorted(result, key=lambda advice: ORDER.index(advice.verdict)))
 
 
 def source_of(method: str) -> str:
@@ -103,8 +103,8 @@ def source_of(method: str) -> str:
 
 def verdict_of(speaking: Sequence[Rule]) -> Verdict:
     """What the rules that hold come to: anything against weighs more than anything for."""
-    said = {rule.speaks for rule in speaking}
-    if "against" in said:
+    directions = {rule.speaks for rule in speaking}
+    if "against" in directions:
         return "not advised"
     order: tuple[tuple[str, Verdict], ...] = (
         ("baseline", "baseline"),
@@ -112,35 +112,35 @@ def verdict_of(speaking: Sequence[Rule]) -> Verdict:
         ("control", "control"),
         ("later", "later"),
     )
-    return next((verdict for speaks, verdict in order if speaks in said), "open")
+    return next((verdict for speaks, verdict in order if speaks in directions), "open")
 
 
-def _judged(
-    method: str, known: Sequence[Rule], parts: RunComponents, seen: FederationSummary, module: nn.Module | None
+def _advice_on(
+    method: str, known: Sequence[Rule], parts: RunComponents, summary: FederationSummary, module: nn.Module | None
 ) -> Advice:
-    holding = [rule for rule in known if rule.when(seen)]
+    holding = [rule for rule in known if rule.when(summary)]
     verdict = verdict_of(holding)
     decided = DECIDES.get(verdict)  # what speaks otherwise would only confuse
     holding = [rule for rule in holding if rule.speaks == decided]
-    reasons = tuple(rule.reason(seen) + (f" [{rule.source}]" if rule.source else "") for rule in holding)
+    reasons = tuple(rule.reason(summary) + (f" [{rule.source}]" if rule.source else "") for rule in holding)
     advice = Advice(method, verdict, reasons or ("no rule of ours speaks for or against it",), source_of(method))
-    return _weighed(advice, parts, module) if verdict in ("baseline", "candidate", "control") else advice
+    return _with_costs(advice, parts, module) if verdict in ("baseline", "candidate", "control") else advice
 
 
-def _weighed(advice: Advice, parts: RunComponents, module: nn.Module | None) -> Advice:
+def _with_costs(advice: Advice, parts: RunComponents, module: nn.Module | None) -> Advice:
     """With its costs, or with the reason why it cannot run here."""
     try:
-        tried = probe_costs(
-            assemble(beside(parts.config.replace(method=advice.method), parts.federation), parts.federation, module)
+        probe = probe_costs(
+            assemble(config_for(parts.config.replace(method=advice.method), parts.federation), parts.federation, module)
         )
     except FedstrataError as error:
         return replace(advice, verdict="cannot run", reasons=(str(error),))
     return replace(
-        advice, bytes=tried.down.payload + tried.up.payload, flops=sum(tried.flops.values()), state=tried.client_state
+        advice, bytes=probe.down.payload + probe.up.payload, flops=sum(probe.flops.values()), state=probe.client_state
     )
 
 
-def beside(config: Config, federation: Federation) -> Config:
+def config_for(config: Config, federation: Federation) -> Config:
     """The configuration for data that are at hand already: what it says about data is left out, and what followed from
     it is said.
     """

@@ -66,28 +66,28 @@ def sizes(parts: RunComponents, seen: Survey) -> Sizes:
 
 
 def costs(
-    parts: RunComponents, seen: Survey, tried: CostProbe, memory: int, *, quick: bool
+    parts: RunComponents, seen: Survey, probe: CostProbe, memory: int, *, quick: bool
 ) -> tuple[CostEstimate, ...]:
     """Bytes, FLOPs, seconds and memory of the run as configured.
 
     Args:
         parts: of the run.
         seen: its clients.
-        tried: one client's round, weighed.
+        probe: one client's round, weighed.
         memory: of this machine, in bytes.
         quick: leave out what has to be timed.
     """
     each = sizes(parts, seen)
-    found = [*_traffic(parts, tried), *_work(parts, tried, each)]
+    result = [*_traffic(parts, probe), *_work(parts, probe, each)]
     if not quick:
         with threads(parts.config.local.threads):
-            found += _times(parts, tried, each)
-    return (*found, *_memory(parts, tried, memory))
+            result += _times(parts, probe, each)
+    return (*result, *_memory(parts, probe, memory))
 
 
-def _traffic(parts: RunComponents, tried: CostProbe) -> Iterator[CostEstimate]:
-    setup, one = parts.setup, tried.down.payload + tried.up.payload
-    how = f"{setup.cohort} clients x ({size(tried.down.payload)} down + {size(tried.up.payload)} up)"
+def _traffic(parts: RunComponents, probe: CostProbe) -> Iterator[CostEstimate]:
+    setup, one = parts.setup, probe.down.payload + probe.up.payload
+    how = f"{setup.cohort} clients x ({size(probe.down.payload)} down + {size(probe.up.payload)} up)"
     yield CostEstimate("sent in a round", setup.cohort * one, "bytes", how)
     total = setup.rounds * setup.cohort * one
     yield CostEstimate(
@@ -95,23 +95,23 @@ def _traffic(parts: RunComponents, tried: CostProbe) -> Iterator[CostEstimate]:
     )
 
 
-def _work(parts: RunComponents, tried: CostProbe, each: Sizes) -> Iterator[CostEstimate]:
-    setup, one = parts.setup, sum(tried.flops.values())
+def _work(parts: RunComponents, probe: CostProbe, each: Sizes) -> Iterator[CostEstimate]:
+    setup, one = parts.setup, sum(probe.flops.values())
     total = setup.rounds * setup.cohort * each.samples * one
     how = f"{setup.rounds} rounds x {setup.cohort} clients x {each.samples:,.0f} samples (passes counted) x {work(one)}"
     yield CostEstimate("clients' training in all", total, "flops", how)
 
 
-def _times(parts: RunComponents, tried: CostProbe, each: Sizes) -> Iterator[CostEstimate]:
+def _times(parts: RunComponents, probe: CostProbe, each: Sizes) -> Iterator[CostEstimate]:
     setup = parts.setup
-    step, start = _timed(tried)
+    step, start = _timed(probe)
     one = start + each.steps * step
     total = setup.rounds * setup.cohort * one
     used = _workers(parts)
     how = f"{setup.rounds} rounds x {setup.cohort} clients x {each.steps:.3g} steps x {1000 * step:.3g} ms, on one core"
     how += f"; {used} workers at best divide it by {used}" if used > 1 else ""
     yield CostEstimate(TRAINING, total / used, "seconds", how, total, large=total / used > LARGE_SECONDS)
-    passes, (seconds, how) = -(-setup.rounds // parts.config.eval.every), _evaluated(parts, tried)
+    passes, (seconds, how) = -(-setup.rounds // parts.config.eval.every), _evaluated(parts, probe)
     if seconds:
         spent = passes * seconds
         how = f"{passes} evaluations x ({how}), on one core"
@@ -119,19 +119,19 @@ def _times(parts: RunComponents, tried: CostProbe, each: Sizes) -> Iterator[Cost
         yield CostEstimate(EVALUATION, spent / used, "seconds", how, spent, large=spent > total)
 
 
-def _timed(tried: CostProbe) -> tuple[float, float]:
+def _timed(probe: CostProbe) -> tuple[float, float]:
     """Seconds of one local step, and of the rest of a client's turn, from about PROBE seconds of real steps."""
-    first = _clocked(lambda: _turn(tried, 1))
+    first = _clocked(lambda: _turn(probe, 1))
     count = min(STEPS, max(2, 1 + int(PROBE / TIMES / max(first, 1e-4))))
-    many = _clocked(lambda: _turn(tried, count))
+    many = _clocked(lambda: _turn(probe, count))
     step = max((many - first) / (count - 1), 1e-9)
     return step, max(first - step, 0.0)
 
 
-def _turn(tried: CostProbe, steps: int) -> None:
-    setup = tried.worker.setup
+def _turn(probe: CostProbe, steps: int) -> None:
+    setup = probe.worker.setup
     timed = replace(setup, local=replace(setup.local, epochs=None, steps=steps))
-    update = ClientUpdate(replace(tried.worker, setup=timed, costs={}), tried.task)
+    update = ClientUpdate(replace(probe.worker, setup=timed, costs={}), probe.task)
     update.reply(update.train(update.begin()))
 
 
@@ -146,21 +146,21 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _evaluated(parts: RunComponents, tried: CostProbe) -> tuple[float, str]:
+def _evaluated(parts: RunComponents, probe: CostProbe) -> tuple[float, str]:
     """Seconds of one evaluation on one core, and how they come about."""
     federation, params = parts.federation, parts.setup.model
-    evaluator = Evaluator([tried.worker], federation, parts.config.bn == "batch", parts.config.local.threads)
+    evaluator = Evaluator([probe.worker], federation, parts.config.bn == "batch", parts.config.local.threads)
     seconds, how = 0.0, []
     if federation.test is not None:
         test = federation.test
         rows = torch.arange(min(SAMPLES, len(test)))
         one = _clocked(
-            lambda: federation.task.metrics(evaluator.predict(tried.worker, params, test, rows), test.y[rows])
+            lambda: federation.task.metrics(evaluator.predict(probe.worker, params, test, rows), test.y[rows])
         ) / len(rows)
         seconds += one * len(test)
         how.append(f"{len(test):,} test samples x {1000 * one:.2g} ms")
     if federation.own_test is not None:
-        one = _clocked(lambda: evaluator.client(tried.worker, tried.task, params))
+        one = _clocked(lambda: evaluator.client(probe.worker, probe.task, params))
         seconds += one * federation.clients
         how.append(f"{federation.clients:,} clients' own tests x {1000 * one:.2g} ms")
     return seconds, " + ".join(how)
@@ -178,7 +178,7 @@ def _clocked(function: Callable[[], object]) -> float:
     return min(spent)
 
 
-def _memory(parts: RunComponents, tried: CostProbe, memory: int) -> Iterator[CostEstimate]:
+def _memory(parts: RunComponents, probe: CostProbe, memory: int) -> Iterator[CostEstimate]:
     setup, federation = parts.setup, parts.federation
     held = [s for s in (federation.train, federation.official or federation.test) if s is not None]
     data = sum(_held(samples) for samples in held)
@@ -188,17 +188,17 @@ def _memory(parts: RunComponents, tried: CostProbe, memory: int) -> Iterator[Cos
         )
         yield CostEstimate("data in memory", data, "bytes", how, large=data > BUSY * memory)
     most = min(len(setup.eligible), setup.cohort * setup.rounds)
-    if tried.client_state:
+    if probe.client_state:
         on = "memory" if parts.config.rows == "memory" else "a file"
-        how = f"{most:,} clients that can take part x {size(tried.client_state)} that a client keeps, in {on}"
+        how = f"{most:,} clients that can take part x {size(probe.client_state)} that a client keeps, in {on}"
         yield CostEstimate(
             "rows of clients",
-            most * tried.client_state,
+            most * probe.client_state,
             "bytes",
             how,
-            large=parts.config.rows == "memory" and most * tried.client_state > BUSY * memory,
+            large=parts.config.rows == "memory" and most * probe.client_state > BUSY * memory,
         )
-    reply = tried.up.payload + 4 * parts.parameters
+    reply = probe.up.payload + 4 * parts.parameters
     yield CostEstimate(
         "replies of a round",
         setup.cohort * reply,
@@ -206,8 +206,8 @@ def _memory(parts: RunComponents, tried: CostProbe, memory: int) -> Iterator[Cos
         f"{setup.cohort} clients x {size(reply)}",
         large=setup.cohort * reply > BUSY * memory,
     )
-    batch = next(tried.update.tools.batches("doctor"))
-    step = cost(tried.worker, Batch(batch.x[:8], batch.y[:8]), setup.layout.parameters)[1]
+    batch = next(probe.update.tools.batches("doctor"))
+    step = cost(probe.worker, Batch(batch.x[:8], batch.y[:8]), setup.layout.parameters)[1]
     workers = _workers(parts)
     how = f"{workers} worker{'' if workers == 1 else 's'} x {size(step)} for a batch of {setup.local.batch}"
     yield CostEstimate("local steps", workers * step, "bytes", how, large=workers * step > BUSY * memory)

@@ -18,7 +18,7 @@ from fedstrata.data.statistics.duplicates import Duplicates, duplicates
 from fedstrata.data.statistics.facts import facts_from
 from fedstrata.data.statistics.interpretation import meanings
 from fedstrata.data.statistics.survey import WALKED, Survey, spaced, survey
-from fedstrata.doctor.advice import advise, candidates, look, tests_of
+from fedstrata.doctor.advice import advise, candidates, summarize, tests_of
 from fedstrata.doctor.costs import EVALUATION, TRAINING, costs, sizes
 from fedstrata.doctor.diagnosis import Advice, CostEstimate, Diagnosis
 from fedstrata.doctor.problems import Case, problems
@@ -52,26 +52,26 @@ def examine(
     """
     check_track(config.track)
     parts, handed = assemble(config, federation, module), federation is not None or module is not None
-    tried = probe_costs(parts)
+    probe = probe_costs(parts)
     seen = survey(parts.federation)
     facts = facts_from(seen, features=None if quick else True)
     skew = meanings(facts.skew)
-    found = problems(Case(parts, seen, None if quick else _copies(seen)))
+    problems_found = problems(Case(parts, seen, None if quick else _copies(seen)))
     each = sizes(parts, seen)
-    advice = advise(parts, look(parts, seen, skew, each), module)
+    advice = advise(parts, summarize(parts, seen, skew, each), module)
     chosen, more = candidates(advice), _settings(parts)
-    bill = costs(parts, seen, tried, psutil.virtual_memory().total, quick=quick)
+    estimates = costs(parts, seen, probe, psutil.virtual_memory().total, quick=quick)
     return Diagnosis(
         facts=facts,
         setting=_setting(parts, seen),
         skew=skew,
-        problems=found,
-        costs=bill,
+        problems=problems_found,
+        costs=estimates,
         advice=advice,
         candidates=chosen,
         left_out=tuple(a.method for a in advice if a.verdict == "candidate" and a.method not in chosen),
         settings=more,
-        seconds=_seconds(bill, [a for a in advice if a.method in chosen], sum(tried.flops.values())),
+        seconds=_seconds(estimates, [a for a in advice if a.method in chosen], sum(probe.flops.values())),
         command=_call(federation, module, chosen) if handed else _command(given or _differences(config), more, chosen),
     )
 
@@ -83,13 +83,13 @@ def _copies(seen: Survey) -> Duplicates:
     )
 
 
-def _seconds(bill: Sequence[CostEstimate], chosen: Sequence[Advice], flops: float) -> tuple[float, float] | None:
+def _seconds(estimates: Sequence[CostEstimate], chosen: Sequence[Advice], flops: float) -> tuple[float, float] | None:
     """Of all runs of the comparison: training in proportion to FLOPs, and evaluation."""
-    training = next((cost for cost in bill if cost.what == TRAINING), None)
+    training = next((cost for cost in estimates if cost.what == TRAINING), None)
     if training is None or not flops:
         return None
     assessed = next(
-        (cost for cost in bill if cost.what == EVALUATION), CostEstimate(EVALUATION, 0.0, "seconds", "", 0.0)
+        (cost for cost in estimates if cost.what == EVALUATION), CostEstimate(EVALUATION, 0.0, "seconds", "", 0.0)
     )
     runs = len(SEEDS.split())
     factor = sum((a.flops or flops) / flops for a in chosen)
@@ -137,14 +137,14 @@ def _differences(config: Config) -> list[str]:
 
 
 def _command(given: Sequence[str], more: Sequence[str], chosen: Sequence[str]) -> str:
-    kept = [
+    remaining = [
         word
         for word in given
         if word.partition("=")[0] not in ("method", "seed", "name", *(m.partition("=")[0] for m in more))
     ]
-    words = " ".join(shlex.quote(word) for word in (*kept, *more))
+    arguments = " ".join(shlex.quote(word) for word in (*remaining, *more))
     methods = " ".join(f'"{method}"' for method in chosen)
-    return f"fedstrata compare {words} --methods {methods} --seeds {SEEDS}".replace("  ", " ")
+    return f"fedstrata compare {arguments} --methods {methods} --seeds {SEEDS}".replace("  ", " ")
 
 
 def _call(federation: Federation | None, module: nn.Module | None, chosen: Sequence[str]) -> str:

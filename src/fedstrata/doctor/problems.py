@@ -49,8 +49,8 @@ def printable(text: str, most: int = 40) -> str:
 
 def problems(case: Case) -> tuple[Problem, ...]:
     """Everything found, the weightiest first."""
-    found = [*_copies(case), *_small(case), *_labels(case), *_tests(case), *_participation(case)]
-    return tuple(sorted(found, key=lambda problem: WEIGHTS.index(problem.weight)))
+    result = [*_copies(case), *_small(case), *_labels(case), *_tests(case), *_participation(case)]
+    return tuple(sorted(result, key=lambda problem: WEIGHTS.index(problem.weight)))
 
 
 # ---- samples met more than once

@@ -16,7 +16,7 @@ from fedstrata.doctor.problems import printable
 from fedstrata.report.terminal import facts_table
 
 LONG = 3600.0  # seconds from which a way to less is told
-TOLD = 2  # methods refused for one reason whose publications are still told
+MOST_SOURCES = 2  # methods refused for one reason whose publications are still told
 UNITS = {"bytes": size, "flops": work, "seconds": duration}
 CAVEAT = (
     "This is advice before measurement: rules about numbers of the data, not results. It names what deserves a run;"
@@ -24,68 +24,68 @@ CAVEAT = (
 )
 
 
-def show(found: Diagnosis, console: Console) -> None:
+def show(diagnosis: Diagnosis, console: Console) -> None:
     """Print all sections.
 
     Args:
-        found: the diagnosis.
+        diagnosis: the diagnosis.
         console: to print on.
     """
-    console.print(facts_table(dict(_facts(found)), title="data and splits"))
-    _skew(found, console)
-    _problems(found.problems, console)
-    console.print(_costs(found.costs))
-    console.print(_advice(found.advice))
-    console.print(_prices(found.advice))
-    _rest(found.advice, console)
+    console.print(facts_table(dict(_facts(diagnosis)), title="data and splits"))
+    _skew(diagnosis, console)
+    _problems(diagnosis.problems, console)
+    console.print(_costs(diagnosis.costs))
+    console.print(_advice(diagnosis.advice))
+    console.print(_method_costs(diagnosis.advice))
+    _other_methods(diagnosis.advice, console)
     console.print(Text(f"\n{CAVEAT}\n"))
-    for line in _ending(found):
+    for line in _last_lines(diagnosis):
         console.print(Text(line), soft_wrap=True)
 
 
-def _ending(found: Diagnosis) -> Iterator[str]:
+def _last_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """The command comes last, so that it can be copied."""
-    if found.left_out:
+    if diagnosis.left_out:
         yield (
-            f"candidates beyond a first comparison: {', '.join(found.left_out)}; add them to --methods if the time is"
+            f"candidates beyond a first comparison: {', '.join(diagnosis.left_out)}; add them to --methods if the time is"
             " there"
         )
-    if found.seconds:
-        low, high = (duration(seconds) for seconds in found.seconds)
+    if diagnosis.seconds:
+        low, high = (duration(seconds) for seconds in diagnosis.seconds)
         yield (
             f"the comparison takes about {low}{'' if low == high else f' to {high}'} on this machine, if it does"
             " nothing else"
         )
-        if found.seconds[0] > LONG:
+        if diagnosis.seconds[0] > LONG:
             yield "for a first look, say fewer rounds (rounds=10), or have it drop the worse half early (--screen)"
-    yield from ("", "compare them on your data:", "", f"  {found.command}", "")
+    yield from ("", "compare them on your data:", "", f"  {diagnosis.command}", "")
 
 
-def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:
-    facts = found.facts
+def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    facts = diagnosis.facts
     yield "data", printable(facts.name, 120)
     yield "task", f"{facts.kind}, {len(facts.labels)} classes" if facts.labels else facts.kind
     yield "clients", f"{facts.clients:,} by {facts.law}, {facts.heldout:,} of them kept out of training"
-    yield "training", f"{facts.train:,} samples; {found.setting['sizes']}"
+    yield "training", f"{facts.train:,} samples; {diagnosis.setting['sizes']}"
     yield "validation", f"{facts.validation:,} samples of the clients"
     tests = [f"{facts.test:,} samples on the server"] if facts.test else []
     tests += [f"{facts.own_test:,} samples on the clients"] if facts.own_test else []
     yield "test", ", ".join(tests) or "none"
     if facts.chance is not None:
         yield "chance level", f"{number(facts.chance, 3)}, by always naming the commonest class of the test data"
-    yield from ((name, text) for name, text in found.setting.items() if name not in ("test", "validation", "sizes"))
+    yield from ((name, text) for name, text in diagnosis.setting.items() if name not in ("test", "validation", "sizes"))
     for note in facts.notes:
         yield "note", printable(note, 400)
 
 
-def _skew(found: Diagnosis, console: Console) -> None:
+def _skew(diagnosis: Diagnosis, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, title="skew: how much clients differ", title_justify="left")
     for name in ("", "value", "in words", "what stands behind it"):
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
-    for meaning in found.skew:
+    for meaning in diagnosis.skew:
         table.add_row(meaning.title, number(meaning.value, 3), meaning.word, meaning.text)
     console.print(table)
-    for meaning in found.skew:
+    for meaning in diagnosis.skew:
         console.print(Padding(Text(f"{meaning.title}: {meaning.known}"), (0, 0, 0, 2)))
     console.print()
 
@@ -124,12 +124,12 @@ def _advice(advice: Sequence[Advice]) -> Table:
         elif a.verdict in ("not advised", "cannot run"):
             refused.setdefault((a.verdict, "; ".join(a.reasons)), []).append(a)
     for (verdict, reason), those in refused.items():
-        sources = "; ".join(a.source for a in those) if len(those) <= TOLD else ""
+        sources = "; ".join(a.source for a in those) if len(those) <= MOST_SOURCES else ""
         table.add_row(", ".join(a.method for a in those), verdict, reason, sources)
     return table
 
 
-def _prices(advice: Sequence[Advice]) -> Table:
+def _method_costs(advice: Sequence[Advice]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title="what they cost", title_justify="left")
     for name in ("method", "sent by and to a client a round", "training against fedavg", "kept by a client"):
         table.add_column(name, overflow="fold", justify="left" if name == "method" else "right")
@@ -146,7 +146,7 @@ def _times(advice: Advice, base: Advice | None) -> str:
     return f"x {advice.flops / base.flops:.2g}"
 
 
-def _rest(advice: Sequence[Advice], console: Console) -> None:
+def _other_methods(advice: Sequence[Advice], console: Console) -> None:
     later = [f"{a.method} ({'; '.join(a.reasons)})" for a in advice if a.verdict == "later"]
     quiet = [a.method for a in advice if a.verdict == "open"]
     if later:

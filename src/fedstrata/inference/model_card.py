@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedstrata.analysis.scores import ACCURACIES
 from fedstrata.common.units import duration, number, size, work
 from fedstrata.config.config import KEYS, NON_RESULT_SETTINGS
 from fedstrata.data.statistics.facts import Facts, facts_of
 from fedstrata.inference.finished_run import Finished
 from fedstrata.methods import source_of
-from fedstrata.report.terminal import ACCURACY
 from fedstrata.runs.result import manifest
 
 CLASSES = 30  # classes that the card lists
@@ -154,7 +154,7 @@ def _scores(finished: Finished, client: int | None, facts: Facts) -> Iterator[st
             if key.startswith("personal")
             else server
         )
-        rows.append((whose + ACCURACY.get(key, key.replace("_", " ")), value, on))
+        rows.append((whose + ACCURACIES.get(key, key.replace("_", " ")), value, on))
     for key, value in (summary.get("metrics") or {}).items():
         if isinstance(value, int | float) and key != "accuracy":
             rows.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedstrata import __version__
+from fedstrata._version import __version__
 from fedstrata.inference.finished_run import Finished
 from fedstrata.inference.inputs import preprocessor_of
 

@@ -5,6 +5,6 @@ Pictures are in ``figures``, as matplotlib is only loaded by those who draw.
 
 from fedstrata.report.files import write
 from fedstrata.report.progress import progress
-from fedstrata.runs.result import Result
+from fedstrata.report.views import Result
 
 __all__ = ["Result", "progress", "write"]

@@ -32,13 +32,13 @@ def show(description: Any, console: Console) -> None:
         name: value for name, value in plain.items() if isinstance(value, list) and value and isinstance(value[0], dict)
     }
     facts = {
-        _words(name): _text(name, value)
+        _label(name): _text(name, value)
         for name, value in plain.items()
         if name not in records and value not in (None, [], {})
     }
     console.print(facts_table(facts))
     for name, rows in records.items():
-        table = Table(box=box.SIMPLE_HEAD, title=_words(name), title_justify="left")
+        table = Table(box=box.SIMPLE_HEAD, title=_label(name), title_justify="left")
         for column, first in rows[0].items():
             table.add_column(
                 column.replace("_", " "), justify="right" if isinstance(first, int | float) else "left", overflow="fold"
@@ -48,7 +48,7 @@ def show(description: Any, console: Console) -> None:
         console.print(table)
 
 
-SAYS: Mapping[str, str] = {
+LABELS: Mapping[str, str] = {
     "client_state": "state of a client",
     "bytes_down": "to a client, first round",
     "bytes_up": "from a client, first round",
@@ -64,8 +64,8 @@ SAYS: Mapping[str, str] = {
 }
 
 
-def _words(name: str) -> str:
-    return SAYS.get(name, name.replace("_", " "))
+def _label(name: str) -> str:
+    return LABELS.get(name, name.replace("_", " "))
 
 
 def _text(name: str, value: Any) -> str:

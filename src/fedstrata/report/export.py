@@ -34,7 +34,7 @@ from typing import Any
 from fedstrata.analysis import frames
 from fedstrata.analysis.comparison import Comparison
 from fedstrata.analysis.records import Findings
-from fedstrata.report.files import atomic
+from fedstrata.storage.atomic_files import atomic
 
 FIRST: Mapping[str, Sequence[str]] = {
     "table": ("label", "method"),

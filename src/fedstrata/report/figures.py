@@ -19,8 +19,8 @@ from matplotlib.ticker import MaxNLocator
 from fedstrata.analysis.scores import points
 from fedstrata.common.errors import ConfigError
 from fedstrata.data.statistics.plot import SHOWN, partition_picture
-from fedstrata.report.files import atomic
 from fedstrata.report.terminal import short_names
+from fedstrata.storage.atomic_files import atomic
 
 if TYPE_CHECKING:
     from fedstrata.analysis.comparison import Comparison
@@ -81,8 +81,8 @@ def curve_picture(results: Sequence[Result]) -> Picture:
     left, right = figure.subplots(1, 2)
     score = _score(results)
     names = short_names([result.name for result in results])
-    for place, (result, name) in enumerate(zip(results, names, strict=True)):
-        style = _style(place)
+    for index, (result, name) in enumerate(zip(results, names, strict=True)):
+        style = _style(index)
         for axes, key in ((left, score), (right, "loss")):
             x, y = _series(result, key)
             axes.plot(x, y, label=name, marker="." if len(x) <= 40 else None, linewidth=1.6, **style)
@@ -109,8 +109,8 @@ def comparison_picture(comparison: Comparison, findings: Findings) -> Picture:
     names = short_names([line.label for line in findings.lines])
     score = "accuracy" if findings.larger else "RMSE"
     for axes, personal in zip(figure.subplots(1, len(panes), squeeze=False)[0], panes, strict=True):
-        for place, (line, name) in enumerate(zip(findings.lines, names, strict=True)):
-            style = _style(place)
+        for index, (line, name) in enumerate(zip(findings.lines, names, strict=True)):
+            style = _style(index)
             rounds, values = _mean_curve(comparison, line.label, personal=personal, regression=not findings.larger)
             middle = np.array([np.mean(seeds) for seeds in values])
             axes.plot(rounds, middle, label=name, linewidth=1.6, marker="." if len(rounds) <= 20 else None, **style)
@@ -129,12 +129,12 @@ def _mean_curve(
     comparison: Comparison, label: str, *, personal: bool, regression: bool
 ) -> tuple[list[int], list[list[float]]]:
     """Evaluated rounds, and the scores of the seeds in each."""
-    found: dict[int, list[float]] = {}
+    by_round: dict[int, list[float]] = {}
     for result in comparison.runs(label):
         for point in points(result, personal=personal, regression=regression):
-            found.setdefault(point.round, []).append(point.score)
-    rounds = sorted(found)
-    return rounds, [found[number] for number in rounds]
+            by_round.setdefault(point.round, []).append(point.score)
+    rounds = sorted(by_round)
+    return rounds, [by_round[number] for number in rounds]
 
 
 def _style(index: int) -> dict[str, Any]:

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.analysis.frames import flat
+from fedstrata.report.figures import curve, partition
 from fedstrata.runs.result import SCORE, Result, Scores
+from fedstrata.storage.atomic_files import atomic
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
 
 LISTED = 10_000  # clients up to which every one gets a line, whether or not it took part
-
-
-@contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A draft beside ``path`` that takes its name when all went well, so that no half-written file is left."""
-    draft = path.with_name(f".draft-{path.name}")  # the suffix tells a picture's format
-    try:
-        yield draft
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def write(result: Result, federation: Federation, folder: Path | None = None) -> list[Path]:
@@ -39,9 +29,6 @@ def write(result: Result, federation: Federation, folder: Path | None = None) ->
     Returns:
         the files written.
     """
-    # matplotlib is only loaded by those who draw
-    from fedstrata.report.figures import curve, partition  # noqa: PLC0415
-
     folder = folder or result.folder
     if folder is None:
         return []
@@ -101,7 +88,7 @@ def clients_csv(
     """
     took_part, scores = took_part or {}, scores or {}
     ids = range(federation.clients) if clients is None else clients
-    columns = sorted({name for found in scores.values() for name in found})
+    columns = sorted({name for client_scores in scores.values() for name in client_scores})
     labels = federation.task.labels if federation.task.has_classes else ()
     heldout = set(federation.heldout)
     text = io.StringIO()
@@ -121,14 +108,14 @@ def clients_csv(
         ]
     )
     for client in ids:
-        own = federation.testing(client)
+        test = federation.testing(client)
         sizes = [
             len(federation.training(client)),
             len(federation.validating(client)),
-            0 if own is None else len(own[1]),
+            0 if test is None else len(test[1]),
         ]
         counts = federation.counts(client).tolist() if labels else []
-        found = scores.get(client, {})
+        client_scores = scores.get(client, {})
         name = [federation.client_name(client)] if named else []
         out.writerow(
             [
@@ -138,7 +125,7 @@ def clients_csv(
                 int(client in heldout),
                 took_part.get(client, 0),
                 *counts,
-                *(_cell(found.get(x)) for x in columns),
+                *(_cell(client_scores.get(x)) for x in columns),
             ]
         )
     return _text(path, text.getvalue())

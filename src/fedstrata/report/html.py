@@ -7,7 +7,7 @@ from html import escape
 
 from fedstrata.analysis.comparison import Comparison
 from fedstrata.analysis.records import Findings, Line
-from fedstrata.analysis.scores import words
+from fedstrata.analysis.scores import score_label
 from fedstrata.common.units import duration, size, work
 from fedstrata.report.terminal import difference, facts_of_run, mean, title_of_run
 from fedstrata.runs.result import Result
@@ -24,7 +24,7 @@ def result_html(result: Result) -> str:
 
 def comparison_html(comparison: Comparison, findings: Findings) -> str:
     """The answer, a line a method, and the flags."""
-    heads = ["method", *map(words, findings.headline), "bytes", "training", "time"]
+    heads = ["method", *map(score_label, findings.headline), "bytes", "training", "time"]
     head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in heads)
     body = "".join(_row(line, findings.headline) for line in findings.lines)
     chance = "" if findings.chance is None else f"; chance {findings.chance:.3f}"
@@ -42,7 +42,7 @@ def _row(line: Line, headline: Sequence[str]) -> str:
         below = difference(line.differences.get(score))
         unused = (
             " (nobody uses this model)"
-            if line.unused and not score.startswith("personal") and score in line.scores
+            if line.shared_unused and not score.startswith("personal") and score in line.scores
             else ""
         )
         cells.append(

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedstrata.analysis.findings import findings
-from fedstrata.analysis.grouping import gathered
+from fedstrata.analysis.grouping import group_runs
 from fedstrata.common.errors import FedstrataError
 from fedstrata.config.config import Config
 from fedstrata.data.statistics.facts import Facts, facts_of
@@ -59,9 +59,9 @@ def report(results: Sequence[Result], console: Console, out: Path | None = None)
 
 def _page(results: Sequence[Result], facts: Facts | None, folder: Path) -> tuple[Path, list[Path]]:
     """The page on these runs, and its pictures."""
-    gathered_runs = gathered(results, facts)
-    said = findings(gathered_runs)
-    return write_page(gathered_runs, said, folder / PAGE), write_pictures(gathered_runs, said, folder / PICTURES)
+    gathered_runs = group_runs(results, facts)
+    result = findings(gathered_runs)
+    return write_page(gathered_runs, result, folder / PAGE), write_pictures(gathered_runs, result, folder / PICTURES)
 
 
 def _names(results: Sequence[Result]) -> list[str]:

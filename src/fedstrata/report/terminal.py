@@ -13,26 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata.analysis.records import Difference, Findings, Line, Reached, Spread
-from fedstrata.analysis.scores import border, words
+from fedstrata.analysis.scores import ACCURACIES, score_label, threshold_text
 from fedstrata.common.units import duration, number, size, work
 from fedstrata.runs.result import Result
 
 LONG = 40  # letters of a run's name that a table or a legend has room for
-
-ACCURACY: Mapping[str, str] = {
-    "final": "accuracy, last round",
-    "best": "accuracy, best round on test data (optimistic)",
-    "window": "accuracy, mean of the last tenth",
-    "selected": "accuracy, round chosen on validation data",
-    "personal": "personal accuracy, mean over clients",
-    "personal_weighted": "personal accuracy, by samples",
-    "personal_std": "personal accuracy, spread over clients",
-    "personal_worst10": "personal accuracy, worst tenth",
-    "personal_selected": "personal accuracy, round chosen on validation data",
-    "heldout": "accuracy on held-out clients, as received",
-    "heldout_adapted": "accuracy on held-out clients, after unseen.steps",
-    "heldout_own": "accuracy on held-out clients, the method's own way",
-}
 
 
 def result_table(result: Result) -> Table:
@@ -54,7 +39,7 @@ def facts_of_run(result: Result) -> Iterable[tuple[str, str]]:
     """Names and values of what a run came to."""
     summary = result.summary
     accuracy = summary.get("accuracy") or {}
-    for key, name in ACCURACY.items():
+    for key, name in ACCURACIES.items():
         if accuracy.get(key) is not None:
             yield name, number(accuracy[key])
     for key, value in (summary.get("metrics") or {}).items():
@@ -190,7 +175,7 @@ def comparison_table(findings: Findings) -> Table:
     table.collapse_padding, table.pad_edge = True, False
     table.add_column("method", overflow="fold", max_width=18 if len(findings.headline) > 1 else 40)
     for score in findings.headline:
-        table.add_column(HEADS.get(score, words(score)), min_width=25 if findings.seeds > 1 else 16)
+        table.add_column(HEADS.get(score, score_label(score)), min_width=25 if findings.seeds > 1 else 16)
     heads = ["bytes", "training", "time", *(_reach(score, target) for score, target in findings.targets.items())]
     for name in heads:
         table.add_column(name, justify="right", no_wrap=True)
@@ -239,28 +224,28 @@ def _heading(findings: Findings) -> str:
     limit = (
         ""
         if all(line.informative for line in findings.lines)
-        else f" (not informative: the baseline is under {border(findings.chance)})"
+        else f" (not informative: the baseline is under {threshold_text(findings.chance)})"
     )
     return f"{seeds}, chance {findings.chance:.3f}{limit}"
 
 
 def _legend(findings: Findings) -> str:
     verdicts = {it.verdict for line in findings.lines for it in line.differences.values()}
-    told = ["mean ± standard deviation over seeds; below it the paired difference with its 95 % interval"]
+    parts = ["mean ± standard deviation over seeds; below it the paired difference with its 95 % interval"]
     if verdicts & {"better", "worse"}:
-        told.append("* shown (p under 0.05 after correction)")
+        parts.append("* shown (p under 0.05 after correction)")
     if "no conclusion" in verdicts:
-        told.append("? no conclusion")
-    if any(line.unused for line in findings.lines):
-        told.append("(unused): layers are private, nobody uses the shared model")
-    return "; ".join(told)
+        parts.append("? no conclusion")
+    if any(line.shared_unused for line in findings.lines):
+        parts.append("(unused): layers are private, nobody uses the shared model")
+    return "; ".join(parts)
 
 
 def _cell(line: Line, score: str) -> str:
     spread = line.scores.get(score)
     if spread is None:
         return "-"
-    unused = " (unused)" if line.unused and not score.startswith("personal") else ""
+    unused = " (unused)" if line.shared_unused and not score.startswith("personal") else ""
     below = difference(line.differences.get(score))
     return mean(spread) + unused + (f"\n{below}" if below else "")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata import __version__
+from fedstrata._version import __version__
 from fedstrata.common import plugins
 from fedstrata.common.errors import StateError
 from fedstrata.common.processor import processor

@@ -7,23 +7,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from fedstrata.common.errors import StateError
 from fedstrata.core.params import Params
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from fedstrata.data.federation import Federation
-    from fedstrata.report.figures import Picture
 
 Scores: TypeAlias = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """What a run trained and measured, as plain data.
 
     Attributes:
         summary: what summary.json holds.
@@ -44,7 +41,7 @@ class Result:
     federation: Federation | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def read(cls, folder: str | Path) -> Result:
+    def read(cls, folder: str | Path) -> Self:
         """A run from its folder. Rounds are there for unfinished runs too; their summary holds what the last round
         knows.
 
@@ -72,42 +69,6 @@ class Result:
     def name(self) -> str:
         """What tables and legends call this run."""
         return self.folder.name if self.folder else str(self.summary.get("method", "run"))
-
-    @overload
-    def plot(self) -> Picture: ...
-    @overload
-    def plot(self, path: str | Path) -> Path: ...
-    def plot(self, path: str | Path | None = None) -> Path | Picture:
-        """Draw accuracy and loss against rounds.
-
-        Args:
-            path: of a PNG, SVG or PDF file; none gives a matplotlib figure, which a notebook shows.
-        """
-        # matplotlib is only loaded by those who draw
-        from fedstrata.report.figures import curve_picture  # noqa: PLC0415
-
-        picture = curve_picture([self])
-        return picture if path is None else picture.write(Path(path))
-
-    def to_pandas(self, what: str = "rounds") -> DataFrame:
-        """The rounds as a DataFrame, a row a round, nested metrics as columns with a dot; or the clients' last scores.
-
-        Args:
-            what: "rounds" (``round`` counts from 0, as in rounds.jsonl) or "clients".
-        Raises:
-            ConfigError: another word.
-            FedstrataError: pandas is not installed.
-        """
-        # frames know results
-        from fedstrata.analysis.frames import clients_of, frame, picked, rounds_of  # noqa: PLC0415
-
-        rows = picked(what, {"rounds": rounds_of, "clients": clients_of})
-        return frame(rows(self))
-
-    def _repr_html_(self) -> str:
-        from fedstrata.report.html import result_html  # noqa: PLC0415  # only notebooks ask
-
-        return result_html(self)
 
 
 def manifest(folder: Path) -> dict[str, Any]:

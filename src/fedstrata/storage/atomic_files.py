@@ -109,6 +109,17 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview], what: str) -> St
     return Stamp(digest.hexdigest(), length)
 
 
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """Yield a draft beside ``path``, which takes that name if all went well: no half-written file is left."""
+    draft = path.with_name(f".draft-{path.name}")  # the suffix tells a picture's format
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder outlast a power cut."""
     try:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstrata.report.page import data_table
-from fedstrata.report.page.data_table import Grid, Head
+from fedstrata.report.page.data_table import DataTable, Head
 from fedstrata.report.page.drawing import Picture
 from fedstrata.report.page.text import counted, loose, plain, short
 from fedstrata.studies.outputs import stem
@@ -49,7 +49,7 @@ def image_grid(
     range_text = f"; {what} from {loose(min(known))} to {loose(max(known))}" if known else ""
     heads = [Head("row", "what the row is of", words=True), *(Head(short(c, 24)) for c in column_labels)]
     cells = [
-        [data_table.word(short(label, 40), label), *(data_table.figure(loose(v), v) for v in row)]
+        [data_table.text_cell(short(label, 40), label), *(data_table.number_cell(loose(v), v) for v in row)]
         for label, row in zip(row_labels, numbers, strict=True)
     ]
     size = (LEFT + (CELL + GAP) * len(column_labels), TOP + (CELL + 2 * GAP) * len(rows))
@@ -58,7 +58,9 @@ def image_grid(
         f" {counted(len(column_labels), 'image', 'images')}{range_text}."
     )
     draw = partial(_draw, rows=rows, row_labels=row_labels, column_labels=column_labels, values=numbers)
-    return Picture(stem(title), plain(title), alt, draw, Grid(plain(what or title), heads, cells, sort=False), size)
+    return Picture(
+        stem(title), plain(title), alt, draw, DataTable(plain(what or title), heads, cells, sort=False), size
+    )
 
 
 def _draw(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedstrata.core.piece import require
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.inference.finished_run import Finished
-from fedstrata.report.page.data_table import Grid, Head, figure, word
+from fedstrata.report.page.data_table import DataTable, Head, number_cell, text_cell
 from fedstrata.report.page.drawing import Picture
 from fedstrata.report.page.text import loose, short
 from fedstrata.report.page.theme import LIGHT
@@ -138,7 +138,7 @@ def draw_maps(maps: Maps, at: Sequence[float]) -> list[Picture]:
     rows = -(-len(maps) // columns)
     heads = [Head("run", words=True), Head("loss"), Head("least"), Head("most")]
     lines = [
-        [word(short(label), label), *(figure(loose(one[key]), one[key]) for key in ("loss", "least", "most"))]
+        [text_cell(short(label), label), *(number_cell(loose(one[key]), one[key]) for key in ("loss", "least", "most"))]
         for label, one in maps.items()
     ]
     title = "Loss landscape"
@@ -153,7 +153,7 @@ def draw_maps(maps: Maps, at: Sequence[float]) -> list[Picture]:
             title,
             f"Level lines of the loss around the served models: {ranges}.",
             draw,
-            Grid(title, heads, lines),
+            DataTable(title, heads, lines),
             size,
         )
     ]

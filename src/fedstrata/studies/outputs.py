@@ -15,12 +15,12 @@ from tempfile import TemporaryFile
 from rich import box
 from rich.table import Table
 
-from fedstrata import __version__
+from fedstrata._version import __version__
 from fedstrata.common.errors import ConfigError
 from fedstrata.diagnostics.panel import Panel
-from fedstrata.report.files import atomic
 from fedstrata.report.page.drawing import Picture, save
 from fedstrata.report.page.panels import PLAIN, panel_grid, panel_picture
+from fedstrata.storage.atomic_files import atomic
 from fedstrata.studies.base import Outcome, Study
 
 COLUMNS = 13  # of a table in the terminal

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedstrata.report.page.text import names, plain, short
-from fedstrata.report.page.theme import DARK, LIGHT, contrast, strokes
+from fedstrata.report.page.theme import DARK, HUES, LIGHT, contrast, strokes
 from helpers import page_cases
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -102,8 +102,8 @@ def test_the_page_says_what_the_findings_say(page, tree):
     comparison, found, _ = page_cases.case("five")
     text = " ".join("".join(data for _, data in tree("five").texts).split())
     assert " ".join(found.answer.split()) in text
-    places = [text.index(" ".join(flag.text.split())) for flag in found.flags]
-    assert places == sorted(places), "flags in order of weight"
+    indices = [text.index(" ".join(flag.text.split())) for flag in found.flags]
+    assert indices == sorted(indices), "flags in order of weight"
     assert comparison.command in text
     assert comparison.facts.law in text
     for line in found.lines:
@@ -194,7 +194,7 @@ def lab(colour, eyes):
 @pytest.mark.parametrize("eyes", EYES)
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_series_are_told_apart_by_all_eyes(theme, eyes):
-    colours = [theme[f"c{k}"] for k in range(theme.HUES + 1)]
+    colours = [theme[f"c{k}"] for k in range(HUES + 1)]
     apart = [np.linalg.norm(lab(a, EYES[eyes]) - lab(b, EYES[eyes])) for a, b in itertools.combinations(colours, 2)]
     assert min(apart) > 20
 

@@ -12,7 +12,7 @@ from PIL import Image
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.report.page import drawing, write_pictures
 from fedstrata.report.page.content import pictures
-from fedstrata.report.page.context import Scene
+from fedstrata.report.page.context import PageContext
 from fedstrata.report.page.curve_data import curve
 from fedstrata.report.page.drawing import svg_text
 from fedstrata.report.page.panels import PLAIN, panel_grid, panel_picture
@@ -22,9 +22,9 @@ from helpers import handmade, page_cases
 from helpers.tiers import tiered
 
 
-def scene(name):
+def context(name):
     comparison, found, panels = page_cases.case(name)
-    return Scene(comparison, found), panels or ()
+    return PageContext(comparison, found), panels or ()
 
 
 # ---- curves
@@ -74,7 +74,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends():
 
 @pytest.mark.parametrize("name", tiered(["five", "panels", "hostile", "no_clients"], ["panels"]))
 def test_a_picture_is_drawing_alone_in_the_colours_of_the_page(name):
-    one, panels = scene(name)
+    one, panels = context(name)
     for picture in pictures(one, panels):
         root = ET.fromstring(inline(svg_text(picture), picture.name, picture.alt, dict(enumerate(one.names))))
         assert {e.tag for e in root.iter()} <= DRAWING
@@ -89,7 +89,7 @@ def test_a_picture_is_drawing_alone_in_the_colours_of_the_page(name):
 
 @pytest.mark.full
 def test_text_of_a_picture_is_text():
-    one, _ = scene("hostile")
+    one, _ = context("hostile")
     all_text = []
     for picture in pictures(one, ()):
         root = ET.fromstring(inline(svg_text(picture), picture.name, picture.alt, {}))
@@ -102,7 +102,7 @@ def test_text_of_a_picture_is_text():
 def test_points_are_drawn_where_they_belong():
     """A line through two known values, read back from the path in the picture."""
     comparison = handmade.comparison(("fedavg",), (0,), rounds=3, noise=0.0)
-    found = Scene(comparison, page_cases.findings(comparison))
+    found = PageContext(comparison, page_cases.findings(comparison))
     picture = next(p for p in pictures(found, ()) if p.name == "loss-by-rounds")
     root = ET.fromstring(inline(svg_text(picture), picture.name, picture.alt, {}))
     line = next(g for g in root.iter("g") if g.get("class") == "s s0")
@@ -116,7 +116,7 @@ def test_points_are_drawn_where_they_belong():
 
 def test_names_of_pictures_are_unique_and_safe_as_files():
     for name in ("five", "panels", "hostile", "regression"):
-        one, panels = scene(name)
+        one, panels = context(name)
         found = [picture.name for picture in pictures(one, panels)]
         assert len(found) == len(set(found))
         assert all(re.fullmatch(r"[a-z0-9-]+", n) for n in found)
@@ -135,7 +135,7 @@ def test_every_picture_is_a_png_and_an_svg_with_a_legend_and_equal_bytes(tmp_pat
         hashlib.sha256(f.read_bytes()).digest() for f in again
     ]
     assert {f.suffix for f in files} == {".png", ".svg"}
-    assert len(files) == 2 * len(pictures(Scene(comparison, found), page_cases.PANELS))
+    assert len(files) == 2 * len(pictures(PageContext(comparison, found), page_cases.PANELS))
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted(f.name for f in files)
     for file in files:
         if file.suffix == ".png":
@@ -161,7 +161,7 @@ def test_drawing_leaves_no_settings_behind():
         }  # asking for that one chooses a window system
 
     before = settings()
-    one, _ = scene("one")
+    one, _ = context("one")
     svg_text(pictures(one, ())[0])
     assert settings() == before
     assert "matplotlib.pyplot" not in sys.modules
@@ -172,9 +172,9 @@ def test_drawing_leaves_no_settings_behind():
 
 
 def test_any_kind_of_panel_is_drawn_with_its_table():
-    one, _ = scene("panels")
-    for place, panel in enumerate(page_cases.PANELS):
-        picture = panel_picture(panel, place, one)
+    one, _ = context("panels")
+    for index, panel in enumerate(page_cases.PANELS):
+        picture = panel_picture(panel, index, one)
         assert (picture is None) == (panel.kind == "table" or panel.title == "Nothing")
         table = panel_grid(panel)
         assert all(len(row) == len(table.heads) for row in table.rows)
@@ -187,7 +187,7 @@ def test_any_kind_of_panel_is_drawn_with_its_table():
 
 
 def test_a_measures_method_has_the_stroke_of_that_method():
-    one, _ = scene("panels")
+    one, _ = context("panels")
     lines = ET.fromstring(
         inline(svg_text(panel_picture(page_cases.PANELS[0], 1, one)), "p", "a 1.", dict(enumerate(one.names)))
     )
@@ -205,7 +205,7 @@ def test_a_spread_that_is_rounding_is_left_out():
 
 
 def test_bars_start_at_zero_and_have_their_numbers():
-    one, _ = scene("panels")
+    one, _ = context("panels")
     for values, start in (([0.0, 0.0], 0.0), ([2.5, 4.0], 0.0), ([-1.0, 2.0], None)):
         figure = Figure()
         panel_picture(Panel("Bars", "T.", "bars", ["x", "y"], {"a": values}), 1, one).draw(figure)
@@ -215,7 +215,7 @@ def test_bars_start_at_zero_and_have_their_numbers():
 
 
 def test_rounds_after_an_average_have_whole_ticks():
-    one, _ = scene("panels")
+    one, _ = context("panels")
     figure = Figure()
     panel_picture(
         Panel("P", "T.", "lines", [2, 3, 4], {"a": [1.0, 2.0, 1.0]}, x_name="round after the average"), 1, one
@@ -224,7 +224,7 @@ def test_rounds_after_an_average_have_whole_ticks():
 
 
 def test_very_long_and_odd_panels_are_drawn():
-    one, _ = scene("panels")
+    one, _ = context("panels")
     long = Panel("Long", "T.", "lines", list(range(5000)), {"fedavg": list(np.sin(np.arange(5000) / 100))})
     assert len(svg_text(panel_picture(long, 1, one))) < 60_000
     odd = Panel("Odd", "T.", "heat", [0.5], {"a": [float("nan")], "b": [float("inf")], "c": [1.0]})
@@ -237,7 +237,9 @@ def test_a_loss_that_diverged_does_not_press_the_others_flat():
     for (label, _), run in comparison.results.items():
         for row in run.rounds[-5:] if label == "scaffold" else ():
             row["loss"] = 5e30
-    drawn = {p.name: p for p in pictures(Scene(comparison, page_cases.findings(comparison)), ())}["loss-by-rounds"]
+    drawn = {p.name: p for p in pictures(PageContext(comparison, page_cases.findings(comparison)), ())}[
+        "loss-by-rounds"
+    ]
     assert "are off the picture" in drawn.note
     figure = Figure()
     drawn.draw(figure)

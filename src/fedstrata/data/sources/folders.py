@@ -18,9 +18,10 @@ from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.common.random_streams import stream
 from fedstrata.data.inputs.images import Pictures
 from fedstrata.data.io.checks import mask_by
+from fedstrata.data.io.formats import required
 from fedstrata.data.io.samples import affine
 from fedstrata.data.location import Place, written
-from fedstrata.data.sources.images import Norm, channel_norm, checked_side, dark_of
+from fedstrata.data.sources.images import Norm, channel_norm, checked_side, dark_of, image_source, read_packs
 from fedstrata.data.types import Groups, Source, Task
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -290,3 +291,28 @@ def tiny_folder(root: Path, size: int, norm: str, name: str) -> Source:
     return Source(
         name, task, first, second, dark=dark_of(mean, std), preprocessor=replace(first.fit, classes=len(known))
     )
+
+
+@dataclass(frozen=True)
+class TinyImagenet:
+    """Tiny ImageNet or any subset of its classes: the .npz pack, or the official folder (read lazily).
+
+    Args:
+        size: side in pixels; other than 64 resizes with a box filter.
+        norm: a row of :data:`NORMS`; FedPart uses cifar100.
+    """
+
+    size: int = 64
+    norm: Norm = "imagenet"
+
+    def read(self, place: Place) -> Source:
+        """See :class:`Reader`."""
+        checked_side("tiny_imagenet", self.size)
+        places = ("tiny_imagenet", "tiny_imagenet_sub", "tiny-imagenet-200")
+        folder, file = place.folder("tiny_imagenet", places, ("train.npz", "wnids.txt"))
+        name = f"tiny_imagenet(size={self.size}, norm={self.norm})"
+        if file == "wnids.txt":
+            return tiny_folder(folder, self.size, self.norm, name)
+        train, test, (first, _), names = read_packs(folder, self.norm, self.size)
+        required(first, "wnids", folder / "train.npz")  # what no other set has
+        return image_source(name, train, test, names, {})

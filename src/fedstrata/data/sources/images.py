@@ -125,9 +125,10 @@ def _from_idx(folder: Path, names: tuple[str, ...], norm: str) -> tuple[Images, 
     return sets[0], sets[1]
 
 
-def _from_npz(
+def read_packs(
     folder: Path, norm: str, size: int | None = None
 ) -> tuple[Images, Images, tuple[Table, Table], tuple[str, ...]]:
+    """Read a data set from its two packs, train.npz and test.npz: samples, tables and class names."""
     (x, first), (late_x, second) = (packed_pictures(folder / f"{part}.npz", size) for part in ("train", "test"))
     names = tuple(str(name) for name in required(first, "classes", folder / "train.npz"))
     if x.shape[1:] != late_x.shape[1:]:
@@ -167,7 +168,7 @@ class Mnist:
             train, test = _from_idx(folder, tuple("0123456789"), self.norm)
             expect(train, (1, 28, 28), 10, "mnist", folder)
             return image_source(f"mnist(norm={self.norm})", train, test, tuple("0123456789"), {})
-        train, test, (first, second), names = _from_npz(folder, self.norm)
+        train, test, (first, second), names = read_packs(folder, self.norm)
         expect(train, (1, 28, 28), 10, "mnist", folder)
         groups = (
             {"writer": groups_by(first["writer"], second["writer"])} if "writer" in first and "writer" in second else {}
@@ -193,7 +194,7 @@ class FashionMnist:
             train, test = _from_idx(folder, CLOTHES, self.norm)
             expect(train, (1, 28, 28), 10, "fashion_mnist", folder)
             return image_source(f"fashion_mnist(norm={self.norm})", train, test, CLOTHES, {})
-        train, test, _, labels = _from_npz(folder, self.norm)
+        train, test, _, labels = read_packs(folder, self.norm)
         expect(train, (1, 28, 28), 10, "fashion_mnist", folder)
         return image_source(f"fashion_mnist(norm={self.norm})", train, test, labels, {})
 
@@ -213,7 +214,7 @@ class Cifar10:
         name = f"cifar10(norm={self.norm})"
         folder, file = place.folder("cifar10", ("cifar10", "cifar-10-batches-bin"), ("train.npz", "data_batch_1.bin"))
         if file == "train.npz":
-            train, test, (_, second), names = _from_npz(folder, self.norm)
+            train, test, (_, second), names = read_packs(folder, self.norm)
             expect(train, (3, 32, 32), 10, "cifar10", folder)
             lossy = int((~second["lossless"]).sum()) if "lossless" in second else 0
             notes = (
@@ -251,7 +252,7 @@ class Cifar100:
                     f"{folder / file} holds one label a picture; labels=coarse needs the official train.bin and"
                     " test.bin."
                 )
-            train, test, _, names = _from_npz(folder, self.norm)
+            train, test, _, names = read_packs(folder, self.norm)
             expect(train, (3, 32, 32), 100, "cifar100", folder)
             return image_source(name, train, test, names, {})
         column, count = (0, 20) if self.labels == "coarse" else (1, 100)
@@ -281,7 +282,7 @@ class Pacs:
     def read(self, place: Place) -> Source:
         """See :class:`Reader`."""
         folder, file = place.folder("pacs", ("pacs", "PACS"), ("train.npz",))
-        train, test, (first, second), names = _from_npz(folder, self.norm, checked_side("pacs", self.size))
+        train, test, (first, second), names = read_packs(folder, self.norm, checked_side("pacs", self.size))
         domains = tuple(str(name) for name in required(first, "domains", folder / file))
         groups = {
             "domain": groups_by(
@@ -300,30 +301,3 @@ def checked_side(data: str, size: int | None) -> int | None:
     if size is not None and not 4 <= size <= 1024:
         raise ConfigError(f"data {data}: size is {size}; it is a side in pixels, 4 to 1024.")
     return size
-
-
-@dataclass(frozen=True)
-class TinyImagenet:
-    """Tiny ImageNet or any subset of its classes: the .npz pack, or the official folder (read lazily).
-
-    Args:
-        size: side in pixels; other than 64 resizes with a box filter.
-        norm: a row of :data:`NORMS`; FedPart uses cifar100.
-    """
-
-    size: int = 64
-    norm: Norm = "imagenet"
-
-    def read(self, place: Place) -> Source:
-        """See :class:`Reader`."""
-        from fedstrata.data.sources.folders import tiny_folder  # folders use this file's normalisation  # noqa: PLC0415
-
-        checked_side("tiny_imagenet", self.size)
-        places = ("tiny_imagenet", "tiny_imagenet_sub", "tiny-imagenet-200")
-        folder, file = place.folder("tiny_imagenet", places, ("train.npz", "wnids.txt"))
-        name = f"tiny_imagenet(size={self.size}, norm={self.norm})"
-        if file == "wnids.txt":
-            return tiny_folder(folder, self.size, self.norm, name)
-        train, test, (first, _), names = _from_npz(folder, self.norm, self.size)
-        required(first, "wnids", folder / "train.npz")  # what no other set has
-        return image_source(name, train, test, names, {})

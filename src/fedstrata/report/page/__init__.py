@@ -13,18 +13,18 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from fedstrata import __version__
+from fedstrata._version import __version__
 from fedstrata.analysis.comparison import Comparison
 from fedstrata.analysis.records import Findings
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.diagnostics.registry import panels as kept_panels
-from fedstrata.report.files import atomic
 from fedstrata.report.page.content import pictures, sections
-from fedstrata.report.page.context import Scene
+from fedstrata.report.page.context import PageContext
 from fedstrata.report.page.drawing import Picture, save, svg_text
 from fedstrata.report.page.svg import inline
 from fedstrata.report.page.text import HOVER, counted, listed, plain, short
 from fedstrata.report.page.theme import DARK, LIGHT, Stroke
+from fedstrata.storage.atomic_files import atomic
 
 FLAGS = 6  # warnings that are shown at once
 MARKS = {
@@ -53,7 +53,7 @@ def write_page(comparison: Comparison, findings: Findings, path: Path, panels: S
     Returns:
         ``path``. Equal arguments give equal bytes.
     """
-    text = page_text(Scene(comparison, findings), _panels(comparison) if panels is None else panels)
+    text = page_text(PageContext(comparison, findings), _panels(comparison) if panels is None else panels)
     with atomic(path) as draft:
         draft.write_text(text, encoding="utf-8")
     return path
@@ -73,11 +73,11 @@ def write_pictures(
         the files, two a picture.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    scene = Scene(comparison, findings)
+    context = PageContext(comparison, findings)
     return [
         file
-        for picture in pictures(scene, _panels(comparison) if panels is None else panels)
-        for file in save(picture, folder, scene.strokes, scene.names)
+        for picture in pictures(context, _panels(comparison) if panels is None else panels)
+        for file in save(picture, folder, context.strokes, context.names)
     ]
 
 
@@ -87,24 +87,24 @@ def _panels(comparison: Comparison) -> list[Panel]:
     )
 
 
-def page_text(scene: Scene, panels: Sequence[Panel]) -> str:
+def page_text(context: PageContext, panels: Sequence[Panel]) -> str:
     """The page as text."""
     style, script, early = (_asset(name) for name in ("page.css", "page.js", "early.js"))
-    facts = scene.comparison.facts
+    facts = context.comparison.facts
     title = (
-        f"{listed(scene.names)} on {short(facts.name, 40)}"
-        if len(scene.names) <= 2
-        else f"{len(scene.names)} methods on {short(facts.name, 60)}"
+        f"{listed(context.names)} on {short(facts.name, 40)}"
+        if len(context.names) <= 2
+        else f"{len(context.names)} methods on {short(facts.name, 60)}"
     )
     return str(
         _template().render(
             title=title,
-            subtitle=_subtitle(scene),
+            subtitle=_subtitle(context),
             version=__version__,
-            sections=sections(scene, panels),
-            strokes=scene.strokes,
-            names=scene.names,
-            labels=[plain(label) for label in scene.labels],
+            sections=sections(context, panels),
+            strokes=context.strokes,
+            names=context.names,
+            labels=[plain(label) for label in context.labels],
             marks=MARKS,
             many=FLAGS,
             variables={"light": _variables(LIGHT), "dark": _variables(DARK)},
@@ -112,7 +112,7 @@ def page_text(scene: Scene, panels: Sequence[Panel]) -> str:
             script=Markup(script),  # noqa: S704
             early=Markup(early),  # noqa: S704
             hashes=Markup(" ".join(_hash(text) for text in (early, script))),  # noqa: S704
-            drawn=lambda picture: _drawn(picture, scene),
+            drawn=lambda picture: _drawn(picture, context),
             dash=_dash,
             number=lambda value: f"{value:.10g}",
             tip=lambda text: text if len(text) <= HOVER else text[:HOVER] + "…",
@@ -120,10 +120,10 @@ def page_text(scene: Scene, panels: Sequence[Panel]) -> str:
     )
 
 
-def _subtitle(scene: Scene) -> str:
-    runs = sum(len(runs) for runs in scene.runs)
-    seeds = scene.comparison.seeds
-    said = (
+def _subtitle(context: PageContext) -> str:
+    runs = sum(len(runs) for runs in context.runs)
+    seeds = context.comparison.seeds
+    seed_text = (
         f"seed {seeds[0]}"
         if len(seeds) == 1
         else f"seeds {', '.join(str(seed) for seed in seeds)}"
@@ -131,15 +131,15 @@ def _subtitle(scene: Scene) -> str:
         else f"{len(seeds)} seeds"
     )
     return (
-        f"{counted(runs, 'finished run')}, {said}, on the same clients, initial weights and order of data for every"
+        f"{counted(runs, 'finished run')}, {seed_text}, on the same clients, initial weights and order of data for every"
         " method of a seed"
-        if not scene.alone
-        else f"{counted(runs, 'run')}, {said}"
+        if not context.alone
+        else f"{counted(runs, 'run')}, {seed_text}"
     )
 
 
-def _drawn(picture: Picture, scene: Scene) -> Markup:
-    return inline(svg_text(picture), picture.name, picture.alt, dict(enumerate(scene.names)))
+def _drawn(picture: Picture, context: PageContext) -> Markup:
+    return inline(svg_text(picture), picture.name, picture.alt, dict(enumerate(context.names)))
 
 
 def _dash(stroke: Stroke) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedstrata.report.page.data_table import Grid
+from fedstrata.report.page.data_table import DataTable
 from fedstrata.report.page.drawing import Picture
 
 
@@ -50,12 +50,12 @@ class Block:
 
     title: str = ""
     text: str = ""
-    table: Grid | None = None
+    table: DataTable | None = None
     behind: str = ""
     printed: bool = False
     pictures: Sequence[Picture] = ()
     wide: bool = False
-    beside: Grid | None = None
+    beside: DataTable | None = None
     tabs: Sequence[Tab] = ()
     name: str = ""
     label: str = ""
@@ -80,7 +80,7 @@ class Section:
     id: str
     short: str
     title: str
-    said: str = ""
+    answer: str = ""
     text: str = ""
     tiles: Sequence[Tile] = ()
     flags: Sequence[tuple[str, str]] = ()

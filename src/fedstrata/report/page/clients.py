@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from fedstrata.analysis.scores import client_scores
 from fedstrata.data.statistics.facts import Facts
 from fedstrata.report.page import data_table
-from fedstrata.report.page.context import Scene
+from fedstrata.report.page.context import PageContext
 from fedstrata.report.page.costs import TICK
-from fedstrata.report.page.data_table import Grid, Head
+from fedstrata.report.page.data_table import DataTable, Head
 from fedstrata.report.page.drawing import WIDTH, Picture, amounts, faint_grid
 from fedstrata.report.page.text import counted, names, score, short
 from fedstrata.report.page.theme import LIGHT
@@ -102,7 +102,7 @@ def _draw_partition(figure: Figure, *, facts: Facts) -> None:
     faint_grid(lower)
 
 
-def _partition_table(facts: Facts, caption: str) -> Grid:
+def _partition_table(facts: Facts, caption: str) -> DataTable:
     classes = min(len(facts.labels), CLASSES) if facts.counts else 0
     more = (
         f" (the first {classes} of {len(facts.labels)} classes)" if classes < len(facts.labels) and facts.counts else ""
@@ -111,25 +111,29 @@ def _partition_table(facts: Facts, caption: str) -> Grid:
     rows = []
     for k, client in enumerate(facts.shown):
         name = facts.names[k] if facts.names else str(client)
-        held = [data_table.figure(str(n), n) for n in facts.counts[k][:classes]] if facts.counts else []
+        held = [data_table.number_cell(str(n), n) for n in facts.counts[k][:classes]] if facts.counts else []
         rows.append(
-            [data_table.word(short(name, 24), name), data_table.figure(f"{facts.sizes[k]:,}", facts.sizes[k]), *held]
+            [
+                data_table.text_cell(short(name, 24), name),
+                data_table.number_cell(f"{facts.sizes[k]:,}", facts.sizes[k]),
+                *held,
+            ]
         )
-    return Grid(caption + more, heads, rows)
+    return DataTable(caption + more, heads, rows)
 
 
 # ---- how well each is served
 # ----------------------------------------------------------------------------------------------------------------
 
 
-def scores_of(scene: Scene) -> dict[int, list[float]]:
+def scores_of(context: PageContext) -> dict[int, list[float]]:
     """Clients' scores of their own models in the last round, all seeds together, by place of the method."""
-    found = {}
-    for place, runs in enumerate(scene.runs):
-        values = [value for run in runs for value in client_scores(run, regression=not scene.classes)]
+    result = {}
+    for index, runs in enumerate(context.runs):
+        values = [value for run in runs for value in client_scores(run, regression=not context.classes)]
         if values:
-            found[place] = values
-    return found
+            result[index] = values
+    return result
 
 
 def worst_tenth(values: Sequence[float], *, larger: bool = True) -> float:
@@ -137,16 +141,16 @@ def worst_tenth(values: Sequence[float], *, larger: bool = True) -> float:
     return statistics.fmean(sorted(values, reverse=not larger)[: max(1, len(values) // 10)])
 
 
-def served(scene: Scene) -> Picture | None:
+def served(context: PageContext) -> Picture | None:
     """A histogram a method of clients' own scores, with the mean and the worst tenth."""
-    scores = scores_of(scene)
+    scores = scores_of(context)
     if not scores:
         return None
     title = "Clients' own models, client by client"
-    tenths = sorted((worst_tenth(values, larger=scene.classes), place) for place, values in scores.items())
-    (low, worst), (high, best) = (tenths[0], tenths[-1]) if scene.findings.larger else (tenths[-1], tenths[0])
-    alt = f"{title}: the worst tenth of the clients has {score(high)} with {scene.names[best]}"
-    alt += f" and {score(low)} with {scene.names[worst]}." if best != worst else "."
+    tenths = sorted((worst_tenth(values, larger=context.classes), index) for index, values in scores.items())
+    (low, worst), (high, best) = (tenths[0], tenths[-1]) if context.findings.larger else (tenths[-1], tenths[0])
+    alt = f"{title}: the worst tenth of the clients has {score(high)} with {context.names[best]}"
+    alt += f" and {score(low)} with {context.names[worst]}." if best != worst else "."
     heads = [
         Head("method", words=True),
         Head("clients x seeds"),
@@ -158,16 +162,16 @@ def served(scene: Scene) -> Picture | None:
         Head("spread"),
     ]
     rows = [
-        [data_table.word(scene.names[p], scene.labels[p], series=p), *_row(values, larger=scene.classes)]
+        [data_table.text_cell(context.names[p], context.labels[p], series=p), *_row(values, larger=context.classes)]
         for p, values in scores.items()
     ]
-    draw = partial(_draw_served, scene=scene, scores=scores)
+    draw = partial(_draw_served, context=context, scores=scores)
     note = "Height: share of the clients, all seeds together. Full mark: mean; hollow mark: mean of the worst tenth."
-    return Picture("clients", title, alt, draw, Grid(title, heads, rows), (WIDTH, 1.0 + 0.5 * len(scores)), note)
+    return Picture("clients", title, alt, draw, DataTable(title, heads, rows), (WIDTH, 1.0 + 0.5 * len(scores)), note)
 
 
 def _row(values: Sequence[float], *, larger: bool) -> list[data_table.Cell]:
-    told = [
+    setting_text = [
         statistics.fmean(values),
         worst_tenth(values, larger=larger),
         min(values),
@@ -176,19 +180,19 @@ def _row(values: Sequence[float], *, larger: bool) -> list[data_table.Cell]:
         statistics.pstdev(values),
     ]
     return [
-        data_table.figure(f"{len(values):,}", len(values)),
-        *(data_table.figure(score(value), value) for value in told),
+        data_table.number_cell(f"{len(values):,}", len(values)),
+        *(data_table.number_cell(score(value), value) for value in setting_text),
     ]
 
 
-def _draw_served(figure: Figure, *, scene: Scene, scores: Mapping[int, Sequence[float]]) -> None:
+def _draw_served(figure: Figure, *, context: PageContext, scores: Mapping[int, Sequence[float]]) -> None:
     axes = figure.subplots()
     everything = [value for values in scores.values() for value in values]
-    low, high = (0.0, 1.0) if scene.classes else (min(everything), max(everything) + 1e-9)
+    low, high = (0.0, 1.0) if context.classes else (min(everything), max(everything) + 1e-9)
     edges = np.linspace(low, high, BINS + 1)
     tallest = max(float(np.histogram(values, edges)[0].max()) / len(values) for values in scores.values())
-    for at, (place, values) in enumerate(scores.items()):
-        stroke = scene.strokes[place]
+    for at, (index, values) in enumerate(scores.items()):
+        stroke = context.strokes[index]
         shares = np.histogram(values, edges)[0] / len(values) / tallest * 0.8  # [BINS]
         floor = at + 0.4
         axes.stairs(
@@ -199,16 +203,16 @@ def _draw_served(figure: Figure, *, scene: Scene, scores: Mapping[int, Sequence[
             color=stroke.hex,
             alpha=0.32,
             linewidth=0,
-            gid=f"series-{place}-bars",
+            gid=f"series-{index}-bars",
         )
-        axes.stairs(floor - shares, edges, baseline=floor, color=stroke.hex, linewidth=1.1, gid=f"series-{place}-edge")
+        axes.stairs(floor - shares, edges, baseline=floor, color=stroke.hex, linewidth=1.1, gid=f"series-{index}-edge")
         axes.plot(
             [statistics.fmean(values)],
             [floor],
             "o",
             color=stroke.hex,
             markersize=6.5,
-            gid=f"series-{place}-mean",
+            gid=f"series-{index}-mean",
             clip_on=False,
         )
         hollow: dict[str, Any] = {
@@ -218,15 +222,15 @@ def _draw_served(figure: Figure, *, scene: Scene, scores: Mapping[int, Sequence[
             "clip_on": False,
         }
         axes.plot(
-            [worst_tenth(values, larger=scene.classes)],
+            [worst_tenth(values, larger=context.classes)],
             [floor],
             "o",
             color=stroke.hex,
-            gid=f"series-{place}-worst",
+            gid=f"series-{index}-worst",
             **hollow,
         )
-    tags = names(scene.labels, TICK)
-    axes.set_yticks([at + 0.25 for at in range(len(scores))], [tags[place] for place in scores])
+    tags = names(context.labels, TICK)
+    axes.set_yticks([at + 0.25 for at in range(len(scores))], [tags[index] for index in scores])
     for text in axes.get_yticklabels():
         text.set_color(LIGHT["ink"])
     axes.set_ylim(len(scores) - 0.4, -0.55)
@@ -235,7 +239,7 @@ def _draw_served(figure: Figure, *, scene: Scene, scores: Mapping[int, Sequence[
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(
         "accuracy of a client's own model"
-        if scene.classes
+        if context.classes
         else "root of the mean squared error of a client's own model"
     )
     faint_grid(axes, "x")

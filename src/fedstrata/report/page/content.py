@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from fedstrata.analysis.scores import words
+from fedstrata.analysis.scores import score_label
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.report.page import data_table, reproduce, tables
 from fedstrata.report.page.blocks import Block, Section, Tab, Tile
 from fedstrata.report.page.clients import partition, served
-from fedstrata.report.page.context import Scene, head
+from fedstrata.report.page.context import PageContext, head
 from fedstrata.report.page.costs import costs, differences, fronts, held
 from fedstrata.report.page.curves import curve_pictures
-from fedstrata.report.page.data_table import Grid, Head
+from fedstrata.report.page.data_table import DataTable, Head
 from fedstrata.report.page.drawing import Picture
 from fedstrata.report.page.panels import numbers, panel_grid, panel_picture
 from fedstrata.report.page.skew import skew_table
@@ -27,52 +27,52 @@ from fedstrata.report.page.text import cost, counted, plain, score, short
 TABS = {"rounds": "Rounds", "bytes": "Bytes", "flops": "FLOPs", "seconds": "Seconds"}
 
 
-def sections(scene: Scene, panels: Sequence[Panel]) -> list[Section]:
+def sections(context: PageContext, panels: Sequence[Panel]) -> list[Section]:
     """All sections that have something to show, in the order of the page."""
-    return _made(scene, (_answer, _flags, *_drawn(panels), reproduce.section, reproduce.cite, _glossary))
+    return _made(context, (_answer, _flags, *_drawn(panels), reproduce.section, reproduce.cite, _glossary))
 
 
-def pictures(scene: Scene, panels: Sequence[Panel]) -> list[Picture]:
+def pictures(context: PageContext, panels: Sequence[Panel]) -> list[Picture]:
     """Every picture of a page, in its order."""
-    blocks = [block for section in _made(scene, _drawn(panels)) for block in section.blocks]
+    blocks = [block for section in _made(context, _drawn(panels)) for block in section.blocks]
     return [
         picture for block in blocks for picture in (*block.pictures, *(p for tab in block.tabs for p in tab.pictures))
     ]
 
 
-Maker: TypeAlias = Callable[[Scene], Section | None]
+Maker: TypeAlias = Callable[[PageContext], Section | None]
 
 
 def _drawn(panels: Sequence[Panel]) -> tuple[Maker, ...]:
     """What makes the sections with pictures and tables."""
-    return _results, _differences, _curves, _prices, _unseen, _data, _clients, partial(_measures, panels=panels)
+    return _results, _differences, _curves, _costs, _new_clients, _data, _clients, partial(_measures, panels=panels)
 
 
-def _made(scene: Scene, makers: Sequence[Maker]) -> list[Section]:
-    return [section for maker in makers if (section := maker(scene)) is not None]
+def _made(context: PageContext, makers: Sequence[Maker]) -> list[Section]:
+    return [section for maker in makers if (section := maker(context)) is not None]
 
 
 # ---- the answer
 # -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _answer(scene: Scene) -> Section:
-    title = "What came out" if scene.alone else "The answer"
+def _answer(context: PageContext) -> Section:
+    title = "What came out" if context.alone else "The answer"
     return Section(
         id="answer",
         short=title,
         title=title,
-        said=plain(scene.findings.answer) or _no_answer(scene),
-        tiles=list(_tiles(scene)),
+        answer=plain(context.findings.answer) or _no_answer(context),
+        tiles=list(_tiles(context)),
     )
 
 
-def _no_answer(scene: Scene) -> str:
-    return "No run has finished." if not any(scene.runs) else "There is nothing to compare."
+def _no_answer(context: PageContext) -> str:
+    return "No run has finished." if not any(context.runs) else "There is nothing to compare."
 
 
-def _tiles(scene: Scene) -> Iterator[Tile]:
-    facts, comparison = scene.comparison.facts, scene.comparison
+def _tiles(context: PageContext) -> Iterator[Tile]:
+    facts, comparison = context.comparison.facts, context.comparison
     more = f"{len(facts.labels)} classes" if facts.labels else facts.kind
     yield Tile(name="data", value=short(facts.name, 60), more=more)
     if facts.clients:
@@ -84,34 +84,38 @@ def _tiles(scene: Scene) -> Iterator[Tile]:
         yield Tile(name="dealt by", value=short(facts.law, 60), more="")
     seeds = len(comparison.seeds)
     yield Tile(
-        name="runs", value=f"{counted(len(scene.labels), 'method')}, {counted(seeds, 'seed')}", more=_failed(scene)
+        name="runs", value=f"{counted(len(context.labels), 'method')}, {counted(seeds, 'seed')}", more=_failed(context)
     )
     rounds = comparison.config.get("rounds")
     if rounds is not None:
-        yield Tile(name="rounds", value=f"{rounds:,}", more=_budget(scene))
-    if scene.baseline is not None:
-        yield Tile(name="compared with", value=scene.names[scene.baseline], more="")
-    if scene.findings.chance is not None:
-        yield Tile(name="chance", value=score(scene.findings.chance), more="always the commonest class")
-    if scene.findings.target is not None and not scene.alone:
-        yield Tile(name="target", value=score(scene.findings.target), more=words(scene.main) if scene.main else "")
+        yield Tile(name="rounds", value=f"{rounds:,}", more=_budget(context))
+    if context.baseline is not None:
+        yield Tile(name="compared with", value=context.names[context.baseline], more="")
+    if context.findings.chance is not None:
+        yield Tile(name="chance", value=score(context.findings.chance), more="always the commonest class")
+    if context.findings.target is not None and not context.alone:
+        yield Tile(
+            name="target",
+            value=score(context.findings.target),
+            more=score_label(context.main_score) if context.main_score else "",
+        )
 
 
-def _failed(scene: Scene) -> str:
-    failures = len(scene.comparison.failures)
+def _failed(context: PageContext) -> str:
+    failures = len(context.comparison.failures)
     return f"{failures} failed" if failures else ""
 
 
-def _budget(scene: Scene) -> str:
-    budget = scene.comparison.budget
+def _budget(context: PageContext) -> str:
+    budget = context.comparison.budget
     if budget is None:
         return ""
     amount = score(budget.amount) if budget.kind == "accuracy" else cost(budget.kind, budget.amount)
     return f"or {amount} of {budget.kind}, whichever came first"
 
 
-def _flags(scene: Scene) -> Section | None:
-    flags = [(plain(flag.code).replace("-", " "), plain(flag.text)) for flag in scene.findings.flags]
+def _flags(context: PageContext) -> Section | None:
+    flags = [(plain(flag.code).replace("-", " "), plain(flag.text)) for flag in context.findings.flags]
     if not flags:
         return None
     title = "Before you believe the numbers"
@@ -131,42 +135,44 @@ MODELS = {
 }
 
 
-def _results(scene: Scene) -> Section:
-    several = len(scene.comparison.seeds) > 1
+def _results(context: PageContext) -> Section:
+    several = len(context.comparison.seeds) > 1
     text = "Mean ± standard deviation over seeds." if several else "One seed."
-    if not scene.alone:
+    if not context.alone:
         text += (
             " The star marks the best mean, which need not be a shown difference: read the verdict. A column's head"
             " sorts by it."
         )
-    blocks: list[Block] = [Block(table=tables.headline(scene))]
-    unseen = held(scene) is not None  # they have a section of their own
-    for title, scores in tables.score_tables(scene).items():
+    blocks: list[Block] = [Block(table=tables.headline(context))]
+    unseen = held(context) is not None  # they have a section of their own
+    for title, scores in tables.score_tables(context).items():
         if not (unseen and title == tables.UNSEEN):
             blocks.append(Block(title=title, table=scores, text=MODELS.get(title, "")))
     for title, table in (
-        ("How steady", tables.stability(scene)),
-        ("Screening", _screening(scene)),
-        ("Runs that failed", _failures(scene)),
+        ("How steady", tables.stability(context)),
+        ("Screening", _screening(context)),
+        ("Runs that failed", _failures(context)),
     ):
         if table is not None:
-            blocks.append(Block(title=title, table=table, text=_screened(scene) if title == "Screening" else ""))
+            blocks.append(
+                Block(title=title, table=table, text=_screening_text(context) if title == "Screening" else "")
+            )
     return Section(id="results", short="Results", title="Results", text=text, blocks=blocks)
 
 
-def _failures(scene: Scene) -> Grid | None:
-    failures = scene.comparison.failures
+def _failures(context: PageContext) -> DataTable | None:
+    failures = context.comparison.failures
     if not failures:
         return None
     rows = [
         [
-            data_table.word(scene.name_of(label), label),
-            data_table.figure(str(seed), seed),
-            data_table.word(short(why, 600)),
+            data_table.text_cell(context.name_of(label), label),
+            data_table.number_cell(str(seed), seed),
+            data_table.text_cell(short(why, 600)),
         ]
         for (label, seed), why in failures.items()
     ]
-    return Grid(
+    return DataTable(
         "Runs that failed; they are missing from all means",
         [Head("method", words=True), Head("seed"), Head("why", words=True)],
         rows,
@@ -175,49 +181,53 @@ def _failures(scene: Scene) -> Grid | None:
     )
 
 
-def _screening(scene: Scene) -> Grid | None:
-    told = scene.comparison.screening
-    if told is None:
+def _screening(context: PageContext) -> DataTable | None:
+    setting_text = context.comparison.screening
+    if setting_text is None:
         return None
     rows = []
-    for label, rung in told.dropped.items():
+    for label, rung in setting_text.dropped.items():
         after = (
             "wrongly dropped"
-            if label in told.wrongly
+            if label in setting_text.wrongly
             else "rightly dropped"
-            if label in told.audited
+            if label in setting_text.audited
             else "not looked at again"
         )
         rows.append(
-            [data_table.word(scene.name_of(label), label), data_table.figure(str(rung), rung), data_table.word(after)]
+            [
+                data_table.text_cell(context.name_of(label), label),
+                data_table.number_cell(str(rung), rung),
+                data_table.text_cell(after),
+            ]
         )
     heads = [
         Head("method", words=True),
         Head("dropped after round"),
         Head("trained to the end all the same", words=True),
     ]
-    return Grid("Methods that short runs dropped", heads, rows)
+    return DataTable("Methods that short runs dropped", heads, rows)
 
 
-def _screened(scene: Scene) -> str:
-    told = scene.comparison.screening
-    if told is None:
+def _screening_text(context: PageContext) -> str:
+    setting_text = context.comparison.screening
+    if setting_text is None:
         return ""
     text = (
-        f"Short runs of {', '.join(str(rung) for rung in told.rungs)} rounds dropped"
-        f" {counted(len(told.dropped), 'method')}."
+        f"Short runs of {', '.join(str(rung) for rung in setting_text.rungs)} rounds dropped"
+        f" {counted(len(setting_text.dropped), 'method')}."
     )
-    if told.share is None or told.low is None or told.high is None:
+    if setting_text.share is None or setting_text.low is None or setting_text.high is None:
         return text + " None of them was trained to the end to see whether that was right."
     share = (
-        f"{len(told.wrongly)} of {len(told.audited)} ({told.share:.0%}, 95 % interval {told.low:.0%} to"
-        f" {told.high:.0%})"
+        f"{len(setting_text.wrongly)} of {len(setting_text.audited)} ({setting_text.share:.0%}, 95 % interval {setting_text.low:.0%} to"
+        f" {setting_text.high:.0%})"
     )
     return f"{text} Of those trained to the end all the same, {share} would have been kept."
 
 
-def _differences(scene: Scene) -> Section | None:
-    drawn, ahead = differences(scene), tables.margins(scene)
+def _differences(context: PageContext) -> Section | None:
+    drawn, ahead = differences(context), tables.margins(context)
     if not drawn and ahead is None:
         return None
     blocks: list[Block] = [Block(pictures=drawn)] if drawn else []
@@ -230,38 +240,42 @@ def _differences(scene: Scene) -> Section | None:
     return Section(id="differences", short="Differences", title="Are the differences real?", text=text, blocks=blocks)
 
 
-def _curves(scene: Scene) -> Section | None:
-    found = curve_pictures(scene)
-    if not found:
+def _curves(context: PageContext) -> Section | None:
+    by_axis = curve_pictures(context)
+    if not by_axis:
         return None
-    tabs = [Tab(id=axis, title=TABS[axis], pictures=drawn, text=_same_note(drawn)) for axis, drawn in found.items()]
+    tabs = [Tab(id=axis, title=TABS[axis], pictures=drawn, text=_same_note(drawn)) for axis, drawn in by_axis.items()]
     block = Block(tabs=tabs, name="curves", label="Curves against")
-    return Section(id="curves", short="Curves", title="On the way", key=_key(scene), blocks=[block])
+    return Section(id="curves", short="Curves", title="On the way", key=_key(context), blocks=[block])
 
 
 def _same_note(drawn: Sequence[Picture]) -> str:
     return drawn[0].note if drawn else ""
 
 
-def _key(scene: Scene) -> list[int]:
-    return [place for place, runs in enumerate(scene.runs) if runs]
+def _key(context: PageContext) -> list[int]:
+    return [index for index, runs in enumerate(context.runs) if runs]
 
 
-def _prices(scene: Scene) -> Section:
-    target, drawn = tables.target_table(scene), fronts(scene)
+def _costs(context: PageContext) -> Section:
+    target, drawn = tables.target_table(context), fronts(context)
     blocks: list[Block] = [Block(title="Score against cost", pictures=drawn)] if drawn else []
     if target is not None:
-        reached = f"A target of {score(scene.findings.target)} {words(scene.main)}." if scene.main else ""
+        reached = (
+            f"A target of {score(context.findings.target)} {score_label(context.main_score)}."
+            if context.main_score
+            else ""
+        )
         blocks.append(Block(title="The way to the target", table=target, text=reached))
-    blocks.append(Block(title="Costs of a run", pictures=costs(scene)))
-    table = tables.cost_table(scene)
+    blocks.append(Block(title="Costs of a run", pictures=costs(context)))
+    table = tables.cost_table(context)
     if table is not None:
         blocks.append(Block(table=table))
-    return Section(id="costs", short="Costs", title="What it costs", key=_key(scene) if drawn else (), blocks=blocks)
+    return Section(id="costs", short="Costs", title="What it costs", key=_key(context) if drawn else (), blocks=blocks)
 
 
-def _unseen(scene: Scene) -> Section | None:
-    picture = held(scene)
+def _new_clients(context: PageContext) -> Section | None:
+    picture = held(context)
     if picture is None:
         return None
     text = (
@@ -281,8 +295,8 @@ def _unseen(scene: Scene) -> Section | None:
 # -----------------------------------------------------------------------------------------------------------------------
 
 
-def _data(scene: Scene) -> Section | None:
-    facts = scene.comparison.facts
+def _data(context: PageContext) -> Section | None:
+    facts = context.comparison.facts
     picture = partition(facts)
     if picture is None and not facts.skew and not facts.notes and not facts.clients:
         return None
@@ -303,8 +317,8 @@ def _data(scene: Scene) -> Section | None:
     return Section(id="data", short="Data", title="The federation", blocks=blocks)
 
 
-def _clients(scene: Scene) -> Section | None:
-    picture = served(scene)
+def _clients(context: PageContext) -> Section | None:
+    picture = served(context)
     if picture is None:
         return None
     text = (
@@ -320,7 +334,7 @@ def _clients(scene: Scene) -> Section | None:
     )
 
 
-def _measures(scene: Scene, panels: Sequence[Panel]) -> Section | None:
+def _measures(context: PageContext, panels: Sequence[Panel]) -> Section | None:
     if not panels:
         return None
     blocks: list[Block] = []
@@ -328,14 +342,14 @@ def _measures(scene: Scene, panels: Sequence[Panel]) -> Section | None:
         some = list(group)
         drawn = [
             picture
-            for place, panel in some
-            if (picture := panel_picture(panel, place, scene, [p for _, p in some])) is not None
+            for index, panel in some
+            if (picture := panel_picture(panel, index, context, [p for _, p in some])) is not None
         ]
         blocks.append(Block(title=short(some[0][1].title.partition(" by layer:")[0], 120), text=text, pictures=drawn))
         blocks += [Block(table=panel_grid(panel)) for _, panel in some if panel.kind == "table"]
         empty = [short(panel.title, 120) for _, panel in some if panel.kind != "table" and not numbers(panel)]
         blocks += [Block(text=f"{title}: these runs have no number for it.") for title in empty]
-    return Section(id="measures", short="Measures", title="Measures", key=_key(scene), blocks=blocks)
+    return Section(id="measures", short="Measures", title="Measures", key=_key(context), blocks=blocks)
 
 
 # ---- glossary
@@ -359,10 +373,12 @@ TERMS = {
 }
 
 
-def _glossary(scene: Scene) -> Section:
-    keys = dict.fromkeys(key for line in scene.lines if line is not None for key in line.scores)
+def _glossary(context: PageContext) -> Section:
+    keys = dict.fromkeys(key for line in context.lines if line is not None for key in line.scores)
     terms = (
-        {head(key): words(key) for key in keys if words(key) != head(key)} | ({} if scene.alone else COMPARED) | TERMS
+        {head(key): score_label(key) for key in keys if score_label(key) != head(key)}
+        | ({} if context.alone else COMPARED)
+        | TERMS
     )
     return Section(
         id="glossary", short="Glossary", title="What the columns mean", blocks=[Block(terms=list(terms.items()))]

@@ -50,7 +50,7 @@ def head(key: str) -> str:
 
 
 @dataclass(frozen=True)
-class Scene:
+class PageContext:
     """A comparison, ready to be drawn.
 
     Attributes:
@@ -89,7 +89,7 @@ class Scene:
         )
 
     @cached_property
-    def aimed(self) -> bool:
+    def has_target(self) -> bool:
         """Whether the target means something: it was set, or comes from the best of several methods."""
         budget = self.comparison.budget
         return not self.alone or (budget is not None and budget.kind == "accuracy")
@@ -116,30 +116,30 @@ class Scene:
         return self.comparison.facts.has_accuracy
 
     @cached_property
-    def main(self) -> str | None:
+    def main_score(self) -> str | None:
         """The score that methods are ranked by."""
         return self.findings.headline[0] if self.findings.headline else None
 
-    def score(self, place: int, key: str) -> Spread | None:
+    def score(self, index: int, key: str) -> Spread | None:
         """A score of a method."""
-        line = self.lines[place]
+        line = self.lines[index]
         return line.scores.get(key) if line else None
 
-    def cost(self, place: int, key: str) -> Spread | None:
+    def cost(self, index: int, key: str) -> Spread | None:
         """A cost of a method."""
-        line = self.lines[place]
+        line = self.lines[index]
         return line.costs.get(key) if line else None
 
-    def have(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         """Whether any method has this score."""
         return any(line is not None and key in line.scores for line in self.lines)
 
     def best(self, key: str, *, larger: bool | None = None) -> int | None:
         """Place of the best method by a score."""
-        found = [
-            (spread.mean, place) for place in range(len(self.labels)) if (spread := self.score(place, key)) is not None
+        means = [
+            (spread.mean, index) for index in range(len(self.labels)) if (spread := self.score(index, key)) is not None
         ]
-        if not found:
+        if not means:
             return None
         larger = self.findings.larger if larger is None else larger
-        return max(found, key=lambda pair: (pair[0], -pair[1]))[1] if larger else min(found)[1]
+        return max(means, key=lambda pair: (pair[0], -pair[1]))[1] if larger else min(means)[1]

@@ -61,29 +61,29 @@ def curve(runs: Sequence[Result], key: str, axis: str, sign: float = 1.0) -> Cur
     Returns:
         None where no round has the score in all runs.
     """
-    found = [points for run in runs if (points := _points(run, key, axis))]
-    if not found:
+    by_run = [points for run in runs if (points := _points(run, key, axis))]
+    if not by_run:
         return None
-    common = sorted(set.intersection(*(set(points) for points in found)))
+    common = sorted(set.intersection(*(set(points) for points in by_run)))
     if not common:
         return None
-    values = [[sign * points[r][1] for points in found] for r in common]
-    std = [statistics.stdev(v) for v in values] if len(found) > 1 else None
-    x = [float(r) if axis == "rounds" else statistics.fmean(points[r][0] for points in found) for r in common]
+    values = [[sign * points[r][1] for points in by_run] for r in common]
+    std = [statistics.stdev(v) for v in values] if len(by_run) > 1 else None
+    x = [float(r) if axis == "rounds" else statistics.fmean(points[r][0] for points in by_run) for r in common]
     return Curve(
-        common, x, [statistics.fmean(v) for v in values], std, len(found), max(max(points) for points in found)
+        common, x, [statistics.fmean(v) for v in values], std, len(by_run), max(max(points) for points in by_run)
     )
 
 
 def _points(run: Result, key: str, axis: str) -> dict[int, tuple[float, float]]:
     """Round (from 1) -> what had been spent, and the score."""
-    spent, found = 0.0, {}
+    spent, points = 0.0, {}
     for row in run.rounds:
         spent += _spent(row, axis)
         score = value(row, key)
         if score is not None:
-            found[int(row["round"]) + 1] = (spent, score)
-    return found
+            points[int(row["round"]) + 1] = (spent, score)
+    return points
 
 
 def _spent(row: Mapping[str, Any], axis: str) -> float:
@@ -96,7 +96,7 @@ def _spent(row: Mapping[str, Any], axis: str) -> float:
 
 def value(row: Mapping[str, Any], key: str) -> float | None:
     """A score of a row, or of its metrics."""
-    found = row.get(key)
-    if found is None:
-        found = (row.get("metrics") or {}).get(key)
-    return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+    number = row.get(key)
+    if number is None:
+        number = (row.get("metrics") or {}).get(key)
+    return float(number) if isinstance(number, int | float) and math.isfinite(number) else None

@@ -8,9 +8,9 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from fedstrata.report.page import data_table
-from fedstrata.report.page.context import Scene
+from fedstrata.report.page.context import PageContext
 from fedstrata.report.page.curve_data import AXES, Curve, curve
-from fedstrata.report.page.data_table import Cell, Grid, Head
+from fedstrata.report.page.data_table import Cell, DataTable, Head
 from fedstrata.report.page.drawing import Picture, amounts, faint_grid, level, line
 from fedstrata.report.page.text import cost, counted, score
 
@@ -27,22 +27,24 @@ SHOWN: Mapping[str, tuple[str, str]] = {
 """Key of a round -> axis, title. Accuracy and error are on the server's test set."""
 
 
-def curve_pictures(scene: Scene) -> dict[str, list[Picture]]:
+def curve_pictures(context: PageContext) -> dict[str, list[Picture]]:
     """Pictures by horizontal axis; an axis on which nothing was spent is left out."""
-    found: dict[str, list[Picture]] = {}
+    by_axis: dict[str, list[Picture]] = {}
     for axis in AXES:
         pictures = [
-            _picture(scene, key, axis, curves) for key in _keys(scene, axis) if (curves := _curves(scene, key, axis))
+            _picture(context, key, axis, curves)
+            for key in _keys(context, axis)
+            if (curves := _curves(context, key, axis))
         ]
         if pictures:
-            found[axis] = pictures
-    return found
+            by_axis[axis] = pictures
+    return by_axis
 
 
-def _keys(scene: Scene, axis: str) -> list[str]:
+def _keys(context: PageContext, axis: str) -> list[str]:
     """The server's test, or clients' tests where it has none; personal models; loss only by rounds."""
-    rows = [row for runs in scene.runs for run in runs for row in run.rounds]
-    main = "accuracy" if scene.classes else "rmse"
+    rows = [row for runs in context.runs for run in runs for row in run.rounds]
+    main = "accuracy" if context.classes else "rmse"
     keys = [main if any(_has(row, main) for row in rows) else "shared_on_clients", "personal"]
     return [*keys, "validation", "loss"] if axis == "rounds" else keys
 
@@ -52,36 +54,36 @@ def _has(row: Mapping[str, object], key: str) -> bool:
     return row.get(key) is not None or (isinstance(metrics, Mapping) and metrics.get(key) is not None)
 
 
-def _curves(scene: Scene, key: str, axis: str) -> dict[int, Curve]:
-    sign = -1.0 if key in CLIENTS and not scene.classes else 1.0
-    found = {place: curve(runs, key, axis, sign) for place, runs in enumerate(scene.runs)}
-    kept = {place: c for place, c in found.items() if c is not None}
+def _curves(context: PageContext, key: str, axis: str) -> dict[int, Curve]:
+    sign = -1.0 if key in CLIENTS and not context.classes else 1.0
+    all_curves = {index: curve(runs, key, axis, sign) for index, runs in enumerate(context.runs)}
+    kept = {index: c for index, c in all_curves.items() if c is not None}
     return kept if any(max(c.x) > 0 for c in kept.values()) else {}
 
 
-def _picture(scene: Scene, key: str, axis: str, curves: Mapping[int, Curve]) -> Picture:
+def _picture(context: PageContext, key: str, axis: str, curves: Mapping[int, Curve]) -> Picture:
     what, title = SHOWN[key]
     if key in CLIENTS:
-        what = "accuracy" if scene.classes else SHOWN["rmse"][0]
+        what = "accuracy" if context.classes else SHOWN["rmse"][0]
     return Picture(
         name=f"{key.replace('_', '-')}-by-{axis}",
         title=title,
-        alt=_alt(scene, title, axis, curves),
-        draw=partial(_draw, scene=scene, key=key, axis=axis, curves=curves, what=what),
-        table=_table(scene, f"{title}, against {AXES[axis]}", axis, curves),
+        alt=_alt(context, title, axis, curves),
+        draw=partial(_draw, context=context, key=key, axis=axis, curves=curves, what=what),
+        table=_table(context, f"{title}, against {AXES[axis]}", axis, curves),
         note=_note(axis, curves, _ceiling(key, curves)),
         key=tuple(curves),
     )
 
 
-def _draw(figure: Figure, *, scene: Scene, key: str, axis: str, curves: Mapping[int, Curve], what: str) -> None:
+def _draw(figure: Figure, *, context: PageContext, key: str, axis: str, curves: Mapping[int, Curve], what: str) -> None:
     axes = figure.subplots()
-    for place, whole in curves.items():
+    for index, whole in curves.items():
         thin = whole.thin()
-        line(axes, place, scene.strokes[place], thin.x, thin.y, thin.std)
-    if scene.classes and key != "loss" and scene.findings.chance is not None:
-        level(axes, scene.findings.chance, "chance")
-    for score_key, target in scene.findings.targets.items() if scene.aimed else ():
+        line(axes, index, context.strokes[index], thin.x, thin.y, thin.std)
+    if context.classes and key != "loss" and context.findings.chance is not None:
+        level(axes, context.findings.chance, "chance")
+    for score_key, target in context.findings.targets.items() if context.has_target else ():
         if score_key.startswith("personal") == (key == "personal") and key not in ("loss", "validation"):
             level(axes, target, "target")
     axes.set_ylabel(what)
@@ -116,44 +118,46 @@ def _note(axis: str, curves: Mapping[int, Curve], top: float | None) -> str:
     return " ".join(parts)
 
 
-def _alt(scene: Scene, title: str, axis: str, curves: Mapping[int, Curve]) -> str:
-    ends = sorted((c.y[-1], place) for place, c in curves.items())
+def _alt(context: PageContext, title: str, axis: str, curves: Mapping[int, Curve]) -> str:
+    ends = sorted((c.y[-1], index) for index, c in curves.items())
     if len(ends) == 1:
-        value, place = ends[0]
-        only = curves[place]
+        value, index = ends[0]
+        only = curves[index]
         return (
             f"{title} against {AXES[axis]}: from {score(only.y[0])} to {score(value)} after"
             f" {counted(only.rounds[-1], 'round')}."
         )
     (low, worst), (high, best) = ends[0], ends[-1]
     return (
-        f"{title} against {AXES[axis]}, {len(ends)} methods: at their ends from {score(low)} ({scene.names[worst]}) "
-        f"to {score(high)} ({scene.names[best]})."
+        f"{title} against {AXES[axis]}, {len(ends)} methods: at their ends from {score(low)} ({context.names[worst]}) "
+        f"to {score(high)} ({context.names[best]})."
     )
 
 
-def _table(scene: Scene, caption: str, axis: str, curves: Mapping[int, Curve]) -> Grid:
+def _table(context: PageContext, caption: str, axis: str, curves: Mapping[int, Curve]) -> DataTable:
     rounds = sorted(set().union(*(c.rounds for c in curves.values())))
     if len(rounds) > ROWS:
         rounds = [rounds[round(k * (len(rounds) - 1) / (ROWS - 1))] for k in range(ROWS)]
     rows = [
-        [data_table.figure(str(r), float(r)), *(cell for c in curves.values() for cell in _cells(c, r, axis))]
+        [data_table.number_cell(str(r), float(r)), *(cell for c in curves.values() for cell in _cells(c, r, axis))]
         for r in rounds
     ]
     heads = [Head("round")]
-    for place in curves:
+    for index in curves:
         heads += (
-            [Head(scene.names[place])]
+            [Head(context.names[index])]
             if axis == "rounds"
-            else [Head(f"{scene.names[place]}: {axis}"), Head(scene.names[place])]
+            else [Head(f"{context.names[index]}: {axis}"), Head(context.names[index])]
         )
-    return Grid(caption, heads, rows, sort=False)
+    return DataTable(caption, heads, rows, sort=False)
 
 
 def _cells(one: Curve, at: int, axis: str) -> Sequence[Cell]:
     if at not in one.rounds:
-        return [data_table.figure("-", None)] * (1 if axis == "rounds" else 2)
+        return [data_table.number_cell("-", None)] * (1 if axis == "rounds" else 2)
     k = list(one.rounds).index(at)
     text = score(one.y[k]) + (f" ± {score(one.std[k])}" if one.std is not None else "")
-    told = data_table.figure(text, one.y[k])
-    return [told] if axis == "rounds" else [data_table.figure(cost(axis, one.x[k]), one.x[k]), told]
+    setting_text = data_table.number_cell(text, one.y[k])
+    return (
+        [setting_text] if axis == "rounds" else [data_table.number_cell(cost(axis, one.x[k]), one.x[k]), setting_text]
+    )

@@ -47,7 +47,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Grid:
+class DataTable:
     """A table: the first cell of each row is its head.
 
     Attributes:
@@ -64,7 +64,7 @@ class Grid:
     stack: bool = False
 
 
-def word(text: object, whole: object = None, **more: object) -> Cell:
+def text_cell(text: object, whole: object = None, **more: object) -> Cell:
     """A cell of words; ``whole`` becomes its tip where it says more."""
     shown = plain(text)
     full = shown if whole is None else plain(whole)
@@ -72,6 +72,6 @@ def word(text: object, whole: object = None, **more: object) -> Cell:
     return Cell(shown, tip=tip, words=True, **more)  # type: ignore[arg-type]
 
 
-def figure(text: str, by: float | None, tone: str = "", tip: str = "") -> Cell:
+def number_cell(text: str, by: float | None, tone: str = "", tip: str = "") -> Cell:
     """A cell with a number."""
     return Cell(text, by, tip, tone)

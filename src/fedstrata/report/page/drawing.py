@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedstrata.report.files import atomic
-from fedstrata.report.page.data_table import Grid
+from fedstrata.report.page.data_table import DataTable
 from fedstrata.report.page.theme import LIGHT, Stroke
+from fedstrata.storage.atomic_files import atomic
 
 WIDTH, HEIGHT = 5.0, 3.4  # inches at 72 points: small enough that letters stay legible on a telephone
 DPI = 150
@@ -50,7 +50,7 @@ class Picture:
     title: str
     alt: str
     draw: Callable[[Figure], None]
-    table: Grid
+    table: DataTable
     size: tuple[float, float] = (WIDTH, HEIGHT)
     note: str = ""
     key: Sequence[int] = ()
@@ -141,13 +141,13 @@ def save(picture: Picture, folder: Path, strokes: Sequence[Stroke], names: Seque
         FigureCanvasAgg(figure)
         for file in files:
             kind = file.suffix[1:]
-            told = (
+            setting_text = (
                 {"Software": None, "Description": picture.alt}
                 if kind == "png"
                 else {"Date": None, "Title": picture.title, "Description": picture.alt}
             )
             with atomic(file) as draft:
-                figure.savefig(draft, format=kind, dpi=DPI, metadata=told)
+                figure.savefig(draft, format=kind, dpi=DPI, metadata=setting_text)
     return files
 
 
@@ -156,13 +156,13 @@ def save(picture: Picture, folder: Path, strokes: Sequence[Stroke], names: Seque
 
 
 def line(
-    axes: Axes, place: int, stroke: Stroke, x: Sequence[float], y: Sequence[float], half: Sequence[float] | None = None
+    axes: Axes, index: int, stroke: Stroke, x: Sequence[float], y: Sequence[float], half: Sequence[float] | None = None
 ) -> None:
     """A method's line with its band and a few markers; a part of the picture that the page can light up."""
-    top = 3.0 if stroke.colour == "c0" else 2.0 + place / 100
+    top = 3.0 if stroke.colour == "c0" else 2.0 + index / 100
     if half is not None and any(half):
         low, high = [a - b for a, b in zip(y, half, strict=True)], [a + b for a, b in zip(y, half, strict=True)]
-        axes.fill_between(x, low, high, color=stroke.hex, alpha=0.13, linewidth=0, zorder=1, gid=f"series-{place}-band")
+        axes.fill_between(x, low, high, color=stroke.hex, alpha=0.13, linewidth=0, zorder=1, gid=f"series-{index}-band")
     step = max(1, len(x) // 7)
     axes.plot(
         x,
@@ -171,9 +171,9 @@ def line(
         linestyle=(0, stroke.dash) if stroke.dash else "-",
         marker=stroke.marker,
         markersize=4.5,
-        markevery=(min(place, step - 1) if len(x) > step else 0, step),
+        markevery=(min(index, step - 1) if len(x) > step else 0, step),
         zorder=top,
-        gid=f"series-{place}-line",
+        gid=f"series-{index}-line",
     )
 
 

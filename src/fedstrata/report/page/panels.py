@@ -18,7 +18,7 @@ from fedstrata.diagnostics.panel import Numbers, Panel
 from fedstrata.report.page import data_table
 from fedstrata.report.page.costs import TICK
 from fedstrata.report.page.curve_data import POINTS
-from fedstrata.report.page.data_table import Cell, Grid, Head
+from fedstrata.report.page.data_table import Cell, DataTable, Head
 from fedstrata.report.page.drawing import WIDTH, Picture, amounts, faint_grid, line
 from fedstrata.report.page.text import counted, loose, names, plain, short
 from fedstrata.report.page.theme import DASHES, HUES, LIGHT, MARKERS, Stroke
@@ -52,35 +52,35 @@ PLAIN: Palette = _Plain()
 
 
 def panel_picture(
-    panel: Panel, place: int, scene: Palette, like: Sequence[Panel] = (), name: str | None = None
+    panel: Panel, index: int, palette: Palette, like: Sequence[Panel] = (), name: str | None = None
 ) -> Picture | None:
     """The picture of a panel; None for a table, which has none.
 
     Args:
         panel: any.
-        place: makes its name unique.
-        scene: gives methods their strokes.
+        index: makes its name unique.
+        palette: gives methods their strokes.
         like: panels of the same measure; maps of one measure have one scale of colours.
-        name: of its files; default measure-PLACE.
+        name: of its files; default measure-INDEX.
     """
     if panel.kind == "table" or not panel.x or not numbers(panel):
         return None
-    labels = list(scene.labels)
-    places = {one: labels.index(one) if one in labels else APART + k for k, one in enumerate(panel.series)}
+    labels = list(palette.labels)
+    indices = {one: labels.index(one) if one in labels else APART + k for k, one in enumerate(panel.series)}
     height = {
         "lines": 3.4,
         "bars": 1.2 + 0.28 * len(panel.series) * len(panel.x) ** 0.9,
         "heat": 1.9 + 0.26 * len(panel.series),
     }[panel.kind]
-    styles = {one: stroke_of(p, scene) for one, p in places.items()}
+    styles = {one: stroke_of(p, palette) for one, p in indices.items()}
     draw = (
         partial(_heat, panel=panel, like=[p for p in like if p.kind == "heat"] or [panel])
         if panel.kind == "heat"
-        else partial(_lines if panel.kind == "lines" else _bars, panel=panel, places=places, styles=styles)
+        else partial(_lines if panel.kind == "lines" else _bars, panel=panel, indices=indices, styles=styles)
     )
-    key = tuple(p for p in places.values() if p < APART)
+    key = tuple(p for p in indices.values() if p < APART)
     return Picture(
-        name or f"measure-{place}",
+        name or f"measure-{index}",
         plain(panel.title),
         _alt(panel),
         draw,
@@ -91,7 +91,7 @@ def panel_picture(
     )
 
 
-def panel_grid(panel: Panel) -> Grid:
+def panel_grid(panel: Panel) -> DataTable:
     """The numbers of a panel; evenly spaced columns where lines have very many."""
     kept = list(range(len(panel.x)))
     if panel.kind == "lines" and len(kept) > ROWS:
@@ -100,20 +100,20 @@ def panel_grid(panel: Panel) -> Grid:
     if panel.kind == "lines":
         heads = [Head(plain(panel.x_name)), *(Head(tag) for tag in tags)]
         rows: list[list[Cell]] = [[_x(panel.x[k]), *(_value(panel, name, k) for name in panel.series)] for k in kept]
-        return Grid(plain(panel.title), heads, rows, sort=False)
+        return DataTable(plain(panel.title), heads, rows, sort=False)
     heads = [Head("row", "what the row is of", words=True), *(Head(short(_tick(x), 24)) for x in panel.x)]
-    return Grid(
+    return DataTable(
         plain(panel.title),
         heads,
         [
-            [data_table.word(tag, name), *(_value(panel, name, k) for k in kept)]
+            [data_table.text_cell(tag, name), *(_value(panel, name, k) for k in kept)]
             for tag, name in zip(tags, panel.series, strict=True)
         ],
     )
 
 
 def _x(x: float | str) -> Cell:
-    return data_table.word(short(x, 24), x) if isinstance(x, str) else data_table.figure(loose(x), float(x))
+    return data_table.text_cell(short(x, 24), x) if isinstance(x, str) else data_table.number_cell(loose(x), float(x))
 
 
 def _tick(x: float | str) -> str:
@@ -129,7 +129,7 @@ def _value(panel: Panel, name: str, k: int) -> Cell:
     value, half = _at(panel.series[name], k), _at(panel.spread.get(name, ()), k)
     if value is not None and half is not None and abs(half) <= ROUNDING * abs(value):
         half = 0.0
-    return data_table.figure(loose(value) + (f" ± {loose(half)}" if value is not None and half else ""), value)
+    return data_table.number_cell(loose(value) + (f" ± {loose(half)}" if value is not None and half else ""), value)
 
 
 def numbers(panel: Panel) -> list[tuple[float, str, int]]:
@@ -143,8 +143,8 @@ def numbers(panel: Panel) -> list[tuple[float, str, int]]:
 
 
 def _alt(panel: Panel) -> str:
-    found = numbers(panel)
-    (low, low_name, low_at), (high, high_name, high_at) = min(found), max(found)
+    values = numbers(panel)
+    (low, low_name, low_at), (high, high_name, high_at) = min(values), max(values)
     unit = f" {plain(panel.y_name)}" if panel.y_name else ""
     where = f"{short(panel.x_name, 30)} " if panel.x_name else ""
     least = f"{loose(low)}{unit} ({short(low_name)}, {where}{short(_tick(panel.x[low_at]), 20)})"
@@ -152,18 +152,18 @@ def _alt(panel: Panel) -> str:
     return f"{plain(panel.title)}, {counted(len(panel.series), 'series', 'series')}: from {least} to {most}."
 
 
-def stroke_of(place: int, scene: Palette) -> Stroke:
+def stroke_of(index: int, palette: Palette) -> Stroke:
     """A method's own stroke; series that are no methods get strokes by their order."""
-    if place < APART:
-        return scene.strokes[place]
-    k = place - APART
+    if index < APART:
+        return palette.strokes[index]
+    k = index - APART
     return Stroke(f"c{k % HUES + 1}", DASHES[k % len(DASHES)], MARKERS[(k + 1) % len(MARKERS)])
 
 
-def _lines(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Mapping[str, Stroke]) -> None:
+def _lines(figure: Figure, *, panel: Panel, indices: Mapping[str, int], styles: Mapping[str, Stroke]) -> None:
     axes = figure.subplots()
-    words = bool(panel.x) and isinstance(panel.x[0], str)
-    across: Sequence[float] = range(len(panel.x)) if words else [float(x) for x in panel.x]
+    categorical = bool(panel.x) and isinstance(panel.x[0], str)
+    across: Sequence[float] = range(len(panel.x)) if categorical else [float(x) for x in panel.x]
     for name, values in panel.series.items():
         kept = [k for k in range(len(panel.x)) if _at(values, k) is not None]
         if len(kept) > POINTS:
@@ -171,17 +171,17 @@ def _lines(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: M
         half = [_at(panel.spread.get(name, ()), k) or 0.0 for k in kept]
         line(
             axes,
-            places[name],
+            indices[name],
             styles[name],
             [across[k] for k in kept],
             [cast("float", _at(values, k)) for k in kept],
             half,
         )
-    if words:
+    if categorical:
         axes.set_xticks(across, [short(x, 14) for x in panel.x])
     else:
         amounts(axes.xaxis, "rounds" if panel.x_name.startswith("round") else "", short(panel.x_name, 60))
-    if any(place >= APART for place in places.values()):
+    if any(index >= APART for index in indices.values()):
         _own_legend(figure, styles)
     axes.set_xlabel(short(panel.x_name, 60))
     axes.set_ylabel(short(panel.y_name, 40))
@@ -203,7 +203,7 @@ def _own_legend(figure: Figure, styles: Mapping[str, Stroke], *, bars: bool = Fa
     figure.legend(handles, tags, loc="outside lower center", ncols=2, frameon=False, fontsize=9.5, handlelength=3)
 
 
-def _bars(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Mapping[str, Stroke]) -> None:
+def _bars(figure: Figure, *, panel: Panel, indices: Mapping[str, int], styles: Mapping[str, Stroke]) -> None:
     axes = figure.subplots()
     count = len(panel.series)
     for at, (name, values) in enumerate(panel.series.items()):
@@ -211,7 +211,7 @@ def _bars(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Ma
         pairs = [(k, value) for k in range(len(panel.x)) if (value := _at(values, k)) is not None]
         for k, value in pairs:
             bar = axes.barh(k + offset, value, height=0.74 / count, color=styles[name].hex)
-            bar[0].set_gid(f"series-{places[name]}-bar_{k}")
+            bar[0].set_gid(f"series-{indices[name]}-bar_{k}")
             if count * len(panel.x) <= BARS:
                 axes.bar_label(bar, [loose(value)], padding=3, fontsize=8.5)
     axes.margins(x=0.14)
@@ -222,7 +222,7 @@ def _bars(figure: Figure, *, panel: Panel, places: Mapping[str, int], styles: Ma
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(short(panel.y_name, 60))
     axes.set_ylabel(short(panel.x_name, 40))
-    if any(place >= APART for place in places.values()):
+    if any(index >= APART for index in indices.values()):
         _own_legend(figure, styles, bars=True)
     faint_grid(axes, "x")
 

@@ -12,16 +12,16 @@ from fedstrata.common.errors import FedstrataError
 from fedstrata.config.config import KEYS, Config
 from fedstrata.report.page import data_table
 from fedstrata.report.page.blocks import Block, Section
-from fedstrata.report.page.context import Scene
-from fedstrata.report.page.data_table import Cell, Grid, Head
-from fedstrata.report.page.text import counted, plain, short, told
+from fedstrata.report.page.context import PageContext
+from fedstrata.report.page.data_table import Cell, DataTable, Head
+from fedstrata.report.page.text import counted, plain, setting_text, short
 
 LONG = 4000  # letters of a value of the configuration
 
 
-def section(scene: Scene) -> Section:
+def section(context: PageContext) -> Section:
     """Command, machine, configuration."""
-    comparison = scene.comparison
+    comparison = context.comparison
     blocks: list[Block] = []
     if comparison.command:
         blocks.append(
@@ -29,13 +29,13 @@ def section(scene: Scene) -> Section:
                 title="Command", code="\n".join(plain(line) for line in comparison.command.splitlines()), name="command"
             )
         )
-    blocks.append(Block(title="Methods", table=_methods(scene)))
+    blocks.append(Block(title="Methods", table=_methods(context)))
     side = comparison.side_by_side
     text = f"{counted(side, 'run')} at a time shared this machine; times were taken so." if side > 1 else ""
     machine = [(plain(name).replace("_", " "), short(value, 400)) for name, value in comparison.machine.items()]
     if machine or text:
         blocks.append(Block(title="Machine and versions", pairs=machine, text=text))
-    if notes := list(dict.fromkeys(_notes(scene))):
+    if notes := list(dict.fromkeys(_notes(context))):
         blocks.append(Block(title="Notes", items=notes))
     differing, others = _configuration(comparison.config)
     if differing.rows:
@@ -46,7 +46,7 @@ def section(scene: Scene) -> Section:
     return Section(id="again", short="Run it again", title="Run it again", blocks=blocks)
 
 
-def _methods(scene: Scene) -> Grid:
+def _methods(context: PageContext) -> DataTable:
     """Whole names, whole settings: the one place where nothing is cut."""
     heads = [
         Head("method", words=True),
@@ -55,32 +55,34 @@ def _methods(scene: Scene) -> Grid:
         Head("runs"),
     ]
     rows = []
-    for place, entry in enumerate(scene.comparison.entries):
-        own = ", ".join(f"{plain(key)} = {told(value)}" for key, value in entry.settings.items()) or "-"
+    for index, entry in enumerate(context.comparison.entries):
+        settings = ", ".join(f"{plain(key)} = {setting_text(value)}" for key, value in entry.settings.items()) or "-"
         whole = Cell(plain(entry.method)[:20_000], words=True, tone="wrap")
         rows.append(
             [
-                data_table.word(scene.names[place], scene.labels[place], series=place),
+                data_table.text_cell(context.names[index], context.labels[index], series=index),
                 whole,
-                Cell(own, words=True, tone="wrap"),
-                _runs(scene, place),
+                Cell(settings, words=True, tone="wrap"),
+                _runs(context, index),
             ]
         )
-    return Grid("What was compared", heads, rows, sort=False, stack=True)
+    return DataTable("What was compared", heads, rows, sort=False, stack=True)
 
 
-def _runs(scene: Scene, place: int) -> Cell:
-    return data_table.figure(f"{len(scene.runs[place])} of {len(scene.comparison.seeds)}", len(scene.runs[place]))
+def _runs(context: PageContext, index: int) -> Cell:
+    return data_table.number_cell(
+        f"{len(context.runs[index])} of {len(context.comparison.seeds)}", len(context.runs[index])
+    )
 
 
-def _notes(scene: Scene) -> Iterator[str]:
-    for place, runs in enumerate(scene.runs):
+def _notes(context: PageContext) -> Iterator[str]:
+    for index, runs in enumerate(context.runs):
         for run in runs:
             for note in run.notes:
-                yield f"{scene.names[place]}, seed {run.summary.get('seed', '-')}: {short(note, 1000)}"
+                yield f"{context.names[index]}, seed {run.summary.get('seed', '-')}: {short(note, 1000)}"
 
 
-def _configuration(config: Mapping[str, Any]) -> tuple[Grid, Grid]:
+def _configuration(config: Mapping[str, Any]) -> tuple[DataTable, DataTable]:
     """Settings that differ from their defaults, and the rest."""
     differing: list[list[Cell]] = []
     others: list[list[Cell]] = []
@@ -88,9 +90,9 @@ def _configuration(config: Mapping[str, Any]) -> tuple[Grid, Grid]:
         key = KEYS.get(name)
         default = key.default if key is not None else None
         row = [
-            data_table.word(short(name, 60)),
-            Cell(short(told(value), LONG), words=True, tone="wrap"),
-            Cell(short(told(default), 200) if key else "-", words=True),
+            data_table.text_cell(short(name, 60)),
+            Cell(short(setting_text(value), LONG), words=True, tone="wrap"),
+            Cell(short(setting_text(default), 200) if key else "-", words=True),
         ]
         row.append(Cell(key.meaning if key is not None else "no setting of this version", words=True, tone="wrap"))
         (others if key is not None and value == default else differing).append(row)
@@ -100,7 +102,7 @@ def _configuration(config: Mapping[str, Any]) -> tuple[Grid, Grid]:
         Head("default", words=True),
         Head("meaning", words=True),
     ]
-    return Grid("Settings that differ from their defaults", heads, differing, sort=False, stack=True), Grid(
+    return DataTable("Settings that differ from their defaults", heads, differing, sort=False, stack=True), DataTable(
         "Settings at their defaults", heads, others, sort=False, stack=True
     )
 
@@ -109,19 +111,19 @@ def _configuration(config: Mapping[str, Any]) -> tuple[Grid, Grid]:
 # ------------------------------------------------------------------------------------------------------------------------------
 
 
-def cite(scene: Scene) -> Section | None:
+def cite(context: PageContext) -> Section | None:
     """What to cite for the parts that were used."""
-    found, missing = _citations(scene)
-    if not found and not missing:
+    known, missing = _citations(context)
+    if not known and not missing:
         return None
     blocks: list[Block] = []
-    if found:
+    if known:
         rows = [
-            [Cell(plain(c.what), words=True, tone="wrap"), Cell(plain(c.text), words=True, tone="wrap")] for c in found
+            [Cell(plain(c.what), words=True, tone="wrap"), Cell(plain(c.text), words=True, tone="wrap")] for c in known
         ]
         blocks.append(
             Block(
-                table=Grid(
+                table=DataTable(
                     "Publications of the parts used",
                     [Head("for", words=True), Head("publication", words=True)],
                     rows,
@@ -131,17 +133,17 @@ def cite(scene: Scene) -> Section | None:
             )
         )
         blocks.append(
-            Block(hidden="\n\n".join(c.bibtex for c in found), behind=f"BibTeX ({len(found)})", name="bibtex")
+            Block(hidden="\n\n".join(c.bibtex for c in known), behind=f"BibTeX ({len(known)})", name="bibtex")
         )
     if missing:
         blocks.append(Block(text="Without a citation here: " + "; ".join(missing) + "."))
     return Section(id="cite", short="Cite", title="What to cite", blocks=blocks)
 
 
-def _citations(scene: Scene) -> tuple[list[Citation], list[str]]:
+def _citations(context: PageContext) -> tuple[list[Citation], list[str]]:
     """Citations, and what has none: a method from Python is not known by its text, data may not be here."""
     known, missing = [], []
-    for entry in scene.comparison.entries:
+    for entry in context.comparison.entries:
         try:
             citations(entry.method)
         except FedstrataError:
@@ -151,6 +153,6 @@ def _citations(scene: Scene) -> tuple[list[Citation], list[str]]:
     if not known:
         return [], missing
     try:
-        return list(citations(known, Config(**scene.comparison.config))), missing
+        return list(citations(known, Config(**context.comparison.config))), missing
     except FedstrataError:
         return list(citations(known)), [*missing, "data and model"]

@@ -42,9 +42,9 @@ def inline(text: str, name: str, alt: str, labels: Mapping[int, str]) -> Markup:
     box = root.attrib["viewBox"]
     drawn.attrib.clear()
     drawn.attrib |= {"viewBox": _rounded(box, 1), "role": "img", "aria-labelledby": f"{name}-alt", "focusable": "false"}
-    told = ET.Element("desc", {"id": f"{name}-alt"})
-    told.text = alt
-    drawn.insert(0, told)
+    setting_text = ET.Element("desc", {"id": f"{name}-alt"})
+    setting_text.text = alt
+    drawn.insert(0, setting_text)
     # serialised XML: text and attributes are escaped
     return Markup(ET.tostring(drawn, encoding="unicode"))  # noqa: S704
 
@@ -79,23 +79,23 @@ def _local(tag: object) -> str:
 
 
 def _attributes(element: ET.Element, name: str, *, fine: bool) -> dict[str, str]:
-    found = {}
+    attributes = {}
     for key, value in element.attrib.items():
         attribute = _local(key)
         if attribute == "id":
             if _local(element.tag) != "g":  # groups are referred to by nobody
-                found["id"] = f"{name}-{value}"
+                attributes["id"] = f"{name}-{value}"
         elif attribute == "href":
-            found["href"] = f"#{name}-{value[1:]}" if value.startswith("#") else value
+            attributes["href"] = f"#{name}-{value[1:]}" if value.startswith("#") else value
         elif attribute in ("d", "transform", "x", "y", "width", "height"):
             if not value.startswith("rotate(-0"):
-                found[attribute] = _rounded(value, 2 if fine or attribute == "transform" else 1)
+                attributes[attribute] = _rounded(value, 2 if fine or attribute == "transform" else 1)
         elif attribute == "style":
             if style := _style(value, name):
-                found["style"] = style
+                attributes["style"] = style
         elif attribute in ("clip-path", "preserveAspectRatio"):
-            found[attribute] = _REFERENCE.sub(rf"url(#{name}-\1)", value)
-    return found
+            attributes[attribute] = _REFERENCE.sub(rf"url(#{name}-\1)", value)
+    return attributes
 
 
 def _style(text: str, name: str) -> str:

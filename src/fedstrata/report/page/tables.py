@@ -5,49 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedstrata.analysis.records import Difference, Line, Spread
-from fedstrata.analysis.scores import words
+from fedstrata.analysis.scores import score_label
 from fedstrata.report.page import data_table
-from fedstrata.report.page.context import HEADS, Scene, head
-from fedstrata.report.page.data_table import Cell, Grid, Head
+from fedstrata.report.page.context import HEADS, PageContext, head
+from fedstrata.report.page.data_table import Cell, DataTable, Head
 from fedstrata.report.page.text import cost, score, signed, spread
 
 TONES = {"better": "good", "worse": "bad"}
-NONE = data_table.figure("-", None)
+NONE = data_table.number_cell("-", None)
 
 
-def name(scene: Scene, place: int) -> Cell:
+def name(context: PageContext, index: int) -> Cell:
     """A row's head: the method with its stroke."""
-    return data_table.word(scene.names[place], scene.labels[place], series=place)
+    return data_table.text_cell(context.names[index], context.labels[index], series=index)
 
 
-def headline(scene: Scene) -> Grid:
+def headline(context: PageContext) -> DataTable:
     """The table at the top: scores that are answered on, differences to the baseline, costs."""
-    keys = [key for key in scene.findings.headline if scene.have(key)]
+    keys = [key for key in context.findings.headline if context.has(key)]
     extra = [
         key
         for key in ("personal_worst10", "personal_worst10_rmse", "heldout_adapted", "heldout_adapted_rmse")
-        if scene.have(key) and key not in keys
+        if context.has(key) and key not in keys
     ]
     heads = [
-        Head("method", "the baseline is named in the sentence above" if scene.baseline is not None else "", words=True)
+        Head(
+            "method", "the baseline is named in the sentence above" if context.baseline is not None else "", words=True
+        )
     ]
-    rows: list[list[Cell]] = [[name(scene, place)] for place in range(len(scene.labels))]
+    rows: list[list[Cell]] = [[name(context, index)] for index in range(len(context.labels))]
     for key in keys:
-        heads.append(Head(head(key), words(key)))
-        _add(rows, [_score(scene, place, key, best=True) for place in range(len(rows))])
-        if scene.baseline is not None and any(line is not None and key in line.differences for line in scene.lines):
-            heads += _difference_heads(scene)
-            for place in range(len(rows)):
-                rows[place] += _difference(scene, place, key)
+        heads.append(Head(head(key), score_label(key)))
+        _add(rows, [_score(context, index, key, best=True) for index in range(len(rows))])
+        if context.baseline is not None and any(line is not None and key in line.differences for line in context.lines):
+            heads += _difference_heads(context)
+            for index in range(len(rows)):
+                rows[index] += _difference(context, index, key)
     for key in extra:
-        heads.append(Head(head(key), words(key)))
-        _add(rows, [_score(scene, place, key, best=True) for place in range(len(rows))])
+        heads.append(Head(head(key), score_label(key)))
+        _add(rows, [_score(context, index, key, best=True) for index in range(len(rows))])
     for kind in ("rounds", "bytes", "flops", "seconds"):
-        if any(scene.cost(place, kind) is not None for place in range(len(rows))):
+        if any(context.cost(index, kind) is not None for index in range(len(rows))):
             heads.append(Head(COSTS[kind][0], COSTS[kind][1]))
-            _add(rows, [_cost(scene, place, kind) for place in range(len(rows))])
-    return Grid(
-        "Methods, their scores, differences to the baseline and costs" if not scene.alone else "Scores and costs",
+            _add(rows, [_cost(context, index, kind) for index in range(len(rows))])
+    return DataTable(
+        "Methods, their scores, differences to the baseline and costs" if not context.alone else "Scores and costs",
         heads,
         rows,
     )
@@ -69,26 +71,26 @@ def _add(rows: Sequence[list[Cell]], cells: Sequence[Cell]) -> None:
         row.append(cell)
 
 
-def _score(scene: Scene, place: int, key: str, *, best: bool = False) -> Cell:
-    found = scene.score(place, key)
-    if found is None:
+def _score(context: PageContext, index: int, key: str, *, best: bool = False) -> Cell:
+    value = context.score(index, key)
+    if value is None:
         return NONE
-    leads = best and not scene.alone and scene.best(key, larger=scene.findings.larger) == place
-    return data_table.figure(spread(found), found.mean, "best" if leads else "", _seeds(found))
+    leads = best and not context.alone and context.best(key, larger=context.findings.larger) == index
+    return data_table.number_cell(spread(value), value.mean, "best" if leads else "", _seeds(value))
 
 
 def _seeds(value: Spread) -> str:
     return f"by seed: {', '.join(score(v, 4) for v in value.values)}" if value.n > 1 else ""
 
 
-def _cost(scene: Scene, place: int, kind: str) -> Cell:
-    found = scene.cost(place, kind)
-    return NONE if found is None else data_table.figure(cost(kind, found.mean), found.mean)
+def _cost(context: PageContext, index: int, kind: str) -> Cell:
+    value = context.cost(index, kind)
+    return NONE if value is None else data_table.number_cell(cost(kind, value.mean), value.mean)
 
 
-def _difference_heads(scene: Scene) -> list[Head]:
-    assert scene.baseline is not None
-    base = scene.names[scene.baseline]
+def _difference_heads(context: PageContext) -> list[Head]:
+    assert context.baseline is not None
+    base = context.names[context.baseline]
     return [
         Head("to baseline", f"paired difference to {base} over seeds, with its 95 % interval"),
         Head(
@@ -99,105 +101,109 @@ def _difference_heads(scene: Scene) -> list[Head]:
     ]
 
 
-def _difference(scene: Scene, place: int, key: str) -> list[Cell]:
-    line = scene.lines[place]
-    if place == scene.baseline:
-        return [data_table.figure("-", None, "muted"), data_table.word("baseline", tone="muted")]
-    found = line.differences.get(key) if line is not None else None
-    if found is None or line is None:
-        return [NONE, data_table.word("no run" if line is None else "-", tone="muted")]
-    verdict = found.verdict if line.informative else "not informative"
+def _difference(context: PageContext, index: int, key: str) -> list[Cell]:
+    line = context.lines[index]
+    if index == context.baseline:
+        return [data_table.number_cell("-", None, "muted"), data_table.text_cell("baseline", tone="muted")]
+    difference = line.differences.get(key) if line is not None else None
+    if difference is None or line is None:
+        return [NONE, data_table.text_cell("no run" if line is None else "-", tone="muted")]
+    verdict = difference.verdict if line.informative else "not informative"
     tip = (
         ""
-        if found.corrected is None
-        else f"p {found.p:.3g}, corrected {found.corrected:.3g}"
-        if found.p is not None
+        if difference.corrected is None
+        else f"p {difference.p:.3g}, corrected {difference.corrected:.3g}"
+        if difference.p is not None
         else ""
     )
     return [
-        interval(found),
+        interval(difference),
         (
-            data_table.word(verdict, tone=TONES.get(verdict, "muted"))
+            data_table.text_cell(verdict, tone=TONES.get(verdict, "muted"))
             if not tip
             else Cell(verdict, None, tip, TONES.get(verdict, "muted"), words=True)
         ),
     ]
 
 
-def interval(found: Difference) -> Cell:
+def interval(difference: Difference) -> Cell:
     """A difference with its 95 % interval."""
-    under = "" if found.low is None else f"[{signed(found.low)}, {signed(found.high)}]"
-    return Cell(signed(found.mean), found.mean, under=under)
+    under = "" if difference.low is None else f"[{signed(difference.low)}, {signed(difference.high)}]"
+    return Cell(signed(difference.mean), difference.mean, under=under)
 
 
 # ---- further tables
 # -------------------------------------------------------------------------------------------------------------------------
 
 
-def margins(scene: Scene) -> Grid | None:
+def margins(context: PageContext) -> DataTable | None:
     """How far each method is ahead of the best of the others."""
     keys = [
-        key for key in scene.findings.headline if any(line is not None and key in line.margins for line in scene.lines)
+        key
+        for key in context.findings.headline
+        if any(line is not None and key in line.margins for line in context.lines)
     ]
-    if scene.alone or not keys:
+    if context.alone or not keys:
         return None
     heads = [Head("method", words=True)]
-    rows = [[name(scene, place)] for place in range(len(scene.labels))]
+    rows = [[name(context, index)] for index in range(len(context.labels))]
     for key in keys:
         heads += [
-            Head(head(key), words(key)),
+            Head(head(key), score_label(key)),
             Head("best other", "the best of the other methods by this score", words=True),
         ]
-        for place, line in enumerate(scene.lines):
-            found = line.margins.get(key) if line is not None else None
-            rows[place] += (
-                [NONE, data_table.word("-")]
-                if found is None
-                else [interval(found[1]), data_table.word(scene.name_of(found[0]), found[0])]
+        for index, line in enumerate(context.lines):
+            margin = line.margins.get(key) if line is not None else None
+            rows[index] += (
+                [NONE, data_table.text_cell("-")]
+                if margin is None
+                else [interval(margin[1]), data_table.text_cell(context.name_of(margin[0]), margin[0])]
             )
-    return Grid("Margin over the best other method, paired over seeds, with its 95 % interval", heads, rows)
+    return DataTable("Margin over the best other method, paired over seeds, with its 95 % interval", heads, rows)
 
 
 SHARED, PERSONAL, UNSEEN = "The shared model", "Personal models", "Clients kept out of training"
 
 
-def score_tables(scene: Scene) -> dict[str, Grid]:
+def score_tables(context: PageContext) -> dict[str, DataTable]:
     """All scores that any method has, by the model that they are of."""
-    keys = [key for key in HEADS if scene.have(key)]
-    keys += sorted({key for line in scene.lines if line is not None for key in line.scores} - set(HEADS))
+    keys = [key for key in HEADS if context.has(key)]
+    keys += sorted({key for line in context.lines if line is not None for key in line.scores} - set(HEADS))
     kinds: dict[str, list[str]] = {SHARED: [], PERSONAL: [], UNSEEN: []}
     for key in keys:
         kinds[PERSONAL if key.startswith("personal") else UNSEEN if key.startswith("heldout") else SHARED].append(key)
-    return {title: _scores(scene, title, some) for title, some in kinds.items() if some}
+    return {title: _scores(context, title, some) for title, some in kinds.items() if some}
 
 
-def _scores(scene: Scene, title: str, keys: Sequence[str]) -> Grid:
-    heads = [Head("method", words=True), *(Head(head(key), words(key)) for key in keys)]
-    rows = [[name(scene, place), *(_score(scene, place, key) for key in keys)] for place in range(len(scene.labels))]
-    return Grid(
-        f"{title}: mean ± standard deviation over seeds" if len(scene.comparison.seeds) > 1 else title, heads, rows
+def _scores(context: PageContext, title: str, keys: Sequence[str]) -> DataTable:
+    heads = [Head("method", words=True), *(Head(head(key), score_label(key)) for key in keys)]
+    rows = [
+        [name(context, index), *(_score(context, index, key) for key in keys)] for index in range(len(context.labels))
+    ]
+    return DataTable(
+        f"{title}: mean ± standard deviation over seeds" if len(context.comparison.seeds) > 1 else title, heads, rows
     )
 
 
-def cost_table(scene: Scene) -> Grid | None:
+def cost_table(context: PageContext) -> DataTable | None:
     """All costs, with their spread."""
-    keys = [key for key in COSTS if any(scene.cost(place, key) is not None for place in range(len(scene.labels)))]
+    keys = [key for key in COSTS if any(context.cost(index, key) is not None for index in range(len(context.labels)))]
     if not keys:
         return None
     heads = [Head("method", words=True), *(Head(COSTS[key][0], COSTS[key][1]) for key in keys)]
-    return Grid(
+    return DataTable(
         "Costs of a run, mean over seeds",
         heads,
-        [[name(scene, p), *(_cost(scene, p, key) for key in keys)] for p in range(len(scene.labels))],
+        [[name(context, p), *(_cost(context, p, key) for key in keys)] for p in range(len(context.labels))],
     )
 
 
-def target_table(scene: Scene) -> Grid | None:
+def target_table(context: PageContext) -> DataTable | None:
     """What it takes to reach the target; for one method alone only where somebody set it."""
     if (
-        scene.findings.target is None
-        or not scene.aimed
-        or not any(line is not None and line.target is not None for line in scene.lines)
+        context.findings.target is None
+        or not context.has_target
+        or not any(line is not None and line.target is not None for line in context.lines)
     ):
         return None
     heads = [Head("method", words=True), Head("seeds", "how many seeds reached it, of how many")]
@@ -205,8 +211,8 @@ def target_table(scene: Scene) -> Grid | None:
         Head(word, f"{word} until the target, over the seeds that reached it")
         for word in ("rounds", "bytes", "training", "time")
     ]
-    rows = [[name(scene, place), *_target(line)] for place, line in enumerate(scene.lines)]
-    return Grid(f"The way to {score(scene.findings.target)}", heads, rows)
+    rows = [[name(context, index), *_target(line)] for index, line in enumerate(context.lines)]
+    return DataTable(f"The way to {score(context.findings.target)}", heads, rows)
 
 
 def _target(line: Line | None) -> list[Cell]:
@@ -215,14 +221,14 @@ def _target(line: Line | None) -> list[Cell]:
         return [NONE] * 5
     parts = {"rounds": reached.rounds, "bytes": reached.bytes, "flops": reached.flops, "seconds": reached.seconds}
     cells = [
-        NONE if found is None else data_table.figure(cost(kind, found.mean), found.mean, tip=_range(kind, found))
-        for kind, found in parts.items()
+        NONE if value is None else data_table.number_cell(cost(kind, value.mean), value.mean, tip=_range(kind, value))
+        for kind, value in parts.items()
     ]
-    return [data_table.figure(f"{reached.seeds[0]} of {reached.seeds[1]}", reached.seeds[0]), *cells]
+    return [data_table.number_cell(f"{reached.seeds[0]} of {reached.seeds[1]}", reached.seeds[0]), *cells]
 
 
-def _range(kind: str, found: Spread) -> str:
-    return f"{cost(kind, min(found.values))} to {cost(kind, max(found.values))}" if found.n > 1 else ""
+def _range(kind: str, value: Spread) -> str:
+    return f"{cost(kind, min(value.values))} to {cost(kind, max(value.values))}" if value.n > 1 else ""
 
 
 STABILITY = {
@@ -236,20 +242,20 @@ STABILITY = {
 }
 
 
-def stability(scene: Scene) -> Grid | None:
+def stability(context: PageContext) -> DataTable | None:
     """How steady each curve is."""
     keys = list(
         dict.fromkeys(
-            key for line in scene.lines if line is not None for key, v in line.stability.items() if v is not None
+            key for line in context.lines if line is not None for key, v in line.stability.items() if v is not None
         )
     )
     if not keys:
         return None
-    said = [STABILITY.get(key, (key.replace("_", " "), "")) for key in keys]
+    headings = [STABILITY.get(key, (key.replace("_", " "), "")) for key in keys]
     rows = []
-    for place, line in enumerate(scene.lines):
+    for index, line in enumerate(context.lines):
         values = [line.stability.get(key) if line is not None else None for key in keys]
-        rows.append([name(scene, place), *(data_table.figure(score(v, 4), v) for v in values)])
-    return Grid(
-        "How steady the curves are", [Head("method", words=True), *(Head(text, tip) for text, tip in said)], rows
+        rows.append([name(context, index), *(data_table.number_cell(score(v, 4), v) for v in values)])
+    return DataTable(
+        "How steady the curves are", [Head("method", words=True), *(Head(text, tip) for text, tip in headings)], rows
     )

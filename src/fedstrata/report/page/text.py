@@ -48,14 +48,14 @@ def short(text: object, most: int = NAME) -> str:
 
 def names(labels: Sequence[str], most: int = NAME) -> tuple[str, ...]:
     """Short names that still differ."""
-    found: list[str] = []
+    result: list[str] = []
     for label in labels:
         name = short(label, most) or "(no name)"
-        again, number_ = name, 2
-        while again in found:
-            again, number_ = f"{name} ({number_})", number_ + 1
-        found.append(again)
-    return tuple(found)
+        candidate, number_ = name, 2
+        while candidate in result:
+            candidate, number_ = f"{name} ({number_})", number_ + 1
+        result.append(candidate)
+    return tuple(result)
 
 
 def score(value: float | None, digits: int = 3) -> str:
@@ -95,14 +95,14 @@ def loose(value: float | None) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
 
 
-def told(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """A setting as its file has it."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return ", ".join(told(item) for item in value) or "none"
+        return ", ".join(setting_text(item) for item in value) or "none"
     return plain(value)
 
 

@@ -94,21 +94,21 @@ def strokes(count: int, baseline: int | None = None) -> tuple[Stroke, ...]:
         count: methods.
         baseline: place of the one that the others are compared with; it is drawn in ink, solid.
     """
-    found = []
-    place = 0
+    result = []
+    index = 0
     for at in range(count):
         if at == baseline:
-            found.append(Stroke("c0", (), "o"))
+            result.append(Stroke("c0", (), "o"))
             continue
-        found.append(
+        result.append(
             Stroke(
-                f"c{place % HUES + 1}",
-                DASHES[(place + place // HUES) % len(DASHES)],
-                MARKERS[(place + 1) % len(MARKERS)],
+                f"c{index % HUES + 1}",
+                DASHES[(index + index // HUES) % len(DASHES)],
+                MARKERS[(index + 1) % len(MARKERS)],
             )
         )
-        place += 1
-    return tuple(found)
+        index += 1
+    return tuple(result)
 
 
 def luminance(colour: str) -> float:

@@ -87,16 +87,16 @@ def _display(thing: object) -> Any:
 class NotebookText:
     """What the output shows: HTML for a page, text elsewhere."""
 
-    def __init__(self, lines: list[str], done: int, rounds: int, said: str) -> None:
-        self.lines, self.done, self.rounds, self.said = lines, done, rounds, said
+    def __init__(self, lines: list[str], done: int, rounds: int, status: str) -> None:
+        self.lines, self.done, self.rounds, self.status = lines, done, rounds, status
 
     def __repr__(self) -> str:
-        return "\n".join([*self.lines, f"round {self.done}/{self.rounds}  {self.said}"])
+        return "\n".join([*self.lines, f"round {self.done}/{self.rounds}  {self.status}"])
 
     def _repr_html_(self) -> str:
         above = "".join(f"<div>{escape(line)}</div>" for line in self.lines)
         bar = f"<progress max='{self.rounds}' value='{self.done}' aria-label='rounds'></progress>"
-        return f"{above}<div>{bar} round {self.done}/{self.rounds} &nbsp; {escape(self.said)}</div>"
+        return f"{above}<div>{bar} round {self.done}/{self.rounds} &nbsp; {escape(self.status)}</div>"
 
 
 class NotebookProgress:
@@ -107,7 +107,7 @@ class NotebookProgress:
         self._above: list[str] = []
         self._refused: list[str] = []
         self._done = self._rounds = 0
-        self._said = "first round"
+        self._status = "first round"
         self._handle: Any = None
         self._drawn = -EVERY
 
@@ -119,7 +119,7 @@ class NotebookProgress:
         elif isinstance(event, RoundDone):
             self._totals.add(event.row)
             self._refused += refusals(event.row)
-            self._done, self._said = int(event.row["round"]) + 1, self._totals.text(event.row)
+            self._done, self._status = int(event.row["round"]) + 1, self._totals.text(event.row)
         if isinstance(event, Started | Finished) or time.monotonic() - self._drawn >= EVERY:
             self.draw()
 
@@ -132,7 +132,7 @@ class NotebookProgress:
         """Make the output, or change it."""
         more = len(self._refused) - KEPT
         kept = [*self._refused[:KEPT], *([f"and {more} more replies left out"] if more > 0 else [])]
-        shown = NotebookText([*self._above, *kept], self._done, self._rounds, self._said)
+        shown = NotebookText([*self._above, *kept], self._done, self._rounds, self._status)
         if self._handle is None:
             self._handle = _display(shown)
         else:

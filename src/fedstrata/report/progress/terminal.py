@@ -85,14 +85,14 @@ class ProgressBar:
         for line in opening(event):
             self._bar.console.print(line, soft_wrap=True)
         if isinstance(event, Started):
-            self._task = self._bar.add_task("", total=event.rounds, completed=event.first, said="first round")
+            self._task = self._bar.add_task("", total=event.rounds, completed=event.first, text="first round")
             self._bar.start()
         elif isinstance(event, RoundDone) and self._task is not None:
             self._totals.add(event.row)
             for line in refusals(event.row):
                 self._bar.console.print(line, soft_wrap=True)
             self._bar.update(
-                self._task, completed=int(event.row["round"]) + 1, said=self._totals.text(event.row, short=True)
+                self._task, completed=int(event.row["round"]) + 1, text=self._totals.text(event.row, short=True)
             )
         elif isinstance(event, Finished):
             self.close()

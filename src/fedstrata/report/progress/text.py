@@ -37,17 +37,17 @@ def evaluated(row: Mapping[str, Any]) -> bool:
 
 def score(row: Mapping[str, Any]) -> str:
     """The scores of a round in words; nothing where it was not evaluated."""
-    said = [
+    parts = [
         f"{name} {number(row[key])}"
         for key, name in (("accuracy", "accuracy"), ("personal", "personal"))
         if row.get(key) is not None
     ]
     metrics = row.get("metrics") or {}
-    if not said:
-        said = [
+    if not parts:
+        parts = [
             f"{name} {number(metrics[name])}" for name in ("rmse", "r2") if isinstance(metrics.get(name), int | float)
         ]
-    return "  ".join(said)
+    return "  ".join(parts)
 
 
 def refusals(row: Mapping[str, Any]) -> list[str]:
