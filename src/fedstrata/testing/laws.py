@@ -273,7 +273,7 @@ def a_lost_round_changes_nothing(example: str, toy: str = "layer") -> None:
             [bits(run.states.get(i)) for i in everyone],
         )
         row = run.round()
-        claim(not row["moved"], f"{example}: all replies of a round were refused, and the model moved")
+        claim(not row["updated"], f"{example}: all replies of a round were refused, and the model moved")
         claim(
             len(row["refused"]) == len(row["cohort"]),
             f"{example}: {len(row['refused'])} of {len(row['cohort'])} wrong replies were refused",
