@@ -54,7 +54,7 @@ def test_a_package_does_not_go_into_a_file(call, here):
 def test_an_array_that_was_cut_short_is_not_called_a_pickle_alone(tmp_path):
     np.save(tmp_path / "whole.npy", np.zeros((3, 1, 8, 8)))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "whole.npy").read_bytes()[:100])
-    with pytest.raises(DataError, match=r"is no array that can be read \(EOF: .*\); one of numbers, whole, is wanted"):
+    with pytest.raises(DataError, match=r"holds no readable array \(EOF: .*\); it must be a complete array of numbers"):
         _arrays(tmp_path / "cut.npy")
 
 

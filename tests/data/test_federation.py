@@ -257,7 +257,7 @@ def test_arrays_of_images_tokens_and_shapes():
     tokens = Federation.of(rng.integers(0, 9, (40, 7)), y, vocabulary=9, clients=4)
     assert tokens.train.take(torch.arange(2)).dtype == torch.int64
     assert tokens.task.vocabulary == 9
-    with pytest.raises(DataError, match="tokens lie in 0 to 4"):
+    with pytest.raises(DataError, match="tokens are 0 to 4"):
         Federation.of(rng.integers(0, 9, (40, 7)), y, vocabulary=5)
     with pytest.raises(DataError, match="int64"):
         Federation.of(rng.integers(0, 9, (40, 7)), y)
@@ -303,7 +303,7 @@ def test_recipe_t34_bundled_data_need_no_network_and_no_files(name):
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar100", "tiny_imagenet", "pacs", "ag_news", "shakespeare"])
 def test_recipe_t34_missing_files_name_the_folder_and_the_remedy(name, tmp_path):
-    with pytest.raises(DataError, match=r"say data.root=FOLDER .*data=digits needs no files"):
+    with pytest.raises(DataError, match=r"set data.root=FOLDER .*data=digits needs no files"):
         load(DataSpec(data=name))
     with pytest.raises(DataError, match=r"nowhere does not exist; say data\.root=FOLDER"):
         load(DataSpec(data=name, root=tmp_path / "nowhere"))

@@ -78,7 +78,7 @@ def test_a_table_is_encoded_and_standardised_as_in_training(place, name, tmp_pat
         "the same rows, whatever their order and that of the columns"
     )
     assert told.score["accuracy"] == pytest.approx(float((told.values.argmax(1) == told.truth).double().mean()))
-    assert "the columns note were not there in training" in " ".join(told.notes)
+    assert "the columns note did not exist in training" in " ".join(told.notes)
     alone = shuffled.iloc[[4]].drop(columns=["ill", "note"])
     alone.to_csv(tmp_path / "one.csv", index=False)
     single = predict(place / name, tmp_path / "one.csv")
@@ -170,7 +170,7 @@ def test_a_table_that_the_model_cannot_read_is_refused_by_column_and_row(place, 
     [
         ("empty.csv", b"", r"is empty"),
         ("head.csv", b"age,city,income,flat\n", r"there is no data row"),
-        ("a.txt", b"hello\n", r"is a text; this model takes a table"),
+        ("a.txt", b"hello\n", r"is a text; this model accepts a table"),
         ("a.xlsx", b"PK", r"the file type follows from its suffix, and '.xlsx' is none of"),
         ("a.npy", b"\x93NUMPY", r"damaged or no .npy|a.npy"),
     ],
@@ -247,7 +247,7 @@ def test_a_single_picture_of_any_size_and_a_folder_without_classes(painted, tmp_
     assert "1 files are not images" in told.notes[0]
     (tmp_path / "red").mkdir()
     (tmp_path / "40.jpg").rename(tmp_path / "red" / "40.jpg")
-    assert "2 of 3 pictures lie in no folder named after a class" in " ".join(predict(run, tmp_path).notes)
+    assert "2 of 3 pictures are in no folder named after a class" in " ".join(predict(run, tmp_path).notes)
 
 
 def test_damaged_pictures_links_and_empty_folders_are_refused(painted, tmp_path):
@@ -280,7 +280,7 @@ def test_arrays_of_bytes_are_normalised_and_floats_are_read_as_they_are(digits, 
 @pytest.mark.parametrize(
     ("x", "said"),
     [
-        (np.zeros((3, 8, 8), np.float32), r"has shape \[3, 8, 8\]; this model takes"),
+        (np.zeros((3, 8, 8), np.float32), r"has shape \[3, 8, 8\]; this model accepts"),
         (np.zeros((0, 1, 8, 8), np.float32), r"at least one"),
         (np.full((2, 1, 8, 8), np.nan, np.float32), r"row 0, column \(0, 0, 0\) is nan"),
         (np.zeros((2, 1, 8, 8), np.int64), r"holds int64"),
@@ -295,7 +295,7 @@ def test_arrays_that_the_model_cannot_read_are_refused(digits, tmp_path, x, said
 
 def test_labels_of_another_number_or_range_are_refused(digits, tmp_path):
     x = np.zeros((3, 1, 8, 8), np.float32)
-    for y, said in ((np.zeros(2, np.int64), "y has shape"), (np.full(3, 10), "labels lie in 0 to 9")):
+    for y, said in ((np.zeros(2, np.int64), "y has shape"), (np.full(3, 10), "labels are 0 to 9")):
         np.savez(tmp_path / "x.npz", x=x, y=y)
         with pytest.raises(DataError, match=said):
             predict(digits, tmp_path / "x.npz")
@@ -466,5 +466,5 @@ def test_a_data_set_that_does_not_say_how_it_prepares_samples_takes_arrays(tmp_p
     folder, _, given = toy_run(tmp_path, "fedavg", (silent, module))
     assert len(predict(folder, data.test.x, **given)) == 30
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match=r"is a table; this model takes arrays .* of shape \[N, 6\]"):
+    with pytest.raises(DataError, match=r"is a table; this model accepts arrays .* of shape \[N, 6\]"):
         predict(folder, tmp_path / "a.csv", **given)

@@ -1,5 +1,4 @@
-"""Augmentation on tensors: geometry that is driven by given uniforms only, so that it may be seeded for each client,
-round and sample.
+"""Augment images as tensors: geometry that depends on given uniforms only, seeded for each client, round and sample.
 
 Written in call syntax and applied from left to right: ``"crop(pad=4) + flip"``. FedPart's CIFAR-100 recipe is
 ``"flip + rotate(degrees=15) + crop(pad=4, fill=zero)"``.
@@ -12,17 +11,18 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 import torch
-import torch.nn.functional as F  # the name that everyone reads  # noqa: N812
+import torch.nn.functional as F  # the usual name  # noqa: N812
 from torch import Tensor
 
 from fedstrata.common.call_syntax import bind, parse_calls
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import ConfigError, DataError
+from fedstrata.common.suggest import suggestion
 
 Fill = Literal["black", "zero"]
 
 
 class Move(Protocol):
-    """One augmentation: x [B, C, H, W], u [B, draws] in [0, 1), dark [C, 1, 1] the value of black -> [B, C, H, W]."""
+    """An augmentation: x [B, C, H, W], u [B, draws] in [0, 1), dark [C, 1, 1] the value of black -> [B, C, H, W]."""
 
     draws: ClassVar[int]
 
@@ -45,22 +45,22 @@ class Augment:
 
     @property
     def draws(self) -> int:
-        """Uniform numbers that one sample needs."""
+        """Number of uniforms that one sample needs."""
         return sum(move.draws for move in self.moves)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        """The augmented batch.
+        """Augment a batch.
 
         Args:
             x: [B, C, H, W] normalised float32.
             u: [B, draws] in [0, 1).
         Raises:
-            DataError: shapes that do not fit.
+            DataError: shapes that do not match.
         """
         if x.ndim != 4 or u.shape != (len(x), self.draws):
             raise DataError(
-                f"augmentation got x {tuple(x.shape)} and u {tuple(u.shape)}; images [B, C, H, W] and u [B,"
-                f" {self.draws}] are wanted."
+                f"augmentation got x {tuple(x.shape)} and u {tuple(u.shape)}; they must be images [B, C, H, W] and u [B,"
+                f" {self.draws}]."
             )
         dark = torch.tensor(self.dark, dtype=x.dtype)[:, None, None]
         start = 0
@@ -71,7 +71,7 @@ class Augment:
 
 
 def _gather(x: Tensor, rows: Tensor, columns: Tensor, fill: Tensor) -> Tensor:
-    """Pixels [B, C, H, W] read at integer places rows, columns [B, H, W]; ``fill`` [C, 1, 1] outside."""
+    """Read pixels [B, C, H, W] at integer rows and columns [B, H, W]; ``fill`` [C, 1, 1] outside."""
     size, channels, height, width = x.shape
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     flat = (
@@ -111,8 +111,8 @@ class Crop:
     """Random crop to the same size after padding.
 
     Args:
-        pad: pixels on every side, at least 1; the shift is uniform over 2 * pad + 1 places in each direction.
-        fill: the border: "black" (padding before normalisation), or "zero" in normalised units (FedPart, which pads
+        pad: pixels on every side, at least 1; the shift is uniform over 2 * pad + 1 positions in each direction.
+        fill: the padding: "black" (padding before normalisation), or "zero" in normalised units (FedPart, which pads
             after it).
     """
 
@@ -141,7 +141,7 @@ class Rotate:
 
     Args:
         degrees: the angle is uniform in [-degrees, degrees]; in (0, 180].
-        fill: what is turned in from outside: "black", or "zero" in normalised units.
+        fill: pixels from outside: "black", or "zero" in normalised units.
     """
 
     degrees: float = 15.0
@@ -156,7 +156,7 @@ class Rotate:
         """See :class:`Move`."""
         angle = (2 * u[:, 0].double() - 1) * math.radians(
             self.degrees
-        )  # [B]; double, so that nearest pixels do not hang on float32 rounding
+        )  # [B]; double: the nearest pixel then does not depend on float32 rounding
         cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
         rows, columns = _grid(x)
         middle_row, middle_column = (x.shape[2] - 1) / 2, (x.shape[3] - 1) / 2
@@ -171,8 +171,8 @@ class ResizedCrop:
     """Random-resized crop: a box of random area and shape, bilinearly resized to the whole picture.
 
     Area share uniform in [low, high]; log shape (width / height) uniform in [log ratio_low, log ratio_high]; a side
-    longer than the picture is cut to it (torchvision redraws up to ten times instead, which no fixed number of uniforms
-    can do); the place is uniform.
+    longer than the picture is cut to it (torchvision redraws up to ten times instead, which a fixed number of uniforms
+    does not allow); the position is uniform.
 
     Args:
         low: smallest area share, in (0, high].
@@ -220,21 +220,21 @@ def parse_moves(text: str | None) -> tuple[Move, ...]:
     moves: list[Move] = []
     for call in parse_calls(text):
         if call.name not in MOVES:
-            raise ConfigError(f"augment has no {call.name!r}; it has {', '.join(MOVES)}.{nearest(call.name, MOVES)}")
+            raise ConfigError(f"augment has no {call.name!r}; it has {', '.join(MOVES)}.{suggestion(call.name, MOVES)}")
         moves.append(bind(call, MOVES[call.name], what="augment"))
     return tuple(moves)
 
 
 def parse_augment(text: str | None, dark: tuple[float, ...], shape: tuple[int, ...]) -> Augment | None:
-    """The augmentation that ``text`` means for these samples, or None; see :func:`parse_moves`.
+    """Read the augmentation for these samples, or None; see :func:`parse_moves`.
 
     Args:
         text: what the user wrote.
-        dark: [C] value of black after normalisation; () where samples are no images.
+        dark: [C] value of black after normalisation; () where samples are not images.
         shape: one sample's shape.
     Raises:
         ConfigError: an unknown move or setting.
-        DataError: augmentation of samples that are no images.
+        DataError: augmentation of samples that are not images.
     """
     moves = parse_moves(text)
     if not moves:

@@ -46,20 +46,20 @@ class Federation:
 
     Attributes:
         name: identity of the data, without folders.
-        task: what a model has to do.
+        task: of the model.
         train: all training samples.
-        test: the server's test set; None where clients test on their own splits only.
-        partition: who holds what; listed or derived when asked.
-        own_test: each client's own split; None where only the server tests.
-        validation: share of each client's own samples that is kept for validation; at least one sample stays in
+        test: the server's test set; None where only clients test.
+        partition: the samples of each client; listed, or derived when needed.
+        own_test: each client's test split; None where only the server tests.
+        validation: share of each client's samples that is kept for validation; at least one sample stays in
             training.
         heldout: clients kept out of training, sorted.
         augment: tensor augmentation for training batches, or None.
         fingerprint: sha256 over the identity of data and partition; a resume refuses another one.
-        notes: what a user must be told.
+        notes: for the user.
         seed: keys the splits.
         official: the test set that ``own_test`` points into, whether or not the server tests on it.
-        intake: how further samples are prepared, for predictions; None where the data set does not say.
+        intake: prepares further samples, for predictions; None where the data set defines no way.
     """
 
     name: str
@@ -88,11 +88,11 @@ class Federation:
 
     @property
     def named(self) -> bool:
-        """Whether clients have names that are not just their numbers."""
+        """Whether clients have names besides their numbers."""
         return any(name != str(client) for client, name in enumerate(self.partition.names))
 
     def client_name(self, client: int) -> str:
-        """The client as users know it: the value of a client column, a folder name; its number where it has no name.
+        """Return the client's name: the value of a client column, a folder name; its number where it has no name.
 
         Raises:
             DataError: no such client.
@@ -101,23 +101,23 @@ class Federation:
         return self.partition.names[client] if self.partition.names else str(client)
 
     def training(self, client: int) -> Tensor:
-        """[n] int64 positions in ``train`` that the client trains on, in the order drawn.
+        """Return the positions in ``train`` that the client trains on, [n] int64, in the order drawn.
 
-        Own test and validation are taken out.
+        Its test and validation samples are removed.
         """
         return torch.from_numpy(self._split(client)[0])
 
     def validating(self, client: int) -> Tensor:
-        """[m] int64 positions in ``train`` kept for validation; may be empty."""
+        """Return the positions in ``train`` kept for validation, [m] int64; may be empty."""
         return torch.from_numpy(self._split(client)[1])
 
     def testing(self, client: int) -> tuple[Samples, Tensor] | None:
-        """The client's own test split as (samples, int64 positions), or None where clients have none."""
+        """Return the client's test split as (samples, int64 positions), or None where clients have none."""
         if self.own_test is None:
             return None
         which, positions = self.own_test.indices(client)
         samples = self.official if which == "test" else self.train
-        assert samples is not None, "own tests that point into a test set come with one"
+        assert samples is not None, "client tests that index a test set need one"
         return samples, torch.from_numpy(positions.copy())
 
     def counts(self, client: int) -> Tensor:
@@ -177,12 +177,12 @@ class Federation:
             partition: a law in call syntax; default ``natural`` with ``client``, ``iid`` without.
             clients: number of clients.
             testing: server, client, both or own(share=...); default server where there is a test set, own otherwise.
-            validation: share of each client's own samples kept for validation.
+            validation: share of each client's samples kept for validation.
             heldout: share of clients kept out of training.
             augment: moves in call syntax.
             seed: of the partition and the splits.
         Raises:
-            DataError: shapes, labels or features that cannot be meant.
+            DataError: invalid shapes, labels or features.
         """
         source = source_of(x, y, client=client, test=test, labels=labels, vocabulary=vocabulary, task=task, name=name)
         how = testing or ("server" if test is not None else "own")
@@ -199,14 +199,14 @@ class Federation:
         return assemble(source, spec)
 
     def describe(self) -> str:
-        """Counts of every split, a line each."""
+        """Describe the counts of every split, a line each."""
         lines = [f"{self.name}: {self.task.kind}, sample shape {self.task.shape}, {self.task.classes} outputs"]
         lines.append(
             f"training pool {len(self.train)} samples; clients {self.clients} by {self.partition.law}; held out"
             f" {len(self.heldout)}"
         )
         lines.append(
-            f"server test {0 if self.test is None else len(self.test)} samples; clients' own tests: {_own(self)}"
+            f"server test {0 if self.test is None else len(self.test)} samples; clients' test splits: {_own(self)}"
         )
         if self.partition.lazy:
             lines.append(f"samples a client: {self.partition.size(0)}, derived when a client is asked for")
@@ -220,7 +220,7 @@ class Federation:
 def _own(federation: Federation) -> str:
     if federation.own_test is None:
         return "none"
-    return "from the test set" if federation.own_test.which == "test" else "from their own samples"
+    return "from the test set" if federation.own_test.which == "test" else "from their samples"
 
 
 def load(spec: DataSpec) -> Federation:
@@ -228,7 +228,7 @@ def load(spec: DataSpec) -> Federation:
 
     Raises:
         ConfigError: an unknown name or setting.
-        DataError: missing or damaged files, labels or features that cannot be meant, a partition that cannot be made.
+        DataError: missing or damaged files, labels or features that are invalid, a partition that cannot be made.
     """
     reader = check_spec(spec)
     root = None if spec.root is None else Path(spec.root)
@@ -295,9 +295,9 @@ def _scaled(federation: Federation, source: Source, *, server: bool) -> Federati
 def _fingerprint(
     task: Task, name: str, labels: list[Tensor], groups: Mapping[str, Groups], settings: tuple[object, ...]
 ) -> str:
-    """sha256 over the identity of a federation: names, sizes, label bytes, groups and settings.
+    """Hash the identity of a federation (sha256): names, sizes, label bytes, groups and settings.
 
-    Nothing in it depends on a folder or a process.
+    The hash does not depend on a folder or a process.
     """
     digest = hashlib.sha256(repr((name, task, settings, [len(y) for y in labels])).encode())
     for y in labels:

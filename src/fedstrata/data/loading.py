@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.common.call_syntax import Call, bind, parse_call
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.common.random_streams import stream
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.augmentation import parse_moves
 from fedstrata.data.io.samples import Joined, Samples
 from fedstrata.data.location import Reader
@@ -23,7 +24,7 @@ CONVENTIONS = ("server", "client", "both", "own")
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a user says about data.
+    """A user's specification of data.
 
     Attributes:
         data: a data set in call syntax, such as ``synthetic(alpha=1, beta=1)``.
@@ -32,10 +33,10 @@ class DataSpec:
         partition: a law in call syntax; None is ``natural`` where the data come with clients, else ``class_partition``
             where targets are classes, else ``iid``.
         class_partition: see ``partition``.
-        clients: number of clients; None is the data's own number, or 20.
-        test: ``server`` (one test set), ``client`` (each client's own split with its class mix), ``both``, or
-            ``own(share=0.2)`` (the official test set joins the pool, and each client keeps a share of its own samples).
-        validation: share of each client's own samples kept for validation, in [0, 1).
+        clients: number of clients; None is the data's number, or 20.
+        test: ``server`` (one test set), ``client`` (a test split for each client with its class mix), ``both``, or
+            ``own(share=0.2)`` (the official test set joins the pool, and each client keeps a share of its samples).
+        validation: share of each client's samples kept for validation, in [0, 1).
         heldout: share of clients kept out of training, in [0, 1).
         seed: of the partition and the splits.
     """
@@ -84,7 +85,7 @@ def share_in(name: str, value: float) -> None:
 
 
 def pool_of(source: Source, samples: Samples) -> LabelView:
-    """What a law may see of the samples."""
+    """Return what a law may read of the samples."""
     labels = samples.y.numpy() if source.task.has_classes else None
     return LabelView(len(samples), labels, source.task.num_classes, source.groups)
 
@@ -98,7 +99,7 @@ def read_convention(text: str) -> tuple[str, ClientTestSplit | None]:
     call: Call = parse_call(text)
     if call.name not in CONVENTIONS:
         raise ConfigError(
-            f"test is {text!r}; it is one of server, client, both, own(share=0.2).{nearest(call.name, CONVENTIONS)}"
+            f"test is {text!r}; it is one of server, client, both, own(share=0.2).{suggestion(call.name, CONVENTIONS)}"
         )
     if call.name == "own":
         return "own", bind(call, ClientTestSplit, what="test")
@@ -108,7 +109,7 @@ def read_convention(text: str) -> tuple[str, ClientTestSplit | None]:
 
 
 def pooled(source: Source) -> Source:
-    """The same data with the test set joined to the training set."""
+    """Join the test set to the training set."""
     if source.test is None:
         return source
     joined: dict[str, Groups] = {}
@@ -142,7 +143,7 @@ def own_tests(
     if twin is None:
         return ClassMix(partition, train, test, seed), ()
     if isinstance(twin, ExplicitPartition) and (without := np.flatnonzero(twin.sizes() == 0)).size:
-        return PartitionedTest(twin), (f"own tests: {_some(without)} no test sample of their own.",)
+        return PartitionedTest(twin), (f"client tests: {_some(without)} no test sample.",)
     return PartitionedTest(twin), ()
 
 
@@ -168,7 +169,7 @@ def _some(ids: Ints) -> str:
 
 
 def small_clients(partition: Partition, validation: float) -> tuple[str, ...]:
-    """Clients that a user has to know of: with no sample, with one."""
+    """Name the clients with no sample, and those with one."""
     if not isinstance(partition, ExplicitPartition):
         return ()
     sizes, notes = partition.sizes(), []

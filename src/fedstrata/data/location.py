@@ -1,4 +1,4 @@
-"""Where data lie: ``data.root``, or the environment variable FEDSTRATA_DATA."""
+"""Find the files of data sets: ``data.root``, or the environment variable FEDSTRATA_DATA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VARIABLE = "FEDSTRATA_DATA"
 
 
 class Reader(Protocol):
-    """A data set: a frozen record of its settings with one verb."""
+    """A data set: a frozen record of its settings with one method."""
 
     def read(self, place: Place) -> Source:
         """Read the data."""
@@ -24,11 +24,11 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """What a data set may know of its surroundings.
+    """What a data set may know of the run: where files are, and how many clients.
 
     Attributes:
         root: folder that the user gave, or None.
-        clients: number of clients that the user asked for; only generated federations look at it.
+        clients: number of clients that the user asked for; only generated federations use it.
     """
 
     root: Path | None = None
@@ -37,13 +37,13 @@ class Place:
     def folder(
         self, data: str, names: tuple[str, ...], files: tuple[str, ...], system: Path | None = None
     ) -> tuple[Path, str]:
-        """The first folder that holds one of ``files``, and which file that was.
+        """Find the first folder that holds one of ``files``; return it with the name of that file.
 
         Args:
             data: name of the data set, for messages.
             names: folders below the root to look in, before the root itself.
             files: file names, any one of which marks the folder.
-            system: a folder of the operating system's own packages, tried where the user gave no root.
+            system: a folder of the operating system's packages, tried where the user gave no root.
         Raises:
             DataError: no root, a root that does not exist, or nothing in it; the message has the remedy.
         """
@@ -59,13 +59,13 @@ class Place:
         if not roots:
             package = f" or install the files under {system}" if system is not None else ""
             raise DataError(
-                f"data {data}: no folder was given; say data.root=FOLDER (or set {VARIABLE}) where FOLDER/{wanted}"
-                f" lies{package}; data=digits needs no files."
+                f"data {data}: no folder was given; set data.root=FOLDER (or {VARIABLE}) to the folder with"
+                f" {wanted}{package}; data=digits needs no files."
             )
         missing = [root for root in roots if not root.is_dir()]
         if missing:
             raise DataError(
-                f"data {data}: the folder {missing[0]} does not exist; say data.root=FOLDER where FOLDER/{wanted} lies;"
+                f"data {data}: the folder {missing[0]} does not exist; set data.root=FOLDER to the folder with {wanted};"
                 " data=digits needs no files."
             )
         pickled = next(
@@ -87,7 +87,7 @@ class Place:
         )
 
     def file(self, data: str, path: str) -> Path:
-        """A file or folder that the user named: absolute, relative to the root, or relative to the working folder.
+        """Find a file or folder that the user named: absolute, relative to the root, or to the working folder.
 
         Raises:
             DataError: it does not exist.
@@ -100,7 +100,7 @@ class Place:
                 return candidate
         verb = "does" if len(candidates) == 1 else "do"
         raise DataError(
-            f"data {data}: {' and '.join(str(c) for c in candidates)} {verb} not exist; say path=FILE, absolute or"
+            f"data {data}: {' and '.join(str(c) for c in candidates)} {verb} not exist; set path=FILE, absolute or"
             " relative to data.root."
         )
 
@@ -112,6 +112,6 @@ class Place:
 
 
 def written(name: str, reader: Any) -> str:
-    """The call of a reader as a user writes it: files without their folders, and no setting that is as usual."""
-    said = {f.name: getattr(reader, f.name) for f in fields(reader) if getattr(reader, f.name) != f.default}
-    return shown(name, said | {file: Path(said[file]).name for file in ("path", "tested") if file in said})
+    """Write the call of a reader as a user would: files without their folders, without default settings."""
+    changed = {f.name: getattr(reader, f.name) for f in fields(reader) if getattr(reader, f.name) != f.default}
+    return shown(name, changed | {file: Path(changed[file]).name for file in ("path", "tested") if file in changed})

@@ -1,4 +1,4 @@
-"""What a federation asks of a model, and what a data set hands to the partition."""
+"""Types of data: the task of a model, groups of samples, and a data set before it is dealt to clients."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Groups:
-    """Whom the samples belong to by nature: a writer, a role, a domain, a client column.
+    """The natural owners of samples: writers, roles, domains, the values of a client column.
 
     Attributes:
-        names: one name a group.
+        names: one name for each group.
         train: [N] int64, the group of every training sample.
         test: [Nt] int64, the group of every test sample; None where the test set has other groups or none.
     """
@@ -107,20 +107,19 @@ class Source:
     """A data set before it is dealt to clients.
 
     Attributes:
-        name: as a user writes it, with the settings that change its content; never a place, so that a fingerprint holds
-            on every machine.
+        name: as a user writes it, with the settings that change its content; never a folder: the fingerprint is the
+            same on every machine.
         task: see :class:`Task`.
         train: training samples.
         test: the test set, official where there is one; None where there is none.
         groups: natural groups by name ("writer", "domain", "client"); the first is the default of ``natural``.
-        natural: True where the data come with clients of their own, so that ``natural`` is the default partition.
+        natural: True where the data define clients; ``natural`` is then the default partition.
         dark: [channels] the value of a black pixel after normalisation; () where samples are not images.
-        notes: what a user must be told.
-        scale: given every client's training indices, the normalised source; None where nothing needs training
-            statistics.
-        intake: how further samples are prepared, for predictions; None where the data set does not say.
-        identity: what a fingerprint is taken over, where that is more than the name: all settings, and the content of
-            files.
+        notes: for the user.
+        scale: returns the normalised source, given every client's training indices; None where normalisation needs no
+            training statistics.
+        intake: prepares further samples, for predictions; None where the data set defines no way.
+        identity: the text to fingerprint, where that is more than the name: all settings, and the content of files.
     """
 
     name: str

@@ -67,7 +67,7 @@ def stack(folder, **changes):
         ({"size": np.zeros(3, dtype=np.int64)}, "size is [0, 0, 0]"),
         ({"classes": np.array("x")}, "classes has shape ()"),
         ({"writer": np.array("x")}, "writer has shape ()"),
-        ({"writer": np.zeros(7, dtype=np.int64)}, "writer has shape (7,); [20] is wanted"),
+        ({"writer": np.zeros(7, dtype=np.int64)}, "writer has shape (7,); it must be [20]"),
     ],
 )
 def test_an_array_of_the_wrong_shape_in_a_file_is_named(tmp_path, changes, says):

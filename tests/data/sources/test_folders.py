@@ -95,11 +95,11 @@ def test_office_31_is_one_client_a_domain_with_a_fifth_of_each_class_for_testing
 def test_a_layout_that_is_not_the_folders_own_names_the_one_that_is(tmp_path):
     office(tmp_path / "archive", "images")
     with pytest.raises(
-        DataError, match=r"amazon/images holds folders of pictures.*say layout='domain/images/class/file'"
+        DataError, match=r"amazon/images holds folders of pictures.*set layout='domain/images/class/file'"
     ):
         load(folder(tmp_path / "archive", layout="domain/class/file"))
     office(tmp_path / "flat", "")
-    with pytest.raises(DataError, match=r"amazon holds no folder images.*say layout='domain/class/file'"):
+    with pytest.raises(DataError, match=r"amazon holds no folder images.*set layout='domain/class/file'"):
         load(folder(tmp_path / "flat", layout="domain/images/class/file"))
 
 
@@ -129,7 +129,7 @@ def test_row_58_hidden_files_are_ignored_and_others_are_counted(tree):
     (tree / "cat" / "notes.txt").write_text("x")
     fed = load(folder(tree))
     assert len(fed.train) + len(fed.test) == 10
-    assert any("1 files are no pictures" in note for note in fed.notes)
+    assert any("1 files are not pictures" in note for note in fed.notes)
 
 
 def test_row_58_an_empty_class_folder_is_refused(tree):
@@ -144,10 +144,10 @@ def test_pictures_a_level_too_deep_name_the_layout_that_is_meant(tmp_path):
             picture(tmp_path / who / what / "0.png")
             picture(tmp_path / who / what / "1.png")
     with pytest.raises(
-        DataError, match=r"ann holds folders of pictures, and no picture itself; say layout='client/class/file'"
+        DataError, match=r"ann holds folders of pictures, and no picture itself; set layout='client/class/file'"
     ):
         load(folder(tmp_path))
-    with pytest.raises(DataError, match=r"holds no pictures by layout client/class/file; say layout='class/file'\."):
+    with pytest.raises(DataError, match=r"holds no pictures by layout client/class/file; set layout='class/file'\."):
         load(folder(tmp_path / "ann", layout="client/class/file"))
     with pytest.raises(DataError, match=r"nowhere does not exist; say path="):
         load(folder(tmp_path / "nowhere"))

@@ -13,8 +13,9 @@ from PIL import Image
 from fedstrata.common.errors import DataError
 from fedstrata.data import DataSpec, load
 from fedstrata.data.io.formats import open_picture, read_idx, read_npz
+from fedstrata.data.io.normalization import NORMS
 from fedstrata.data.location import Place
-from fedstrata.data.sources.images import DEBIAN_FASHION, NORMS
+from fedstrata.data.sources.images import DEBIAN_FASHION
 
 RNG = np.random.default_rng(0)
 
@@ -152,7 +153,7 @@ def test_a_cut_cifar_file_is_refused(tmp_path):
     cifar(tmp_path / "cifar-100-binary", 2, ["train.bin", "test.bin"])
     whole = (tmp_path / "cifar-100-binary/test.bin").read_bytes()
     (tmp_path / "cifar-100-binary/test.bin").write_bytes(whole[:-1])
-    with pytest.raises(DataError, match="no multiple of a record of 3074"):
+    with pytest.raises(DataError, match="not a multiple of a record of 3074"):
         load(DataSpec(data="cifar100", root=tmp_path))
 
 
@@ -210,7 +211,7 @@ def test_an_npz_that_contradicts_itself_is_refused(more, said, tmp_path):
 
 def test_the_files_of_another_set_are_refused(tmp_path):
     write_npz(tmp_path)
-    with pytest.raises(DataError, match=r"Does data\.root mean another set"):
+    with pytest.raises(DataError, match=r"Does data\.root point to another set"):
         load(DataSpec(data="mnist(norm=raw)", root=tmp_path))
 
 

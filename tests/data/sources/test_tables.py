@@ -10,7 +10,7 @@ import torch
 
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.data import DataSpec, load
-from fedstrata.data.io.scaling import Scaling, Sums
+from fedstrata.data.io.normalization import Scaling, Sums
 
 ROWS = 60
 
@@ -175,7 +175,7 @@ def test_wrong_names_files_and_settings_are_refused(tmp_path):
         load(spec(path, client="sites"))
     with pytest.raises(DataError, match=r"\.csv, \.tsv and \.parquet"):
         load(spec(path.rename(tmp_path / "t.xls")))
-    with pytest.raises(DataError, match=r"say path=FILE"):
+    with pytest.raises(DataError, match=r"set path=FILE"):
         load(spec(tmp_path / "none.csv"))
     with pytest.raises(ConfigError, match="give one"):
         load(spec(path, split="a", tested="b"))

@@ -85,7 +85,7 @@ def test_a_million_derived_clients_cost_what_the_shown_ones_cost():
     facts = facts_of(fed)
     assert time.perf_counter() - before < 5  # 200 clients take a tenth of a second
     assert (facts.clients, len(facts.shown), facts.train, facts.validation) == (1_000_000, 200, 18_000_000, 2_000_000)
-    assert "200 of 1,000,000 clients were looked at" in facts.notes[-1]
+    assert "200 of 1,000,000 clients were surveyed" in facts.notes[-1]
 
 
 def test_fifty_thousand_listed_clients_are_counted_exactly_and_at_once():
@@ -141,7 +141,7 @@ def test_facts_survive_json(spec):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"clients": None}, "clients is 'None', which is no count"),
+        ({"clients": None}, "clients is 'None', which is not a count"),
         ({"clients": True}, "clients"),
         ({"clients": -1}, "clients"),
         ({"chance": float("nan")}, "chance"),

@@ -1,4 +1,4 @@
-"""What every intake is: a refusal for each form of data that it does not take; and the intake of plain arrays."""
+"""Prepare further samples as the training samples were: the base class, and plain arrays."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Unknown = Literal["refuse", "zeros"]
 
 @dataclass(frozen=True, eq=False)
 class PreparedInputs:
-    """Samples that were taken in.
+    """Samples that are ready for the model.
 
     Attributes:
         samples: as the model reads them; ``y`` holds zeros where they carry no label.
         names: one a sample: a row number, a file.
-        labelled: whether ``y`` was given, so that predictions can be scored.
-        notes: what a user must be told.
+        labelled: whether ``y`` was given; predictions can then be scored.
+        notes: for the user.
     """
 
     samples: Samples
@@ -38,53 +38,53 @@ class PreparedInputs:
 
 
 class InputPreprocessor:
-    """How further samples are prepared. A data set overrides the forms of data that it takes.
+    """Prepare further samples. A data set overrides the methods of the forms that it accepts.
 
-    The others are refused in one line.
+    The other forms are refused.
     """
 
     @property
     def accepts(self) -> str:
-        """What it takes, as the end of a sentence."""
+        """Describe the accepted input, as the end of a sentence."""
         return "arrays (.npy, .npz) as the model reads them"
 
     def table(self, columns: Columns, where: str, *, unknown: Unknown = "refuse") -> PreparedInputs:
-        """From the columns of a CSV or parquet file; ``unknown`` says what a word that no training row has becomes."""
+        """Prepare the columns of a CSV or parquet file; ``unknown`` decides about words that no training row has."""
         self._refuse(where, "a table")
 
     def pictures(
         self, files: Sequence[Path], names: Sequence[str], labels: Sequence[int] | None, where: str
     ) -> PreparedInputs:
-        """From files of pictures; ``labels`` are class numbers, where all of them are known."""
+        """Prepare picture files; ``labels`` are class numbers, where all of them are known."""
         self._refuse(where, "a picture" if len(files) == 1 else "a folder of pictures")
 
     def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> PreparedInputs:
-        """From an array [N, ...] and, where given, its labels [N]."""
+        """Prepare an array [N, ...] and, where given, its labels [N]."""
         self._refuse(where, "an array")
 
     def texts(self, lines: Sequence[str], where: str) -> PreparedInputs:
-        """From texts, one a sample."""
+        """Prepare texts, one for each sample."""
         self._refuse(where, "a text")
 
     def facts(self) -> dict[str, Any]:
-        """What happens to a sample before the model reads it, as plain JSON."""
+        """Describe, as plain JSON, how a sample is prepared before the model reads it."""
         return {"takes": self.accepts}
 
     def restore(self, values: Tensor) -> Tensor:
-        """Predictions of a regression in the units of the data."""
+        """Convert predictions of a regression to the units of the data."""
         return values
 
     def _refuse(self, where: str, form: str) -> NoReturn:
-        raise DataError(f"{where} is {form}; this model takes {self.accepts}.")
+        raise DataError(f"{where} is {form}; this model accepts {self.accepts}.")
 
 
 @dataclass(frozen=True)
 class Numbers(InputPreprocessor):
-    """Arrays as they are: floats of the sample's shape, or tokens.
+    """Arrays that are passed on unchanged: floats of the sample's shape, or tokens.
 
     Attributes:
         shape: of one sample.
-        classes: of the task; 0 for a regression.
+        classes: of the task; 0 where targets are no classes.
         vocabulary: above 0, samples are tokens below this number.
     """
 
@@ -94,7 +94,7 @@ class Numbers(InputPreprocessor):
 
     @property
     def accepts(self) -> str:
-        """What is taken, in words."""
+        """Describe the accepted input."""
         what = f"tokens below {self.vocabulary}" if self.vocabulary else "floats, as the model reads them"
         return (
             f"arrays (.npy, or .npz with x and, for a score, y) of shape [N, {', '.join(map(str, self.shape))}], {what}"
@@ -103,11 +103,11 @@ class Numbers(InputPreprocessor):
     def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> PreparedInputs:
         """See :meth:`InputPreprocessor.array`."""
         self.check_shape(x, where)
-        found = tokens(x, self.vocabulary, where) if self.vocabulary else self._floats(x, where)
-        return taken(found, y, self.classes, where)
+        values = tokens(x, self.vocabulary, where) if self.vocabulary else self._floats(x, where)
+        return prepare(values, y, self.classes, where)
 
     def check_shape(self, x: NDArray[Any], where: str) -> None:
-        """Refuse another shape, or no sample at all.
+        """Refuse another shape, or an empty array.
 
         Raises:
             DataError: the message has both shapes.
@@ -120,21 +120,21 @@ class Numbers(InputPreprocessor):
 
     def _floats(self, x: NDArray[Any], where: str) -> Tensor:
         if x.dtype.kind != "f":
-            raise DataError(f"{where} holds {x.dtype}; this model takes {self.accepts}.")
-        found = torch.from_numpy(float32(x))
-        finite_features(found, where)
-        return found
+            raise DataError(f"{where} holds {x.dtype}; this model accepts {self.accepts}.")
+        values = torch.from_numpy(float32(x))
+        finite_features(values, where)
+        return values
 
     def facts(self) -> dict[str, Any]:
         """See :meth:`InputPreprocessor.facts`."""
         return {"kind": "tokens" if self.vocabulary else "numbers", "takes": self.accepts, "normalisation": None}
 
 
-def taken(x: Tensor, y: NDArray[Any] | None, classes: int, where: str) -> PreparedInputs:
-    """Samples in memory with labels, where there are some: class numbers below ``classes``, or targets where that is 0.
+def prepare(x: Tensor, y: NDArray[Any] | None, classes: int, where: str) -> PreparedInputs:
+    """Pair samples in memory with their labels: class numbers below ``classes``, or targets where that is 0.
 
     Raises:
-        DataError: another number of labels than samples, or labels that cannot be meant.
+        DataError: another number of labels than samples, or labels that are invalid.
     """
     names = tuple(str(row) for row in range(len(x)))
     if y is None:
@@ -143,26 +143,26 @@ def taken(x: Tensor, y: NDArray[Any] | None, classes: int, where: str) -> Prepar
         )
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(
-            f"{where}: y has shape {list(y.shape)} for {len(x)} samples; one label a sample, shape [N], is wanted."
+            f"{where}: y has shape {list(y.shape)} for {len(x)} samples; it must be one label a sample, shape [N]."
         )
     if classes:
         return PreparedInputs(Tensors(x, class_labels(y, classes, where)), names, labelled=True)
     if y.dtype.kind not in "fiu" or not np.isfinite(y).all():
-        raise DataError(f"{where}: targets are {y.dtype} or not finite; finite numbers are wanted.")
+        raise DataError(f"{where}: targets are {y.dtype} or not finite; they must be finite numbers.")
     return PreparedInputs(Tensors(x, torch.from_numpy(float32(y))), names, labelled=True)
 
 
 def tokens(x: NDArray[Any], vocabulary: int, where: str) -> Tensor:
-    """Tokens as int64.
+    """Check tokens and convert them to int64.
 
     Raises:
-        DataError: numbers that are no integers below ``vocabulary``; the message names the row.
+        DataError: values that are not integers below ``vocabulary``; the message names the row.
     """
     if x.dtype.kind not in "iu":
         raise DataError(f"{where}: vocabulary is {vocabulary}, and x holds {x.dtype}; tokens are integers.")
     wrong = np.argwhere((x < 0) | (x >= vocabulary))
     if len(wrong):
         raise DataError(
-            f"{where}: row {wrong[0][0]} holds token {x[tuple(wrong[0])]}; tokens lie in 0 to {vocabulary - 1}."
+            f"{where}: row {wrong[0][0]} holds token {x[tuple(wrong[0])]}; tokens are 0 to {vocabulary - 1}."
         )
     return torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64))

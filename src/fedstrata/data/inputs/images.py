@@ -1,4 +1,4 @@
-"""Pictures: files of any size, or bytes in an array."""
+"""Prepare pictures: files of any size, or bytes in an array."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from PIL import Image
 from torch import Tensor
 
 from fedstrata.common.errors import DataError
-from fedstrata.data.inputs.base import InputPreprocessor, PreparedInputs, taken
+from fedstrata.data.inputs.base import InputPreprocessor, PreparedInputs, prepare
 from fedstrata.data.io.checks import finite_features, float32
 from fedstrata.data.io.formats import open_picture
-from fedstrata.data.io.samples import Images, affine
+from fedstrata.data.io.normalization import affine
+from fedstrata.data.io.samples import Images
 
 Fit = Literal["crop", "stretch"]
 
@@ -30,8 +31,8 @@ class Pictures(InputPreprocessor):
         height, width: of a sample.
         mean, std: [C] in units of [0, 1] pixels; C is 1 (grey) or 3.
         classes: of the task.
-        resize: the shorter side before the middle is cut out; 0 is just as large as the sample.
-        fit: "crop" resizes (antialiased, bilinear) and cuts out the middle; "stretch" resizes to the shape itself
+        resize: the shorter side before the centre crop; 0 is the side of the sample.
+        fit: "crop" resizes (antialiased, bilinear) and crops the centre; "stretch" resizes to the exact shape
             (bicubic).
     """
 
@@ -50,7 +51,7 @@ class Pictures(InputPreprocessor):
 
     @property
     def accepts(self) -> str:
-        """What is taken, in words."""
+        """Describe the accepted input."""
         shape = ", ".join(map(str, self.shape))
         return (
             f"pictures (a file or a folder), or arrays (.npy, .npz) of shape [N, {shape}]: uint8 pixels, or floats that"
@@ -63,7 +64,7 @@ class Pictures(InputPreprocessor):
         """See :meth:`InputPreprocessor.pictures`."""
         if len(self.mean) not in (1, 3):
             raise DataError(
-                f"{where}: pictures are read in grey or RGB, and this model takes {len(self.mean)} channels; give an"
+                f"{where}: pictures are read in grey or RGB, and this model reads {len(self.mean)} channels; give an"
                 " array (.npy, .npz)."
             )
         y = (
@@ -71,27 +72,27 @@ class Pictures(InputPreprocessor):
             if labels is not None
             else torch.zeros(len(files), dtype=torch.int64)
         )
-        return PreparedInputs(_Shown(self, tuple(files), y), tuple(names), labelled=labels is not None)
+        return PreparedInputs(_PictureFiles(self, tuple(files), y), tuple(names), labelled=labels is not None)
 
     def array(self, x: NDArray[Any], y: NDArray[Any] | None, where: str) -> PreparedInputs:
         """See :meth:`InputPreprocessor.array`."""
         if tuple(x.shape[1:]) != self.shape or not len(x):
-            raise DataError(f"{where} has shape {list(x.shape)}; this model takes {self.accepts}, and at least one.")
+            raise DataError(f"{where} has shape {list(x.shape)}; this model accepts {self.accepts}, at least one.")
         if x.dtype == np.uint8:
-            found = taken(torch.from_numpy(np.ascontiguousarray(x)), y, self.classes, where)
+            prepared = prepare(torch.from_numpy(np.ascontiguousarray(x)), y, self.classes, where)
             return PreparedInputs(
-                Images(torch.from_numpy(np.ascontiguousarray(x)), found.samples.y, self.mean, self.std),
-                found.names,
-                found.labelled,
+                Images(torch.from_numpy(np.ascontiguousarray(x)), prepared.samples.y, self.mean, self.std),
+                prepared.names,
+                prepared.labelled,
             )
         if x.dtype.kind != "f":
-            raise DataError(f"{where} holds {x.dtype}; this model takes {self.accepts}.")
+            raise DataError(f"{where} holds {x.dtype}; this model accepts {self.accepts}.")
         floats = torch.from_numpy(float32(x))
         finite_features(floats, where)
-        return taken(floats, y, self.classes, where)
+        return prepare(floats, y, self.classes, where)
 
-    def fitted(self, path: Path) -> NDArray[np.uint8]:
-        """One picture as bytes [H, W, C].
+    def read_picture(self, path: Path) -> NDArray[np.uint8]:
+        """Decode and resize one picture: bytes [H, W, C].
 
         Raises:
             DataError: not a picture, or damaged.
@@ -133,8 +134,8 @@ class Pictures(InputPreprocessor):
 
 
 @dataclass(frozen=True, eq=False)
-class _Shown:
-    """Pictures on disk, decoded when they are taken."""
+class _PictureFiles:
+    """Picture files, decoded when they are read."""
 
     preprocessor: Pictures
     paths: tuple[Path, ...]
@@ -146,6 +147,6 @@ class _Shown:
 
     def take(self, index: Tensor) -> Tensor:
         """See :class:`fedstrata.data.io.samples.Samples`."""
-        batch = np.stack([self.preprocessor.fitted(self.paths[row]) for row in index.tolist()])
+        batch = np.stack([self.preprocessor.read_picture(self.paths[row]) for row in index.tolist()])
         scale, shift = affine(self.preprocessor.mean, self.preprocessor.std)
         return torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous().float().mul_(scale).add_(shift)  # [B, C, H, W]

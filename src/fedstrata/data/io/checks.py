@@ -1,4 +1,4 @@
-"""Checks of labels and features at load."""
+"""Check labels and features when data are loaded."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 
 
 def class_labels(values: NDArray[Any], classes: int, where: str) -> Tensor:
-    """Class labels as int64 [N].
+    """Check class labels and convert them to int64 [N].
 
     Args:
         values: [N] labels as read.
-        classes: labels lie in 0 .. classes - 1.
+        classes: labels are 0 .. classes - 1.
         where: file or column, for messages.
     Raises:
         DataError: float or NaN labels, a wrong rank, or a label out of range; the message names the row and the value.
     """
     if values.ndim != 1:
-        raise DataError(f"{where}: labels have shape {values.shape}; one class number a sample, shape [N], is wanted.")
+        raise DataError(
+            f"{where}: labels have shape {values.shape}; they must be one class number a sample, shape [N]."
+        )
     if values.dtype.kind not in "iu":
         first = values[0] if len(values) else "nothing"
         raise DataError(
@@ -40,7 +42,7 @@ def class_labels(values: NDArray[Any], classes: int, where: str) -> Tensor:
     if len(wrong):
         raise DataError(
             f"{where}: row {wrong[0]} has label {values[wrong[0]]} ({len(wrong)} rows in all are out of range); "
-            f"labels lie in 0 to {classes - 1} for {classes} classes."
+            f"labels are 0 to {classes - 1} for {classes} classes."
         )
     return torch.from_numpy(numbers)
 
@@ -58,25 +60,24 @@ def finite_features(x: Tensor, where: str) -> None:
         return
     row, *column = (int(v) for v in torch.nonzero(~torch.isfinite(x))[0])
     value = x[(row, *column)].item()
-    place = column[0] if len(column) == 1 else tuple(column)
+    position = column[0] if len(column) == 1 else tuple(column)
     raise DataError(
-        f"{where}: row {row}, column {place} is {value}; features are finite numbers. Remove the row, or fill the"
+        f"{where}: row {row}, column {position} is {value}; features are finite numbers. Remove the row, or fill the"
         " value in."
     )
 
 
 def float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    """The values as float32.
+    """Convert values to float32.
 
-    One that is too large becomes infinite without a word, and :func:`finite_features` names it.
+    A value that is too large becomes infinite; :func:`finite_features` then names it.
     """
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(values, dtype=np.float32)
 
 
 def check_samples(samples: Samples, task: Task, where: str) -> None:
-    """What every data set has to hold: as many samples as labels, labels that the task names, finite features of the
-    task's shape.
+    """Check a data set: as many samples as labels, valid targets, and finite features of the task's shape.
 
     Raises:
         DataError: see :func:`class_labels` and :func:`finite_features`.
@@ -84,7 +85,7 @@ def check_samples(samples: Samples, task: Task, where: str) -> None:
     y = samples.y
     if len(y) != len(samples) or not len(y):
         raise DataError(
-            f"{where}: {len(samples)} samples with {len(y)} labels; at least one sample and one label each are wanted."
+            f"{where}: {len(samples)} samples with {len(y)} labels; it must have at least one sample, and one label for each."
         )
     task.definition.check_targets(y, task.classes, where)
     if isinstance(samples, Tensors):
@@ -95,9 +96,9 @@ def check_samples(samples: Samples, task: Task, where: str) -> None:
 
 
 def stratified(labels: Ints, share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """A mask [N] that marks int(share * n_c + 0.5) samples of every class, drawn by ``rng``.
+    """Mark int(share * n_c + 0.5) samples of every class, drawn by ``rng``, in a mask [N].
 
-    A class of one sample gives none.
+    A class with one sample has none marked.
     """
     return mask_by(labels, lambda n: min(int(share * n + 0.5), n - 1), rng)
 

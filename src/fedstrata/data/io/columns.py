@@ -1,6 +1,6 @@
-"""Columns of a CSV or parquet file: numbers with gaps, or words with gaps.
+"""Read columns of a CSV or parquet file: numbers or words, with missing values.
 
-Our own light reading, so that every machine reads the same.
+The reader is small and our own code, and every machine reads the same values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstrata.common.errors import DataError, nearest
+from fedstrata.common.errors import DataError
+from fedstrata.common.suggest import suggestion
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # compared in lower case
 EXACT = float(2**53)
@@ -35,7 +36,7 @@ class Column:
     words: NDArray[np.str_] | None = None
 
     def text(self) -> NDArray[np.str_]:
-        """[N] str: the words, or the numbers as short text (3, not 3.0)."""
+        """Return the words, or the numbers as short text (3, not 3.0), [N]."""
         if self.words is not None:
             return self.words
         assert self.numbers is not None
@@ -59,14 +60,14 @@ def read_columns(path: Path) -> dict[str, Column]:
 
 
 def column(columns: Columns, name: str, where: str) -> Column:
-    """The column of that name.
+    """Look up a column by name.
 
     Raises:
         DataError: there is none; the message has the nearest names.
     """
     if name not in columns:
         raise DataError(
-            f"{where} has no column {name!r}.{nearest(name, columns)} It has {', '.join(list(columns)[:12])}."
+            f"{where} has no column {name!r}.{suggestion(name, columns)} It has {', '.join(list(columns)[:12])}."
         )
     return columns[name]
 
@@ -87,13 +88,13 @@ def _csv(path: Path) -> dict[str, Column]:
                     rows.append(row)
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path} cannot be read as a table ({error}); a UTF-8 file with one line of column names is wanted."
+            f"{path} cannot be read as a table ({error}); it must be a UTF-8 file that begins with a line of column names."
         ) from error
     if len(set(head)) != len(head) or not rows:
         twice = sorted({name for name in head if head.count(name) > 1})
         raise DataError(
-            f"{path}: {f'column {twice[0]!r} is named twice' if twice else 'there is no data row'}; a line of names and"
-            " rows below are wanted."
+            f"{path}: {f'column {twice[0]!r} is named twice' if twice else 'there is no data row'}; a table is a line"
+            " of names and rows below."
         )
     return {
         name: _from_words(np.array(values), name, path)
@@ -123,7 +124,7 @@ def _numbers(numbers: NDArray[np.float64], name: str, path: Path | str) -> Colum
 
 
 def arrow(path: Path) -> Any:
-    """A parquet file as a pyarrow table.
+    """Read a parquet file as a pyarrow table.
 
     Raises:
         DataError: pyarrow is not installed, or a damaged file.
@@ -136,7 +137,7 @@ def arrow(path: Path) -> Any:
     try:
         return pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} is damaged or no parquet file ({error}); fetch it again.") from error
+        raise DataError(f"{path} is damaged or not a parquet file ({error}); fetch it again.") from error
 
 
 def _parquet(path: Path) -> dict[str, Column]:
@@ -147,7 +148,7 @@ def _parquet(path: Path) -> dict[str, Column]:
 
 
 def arrow_columns(table: Any, where: str) -> dict[str, Column]:
-    """The columns of a pyarrow table.
+    """Read the columns of a pyarrow table.
 
     Raises:
         DataError: a column that holds neither numbers, words nor true/false.

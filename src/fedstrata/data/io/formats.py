@@ -24,7 +24,7 @@ IDX_UBYTE = 0x08
 
 
 def read_npz(path: Path) -> Table:
-    """All arrays of an .npz but its pictures; no pickle.
+    """Read all arrays of an .npz file, without pickle.
 
     Raises:
         DataError: a damaged file, or object arrays.
@@ -32,7 +32,7 @@ def read_npz(path: Path) -> Table:
     try:
         with path.open("rb") as file:  # numpy leaves the file open when it is damaged
             if file.read(2) != b"PK":
-                raise DataError(f"{path} is no .npz file (a zip archive of arrays); fetch it again.")
+                raise DataError(f"{path} is not a .npz file (a zip archive of arrays); fetch it again.")
             file.seek(0)
             stored = np.load(file, allow_pickle=False)
             return {name: stored[name] for name in stored.files}
@@ -41,14 +41,14 @@ def read_npz(path: Path) -> Table:
             f"{path}: {error} Object arrays need pickle, which can run code, and are refused; store plain arrays."
         ) from error
     except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} is damaged or no .npz file ({error}); fetch it again.") from error
+        raise DataError(f"{path} is damaged or not a .npz file ({error}); fetch it again.") from error
 
 
 def required(table: Table, name: str, path: Path) -> NDArray[Any]:
-    """An array that the file has to hold.
+    """Look up an array that the file must hold.
 
     Raises:
-        DataError: it does not.
+        DataError: there is no such array.
     """
     if name not in table:
         raise DataError(f"{path} has no array {name!r}; it has {', '.join(sorted(table)[:12])}.")
@@ -56,13 +56,13 @@ def required(table: Table, name: str, path: Path) -> NDArray[Any]:
 
 
 def packed_pictures(path: Path, size: int | None = None) -> tuple[Bytes, Table]:
-    """Pictures and the other arrays of an .npz: WebP stacks ``m0000`` ... with ``size``, or ``jpeg`` with ``offsets``.
+    """Decode the pictures of an .npz, and return its other arrays: WebP stacks ``m0000`` ... with ``size``, or ``jpeg`` with ``offsets``.
 
     Args:
         path: the file.
         size: side to resize to, with a box filter; None keeps the stored size.
     Returns:
-        [N, C, H, W] uint8, and the arrays that are not pictures.
+        [N, C, H, W] uint8, and the other arrays.
     Raises:
         DataError: a damaged file, or counts that do not agree.
     """
@@ -108,21 +108,21 @@ def _size(size: NDArray[Any], path: Path) -> list[int]:
 
 
 def _columns(table: Table, path: Path) -> None:
-    """Every array beside the pictures is one-dimensional.
+    """Check the arrays beside the pictures: one-dimensional, and per-picture arrays as long as the labels.
 
-    Those that say something of each picture are as long as the labels.
+    ``classes`` may have another length.
     """
     labels = required(table, "labels", path)
     for name in ("classes", "writer", "domain"):
         if name in table and (table[name].ndim != 1 or (name != "classes" and len(table[name]) != len(labels))):
             raise DataError(
                 f"{path}: {name} has shape {table[name].shape};"
-                f" {'[classes]' if name == 'classes' else f'[{len(labels)}]'} is wanted."
+                f" it must be {'[classes]' if name == 'classes' else f'[{len(labels)}]'}."
             )
 
 
 def _stack(part: bytes, height: int, width: int, channels: int, size: int | None, path: Path) -> Bytes:
-    """One file, a vertical stack of pictures -> [k, C, H, W]."""
+    """Decode one file, a vertical stack of pictures: [k, C, H, W]."""
     picture = open_picture(io.BytesIO(part), channels, str(path))
     if picture.width != width or picture.height % height:
         raise DataError(
@@ -136,7 +136,7 @@ def _stack(part: bytes, height: int, width: int, channels: int, size: int | None
 
 
 def open_picture(source: Path | io.BytesIO, channels: int, name: str) -> Image.Image:
-    """A decoded picture in grey (1 channel) or RGB (3).
+    """Decode a picture in grey (1 channel) or RGB (3).
 
     Raises:
         DataError: not a picture, damaged, or larger than Pillow's safe number of pixels.
@@ -156,7 +156,7 @@ def open_picture(source: Path | io.BytesIO, channels: int, name: str) -> Image.I
 
 
 def read_idx(path: Path) -> Bytes:
-    """An IDX file of bytes (LeCun's format), plain or gzipped.
+    """Read an IDX file of bytes (LeCun's format), plain or gzipped.
 
     Returns:
         uint8 of the shape in the header.
@@ -172,7 +172,7 @@ def read_idx(path: Path) -> Bytes:
                 )
             shape = tuple(int(v) for v in np.frombuffer(file.read(4 * head[3]), dtype=">u4"))
             length = int(np.prod(shape, dtype=np.int64))
-            body = file.read(length + 1)  # one more than there should be, so that a longer file is noticed
+            body = file.read(length + 1)  # one byte more than expected, to detect a longer file
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged ({error}); fetch it again.") from error
     if len(body) != length or len(shape) != head[3]:
@@ -184,7 +184,7 @@ def read_idx(path: Path) -> Bytes:
 
 
 def read_cifar(path: Path, label_bytes: int) -> tuple[Bytes, Bytes]:
-    """A CIFAR binary file: records of label bytes and 3,072 pixels.
+    """Read a CIFAR binary file: records of label bytes and 3,072 pixels.
 
     Args:
         path: the file.
@@ -192,11 +192,13 @@ def read_cifar(path: Path, label_bytes: int) -> tuple[Bytes, Bytes]:
     Returns:
         [N, 3, 32, 32] and [N, label_bytes], both uint8.
     Raises:
-        DataError: a length that is no multiple of a record.
+        DataError: a length that is not a multiple of a record.
     """
     raw = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     record = label_bytes + 3072
     if not len(raw) or len(raw) % record:
-        raise DataError(f"{path} has {len(raw)} bytes, no multiple of a record of {record}; fetch it again.")
+        raise DataError(
+            f"{path} has {len(raw)} bytes, which is not a multiple of a record of {record}; fetch it again."
+        )
     rows = raw.reshape(-1, record)
     return rows[:, label_bytes:].reshape(-1, 3, 32, 32).copy(), rows[:, :label_bytes].copy()

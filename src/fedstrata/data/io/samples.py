@@ -1,4 +1,4 @@
-"""Samples: labels in memory, features handed out by index."""
+"""Sets of samples: labels in memory, features read by index."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedstrata.data.io.normalization import affine
+
 
 class Samples(Protocol):
     """N samples that are read by index.
 
     Attributes:
         y: [N] int64 classes, or [N] float32 targets.
-        lazy: True where ``take`` reads files, so that a client's data are read a batch at a time; False where they are
-            taken once a round.
+        lazy: True where ``take`` reads files: a client's data are then read a batch at a time; False where they are
+            read once a round.
     """
 
     @property
@@ -58,7 +60,7 @@ class Tensors:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images in memory as bytes, normalised when they are taken: a quarter of the memory of floats.
+    """Images in memory as bytes, normalised when they are read: a quarter of the memory of floats.
 
     Args:
         x: [N, C, H, W] uint8.
@@ -82,20 +84,14 @@ class Images:
         return self.x.index_select(0, index).to(torch.float32).mul_(scale).add_(shift)  # [B, C, H, W]
 
 
-def affine(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """Scale and shift, each [C, 1, 1] float32, that turn bytes into normalised pixels: (byte / 255 - mean) / std."""
-    middle, width = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
-    return (1 / (255 * width)).float()[:, None, None], (-middle / width).float()[:, None, None]
-
-
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Overlapping windows over one long sequence, cut when they are taken.
+    """Overlapping windows over one long sequence, cut when they are read.
 
     Args:
         sequence: [T], tokens of any integer type or float32 values.
-        starts: [N] int64, where each window begins; a window never crosses a client's border.
-        width: length of a window.
+        starts: [N] int64, where each window begins; a window never crosses from one client to the next.
+        width: values in a window.
         y: [N] int64 or float32.
     """
 
@@ -110,14 +106,14 @@ class Windows:
 
     def take(self, index: Tensor) -> Tensor:
         """See :class:`Samples`."""
-        place = self.starts[index][:, None] + torch.arange(self.width)[None, :]  # [B, width]
-        cut = self.sequence[place]
+        positions = self.starts[index][:, None] + torch.arange(self.width)[None, :]  # [B, width]
+        cut = self.sequence[positions]
         return cut if cut.is_floating_point() else cut.to(torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Two sets one after the other, as one; for splits that pool the official sets."""
+    """Concatenate two sets; for splits that pool the official sets."""
 
     first: Samples
     second: Samples

@@ -1,1 +1,1 @@
-"""partition."""
+"""Partitions: which samples each client holds, and the laws that deal them."""

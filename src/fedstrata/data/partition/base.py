@@ -1,4 +1,4 @@
-"""Partitions: which samples a client holds. Either listed, or derived when a client is asked for."""
+"""Define which samples a client holds: listed, or derived when they are needed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from fedstrata.data.types import Groups, Ints
 
 @dataclass(frozen=True, eq=False)
 class LabelView:
-    """What a law may look at: labels and groups, never features.
+    """What a law may read: labels and groups, never features.
 
     Args:
         size: number of samples, N.
         labels: [N] int64 in [0, classes), or None where targets are no classes.
         classes: number of classes; 1 where targets are no classes.
         groups: natural groups by name.
-        natural: whether the data come with clients of their own.
     """
 
     size: int
@@ -32,7 +31,7 @@ class LabelView:
     groups: Mapping[str, Groups] = field(default_factory=dict)
 
     def classed(self, law: str) -> Ints:
-        """The labels, for a law that needs classes.
+        """Return the labels, for a law that needs classes.
 
         Raises:
             DataError: targets that are no classes.
@@ -45,7 +44,7 @@ class LabelView:
         return self.labels
 
     def by_class(self, law: str) -> list[Ints]:
-        """One array of positions for each class, in data-set order."""
+        """Return one array of positions for each class, in data-set order."""
         labels = self.classed(law)
         order = np.argsort(labels, kind="stable").astype(np.int64)
         return np.split(order, np.cumsum(np.bincount(labels, minlength=self.classes))[:-1])
@@ -61,12 +60,12 @@ class Partition(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user must be told."""
+        """Notes for the user."""
         ...
 
     @property
     def lazy(self) -> bool:
-        """True where clients are derived when asked for, so that nothing may walk over all of them."""
+        """True where clients are derived when needed: nothing may then iterate over all of them."""
         ...
 
     @property
@@ -84,15 +83,15 @@ class Partition(Protocol):
         ...
 
     def mirror(self, test: LabelView) -> Partition | None:
-        """The test set dealt by the same rule (the same class table, groups, priors).
+        """Deal the test set by the same rule (the same class table, groups, priors).
 
-        None where a rule has no such twin.
+        None where a rule cannot do that.
         """
         ...
 
 
 def check_client(client: int, clients: int) -> None:
-    """Refuse an id that is no client.
+    """Refuse an id that is not a client.
 
     Raises:
         DataError: outside 0 .. clients - 1.
@@ -103,13 +102,13 @@ def check_client(client: int, clients: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ExplicitPartition:
-    """A partition that is written down: one order and the offsets of the clients.
+    """A partition that lists its samples: one order and the offsets of the clients.
 
     Args:
         law: the law as the user wrote it.
         offsets: [C + 1] int64.
         order: [offsets[-1]] int64 positions.
-        notes: what a user must be told.
+        notes: for the user.
         twin: deals a test set by the same rule.
         names: of the clients, as users know them; () where they have numbers only.
     """
@@ -132,7 +131,7 @@ class ExplicitPartition:
         twin: Callable[[LabelView], Partition | None] | None = None,
         names: tuple[str, ...] = (),
     ) -> ExplicitPartition:
-        """From one array of positions a client."""
+        """Build from one array of positions for each client."""
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         return cls(law, offsets, np.concatenate(parts).astype(np.int64), notes, twin, names)
 
@@ -160,17 +159,18 @@ class ExplicitPartition:
 
 @dataclass(frozen=True, eq=False)
 class OverlappingPartition:
-    """FedPart's independent draws: every client draws from the whole set, so clients overlap and cost nothing until
-    asked for.
+    """FedPart's independent draws: every client draws from the whole set, and is derived only when needed.
+
+    Clients overlap.
 
     Args:
         law: the law as the user wrote it.
         pool: the set that clients draw from.
         clients: number of clients.
-        each: samples a client.
+        each: samples of each client.
         alpha: Dirichlet concentration of a client's class shares; None draws uniformly.
         seed: client i draws from the stream (seed, purpose, i).
-        purpose: "overlap", or "overlap-test" for the twin that deals the test set.
+        purpose: "overlap", or "overlap-test" for the partition of the test set.
         tested: samples of a client's own test split; None for the same share of the test set.
     """
 
@@ -209,7 +209,7 @@ class OverlappingPartition:
         return rng.permutation(np.concatenate(drawn)).astype(np.int64)
 
     def _draw(self, rng: np.random.Generator, positions: Ints, count: int) -> Ints:
-        """Without replacement, unless the count exceeds the class's whole pool."""
+        """Draw without replacement, unless the count exceeds the class's whole pool."""
         if not len(positions):
             raise DataError(
                 f"{self.law} asks for {count} samples of a class that the set does not hold; use overlap without alpha."
@@ -217,9 +217,7 @@ class OverlappingPartition:
         return rng.choice(positions, count, replace=count > len(positions)).astype(np.int64)
 
     def mirror(self, test: LabelView) -> Partition | None:
-        """A test split of the same share of the test set (500 of 50,000 gives 100 of 10,000), with the same class
-        shares.
-        """
+        """Draw the same share of the test set (500 of 50,000 gives 100 of 10,000), with the same class shares."""
         each = max(1, int(self.each * test.size / self.pool.size + 0.5)) if self.tested is None else self.tested
         if each > test.size:
             raise DataError(
@@ -230,7 +228,7 @@ class OverlappingPartition:
 
 
 def _rounded(shares: NDArray[np.float64], total: int) -> list[int]:
-    """FedPart's counts: int(total * share + 0.5) in class order, capped by what is left.
+    """Round to FedPart's counts: int(total * share + 0.5) in class order, capped by what is left.
 
     The last class takes the remainder.
     """

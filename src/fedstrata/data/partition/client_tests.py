@@ -1,4 +1,4 @@
-"""Each client's own test split, derived when it is asked for."""
+"""Define each client's test split, derived when it is needed."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Which = Literal["test", "train"]
 
 
 class ClientTests(Protocol):
-    """Which samples test a client."""
+    """The samples that test each client."""
 
     @property
     def which(self) -> Which:
-        """Whether the positions lie in the test set or (taken out of training) in the training set."""
+        """Whether positions index the test set or (removed from training) the training set."""
         ...
 
     def indices(self, client: int) -> tuple[Which, Ints]:
-        """Whose set the positions lie in, and the positions, int64."""
+        """Return the set that the positions index, and the positions, int64."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class PartitionedTest:
-    """The test set dealt by the partition's own rule: the same class table, the same group."""
+    """Deal the test set by the rule of the partition: the same class table, the same group."""
 
     twin: Partition
     which: Which = field(default="test", init=False)
@@ -43,10 +43,9 @@ class PartitionedTest:
 
 @dataclass(frozen=True, eq=False)
 class ClassMix:
-    """For each class, min(n_ic, size of the class in the test set) test samples without replacement, independently for
-    each client.
+    """Draw min(n_ic, size of the class in the test set) test samples of each class, without replacement.
 
-    n_ic counts the client's samples of class c. A regression draws min(n_i, test size). Clients overlap.
+    Each client draws independently. n_ic counts the client's samples of class c. Where targets are no classes, it draws min(n_i, test size). Clients overlap.
     Source: FedDr+, 5.2: the rule that fits the sizes of the released LDA splits.
     """
 
@@ -78,7 +77,7 @@ class ClassMix:
 
 @dataclass(frozen=True, eq=False)
 class OwnSplit:
-    """A share of the client's own samples is kept out of training and tests it.
+    """Keep a share of the client's samples out of training to test it.
 
     int(share * n + 0.5) samples, at most n - 1: a client with one sample trains on it and has no test. By class:
     floor(share * n_c) of each class, the rest one each to the classes with the largest fractions, ties at random.
@@ -102,23 +101,24 @@ class OwnSplit:
             return "train", held[np.sort(rng.permutation(len(held))[:total])]
         labels = self.labels[held]
         classes, counts = np.unique(labels, return_counts=True)
-        takes = np.floor(self.share * counts).astype(np.int64)
-        if takes.sum() < total:
-            order = np.lexsort((rng.random(len(classes)), takes - self.share * counts))  # largest fraction first
-            takes[order[: total - int(takes.sum())]] += 1
-        chosen = [rng.permutation(np.flatnonzero(labels == c))[:n] for c, n in zip(classes, takes, strict=True)]
+        counts_taken = np.floor(self.share * counts).astype(np.int64)
+        if counts_taken.sum() < total:
+            order = np.lexsort((rng.random(len(classes)), counts_taken - self.share * counts))  # largest fraction first
+            counts_taken[order[: total - int(counts_taken.sum())]] += 1
+        chosen = [rng.permutation(np.flatnonzero(labels == c))[:n] for c, n in zip(classes, counts_taken, strict=True)]
         return "train", held[np.sort(np.concatenate(chosen))] if chosen else held[:0]
 
 
 def kept_out(share: float, size: int) -> int:
-    """int(share * size + 0.5), at most size - 1: at least one sample stays in training."""
+    """Return int(share * size + 0.5), at most size - 1: at least one sample stays in training."""
     return max(0, min(int(share * size + 0.5), size - 1))
 
 
 @dataclass(frozen=True)
 class ClientTestSplit:
-    """The test convention ``own(share=0.2)``: the official test set, if any, joins the pool, and each client keeps a
-    share for testing.
+    """The test convention ``own(share=0.2)``: each client keeps a share of its samples for testing.
+
+    The official test set, if any, joins the pool.
 
     Args:
         share: in (0, 1).

@@ -1,4 +1,4 @@
-"""More partition laws: equal sizes with class priors, shards, few classes, unequal sizes, natural groups."""
+"""Deal with label skew: equal sizes with class priors, shards, few classes; also unequal sizes and natural groups."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.common.random_streams import stream
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.partition.base import ExplicitPartition, LabelView, Partition
-from fedstrata.data.partition.laws import equal_pieces, head_count, positive
+from fedstrata.data.partition.laws import check_positive, equal_parts, num_clients
 from fedstrata.data.types import Ints
 
 
@@ -33,12 +34,12 @@ class DirichletEqual:
     alpha: float
 
     def __post_init__(self) -> None:
-        positive(self.alpha, "dirichlet_equal.alpha")
+        check_positive(self.alpha, "dirichlet_equal.alpha")
 
     def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         name = f"dirichlet_equal(alpha={self.alpha})"
-        count = head_count(pool, clients, name)
+        count = num_clients(pool, clients, name)
         rng = stream(seed, "partition", "dirichlet_equal")
         left = [list(rng.permutation(positions)) for positions in pool.by_class(name)]
         each = pool.size // count
@@ -46,12 +47,12 @@ class DirichletEqual:
         bins = _Bins(priors, np.array([len(positions) for positions in left]))
         parts: list[list[int]] = [[] for _ in range(count)]
         unfilled = list(range(count))
-        for who, what in rng.random((each * count, 2)).tolist():
-            slot = int(who * len(unfilled))
-            client = unfilled[slot]
-            parts[client].append(left[bins.draw(client, what)].pop())
+        for u, w in rng.random((each * count, 2)).tolist():
+            position = int(u * len(unfilled))
+            client = unfilled[position]
+            parts[client].append(left[bins.draw(client, w)].pop())
             if len(parts[client]) == each:
-                unfilled[slot] = unfilled[-1]
+                unfilled[position] = unfilled[-1]
                 unfilled.pop()
         notes = (
             [f"{name}: {pool.size - each * count} of {pool.size} samples are left over and unused."]
@@ -60,14 +61,14 @@ class DirichletEqual:
         )
         if bins.repairs:
             notes.append(
-                f"{name}: {bins.repairs} samples went to clients whose own classes were used up, in proportion to what"
-                " was left."
+                f"{name}: {bins.repairs} samples went to clients whose classes were used up, in proportion to the"
+                " classes that were left."
             )
         return ExplicitPartition.of(name, [np.array(part, dtype=np.int64) for part in parts], notes=tuple(notes))
 
 
 class _Bins:
-    """Class draws for each client over the classes that still have samples; rebuilt when one runs out."""
+    """Draw classes for each client among those that still have samples; rebuilt when a class is used up."""
 
     def __init__(self, priors: NDArray[np.float64], sizes: NDArray[np.int64]) -> None:
         self.priors, self.left, self.repairs = priors, sizes.tolist(), 0
@@ -114,7 +115,7 @@ class Shards:
     def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         name = f"shards(s={self.s})"
-        count = head_count(pool, clients, name)
+        count = num_clients(pool, clients, name)
         positions = pool.by_class(name)
         if self.s * count % pool.classes:
             step = pool.classes // int(np.gcd(count, pool.classes))
@@ -140,7 +141,7 @@ class Shards:
 
     def _cut(self, table: Ints, positions: list[Ints], rng: np.random.Generator) -> list[Ints]:
         per_class = table.size // len(positions)
-        shards = [equal_pieces(members, per_class) for members in positions]
+        shards = [equal_parts(members, per_class) for members in positions]
         for pieces in shards:
             rng.shuffle(pieces)  # in place
         return [np.concatenate([shards[c].pop() for c in row]) for row in table]
@@ -166,7 +167,7 @@ class Classes:
     def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         name = f"classes(k={self.k})"
-        count = head_count(pool, clients, name)
+        count = num_clients(pool, clients, name)
         positions = pool.by_class(name)
         filled = [c for c, members in enumerate(positions) if len(members)]
         if self.k > len(filled):
@@ -185,7 +186,7 @@ class Classes:
                     " fewer clients or a smaller k."
                 )
             for client, piece in zip(
-                holders[c], equal_pieces(rng.permutation(positions[c]), max(1, len(holders[c]))), strict=False
+                holders[c], equal_parts(rng.permutation(positions[c]), max(1, len(holders[c]))), strict=False
             ):
                 parts[client].append(piece)
         idle = [c for c in filled if not holders[c]]
@@ -213,14 +214,14 @@ class Quantity:
     tries: int = 10_000
 
     def __post_init__(self) -> None:
-        positive(self.alpha, "quantity.alpha")
+        check_positive(self.alpha, "quantity.alpha")
         if self.min < 0 or self.tries < 1:
             raise ConfigError(f"quantity: min is {self.min} and tries {self.tries}; write min >= 0 and tries >= 1.")
 
     def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         name = f"quantity(alpha={self.alpha}, min={self.min})"
-        count = head_count(pool, clients, name, self.min)
+        count = num_clients(pool, clients, name, self.min)
         rng = stream(seed, "partition", "quantity")
         for _ in range(self.tries):
             cuts = np.floor(np.cumsum(rng.dirichlet(np.full(count, self.alpha))) * pool.size).astype(np.int64)
@@ -237,7 +238,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Natural:
-    """The data's own clients: writers, roles, domains, a client column or folder.
+    """The clients that the data define: writers, roles, domains, a client column or folder.
 
     Fewer ``clients`` than groups: a seeded choice of groups; the others are unused. The test set is dealt by the same
     groups where it has them.
@@ -259,13 +260,13 @@ class Natural:
         if by not in pool.groups:
             raise DataError(
                 f"partition natural: the data are grouped by {', '.join(pool.groups)}, not by"
-                f" {by!r}.{nearest(by, pool.groups)}"
+                f" {by!r}.{suggestion(by, pool.groups)}"
             )
         groups, name = pool.groups[by], f"natural(by={by})"
         parts = split_by(groups.train, len(groups.names))
         kept = [g for g, part in enumerate(parts) if len(part)]
         notes = (
-            [f"{name}: {len(parts) - len(kept)} of {len(parts)} groups have no training sample and are no clients."]
+            [f"{name}: {len(parts) - len(kept)} of {len(parts)} groups have no training sample and are not clients."]
             if len(kept) < len(parts)
             else []
         )
@@ -295,12 +296,12 @@ def _twin(name: str, by: str, kept: list[int], test: LabelView) -> Partition | N
     if groups is None or groups.test is None:
         return None
     parts = [split_by(groups.test, len(groups.names))[g] for g in kept]
-    if not any(len(part) for part in parts):  # MNIST: nobody wrote in both sets
+    if not any(len(part) for part in parts):  # MNIST: no writer is in both sets
         return None
     return ExplicitPartition.of(name, parts)
 
 
 def split_by(codes: Ints, groups: int) -> list[Ints]:
-    """Positions of each code, in data-set order."""
+    """Return the positions of each code, in data-set order."""
     order = np.argsort(codes, kind="stable").astype(np.int64)
     return np.split(order, np.cumsum(np.bincount(codes, minlength=groups))[:-1])

@@ -1,6 +1,6 @@
-"""Partition laws: how one data set is dealt to clients. Every sample is used at most once, except by ``overlap``.
+"""Deal one data set to clients. Every sample is used at most once, except by ``overlap``.
 
-A law is a frozen record of its settings with one verb, ``deal(pool, clients, seed)``; all draws come from the stream
+A law is a frozen record of its settings with one method, ``deal(pool, clients, seed)``; all draws come from the stream
 (seed, "partition", law).
 """
 
@@ -17,18 +17,18 @@ from fedstrata.common.random_streams import stream
 from fedstrata.data.partition.base import ExplicitPartition, LabelView, OverlappingPartition, Partition
 from fedstrata.data.types import Ints
 
-CLIENTS = 20  # where neither the user nor the data say how many
+CLIENTS = 20  # the default, where neither the user nor the data give a number
 
 
 class Law(Protocol):
     """A rule that deals samples to clients."""
 
     def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
-        """Deal the pool to clients; None is the number that the data suggest."""
+        """Deal the pool to clients; None is the data's number of clients."""
         ...
 
 
-def positive(value: float, where: str) -> None:
+def check_positive(value: float, where: str) -> None:
     """Refuse a concentration that is not a positive finite number.
 
     Raises:
@@ -41,11 +41,11 @@ def positive(value: float, where: str) -> None:
         )
 
 
-def head_count(pool: LabelView, clients: int | None, law: str, least: int = 1) -> int:
-    """The number of clients, when each needs at least ``least`` samples.
+def num_clients(pool: LabelView, clients: int | None, law: str, least: int = 1) -> int:
+    """Return the number of clients; each needs at least ``least`` samples.
 
     Raises:
-        DataError: more clients than the data allow.
+        DataError: more clients than the data suffice for.
     """
     count = CLIENTS if clients is None else clients
     if count < 1:
@@ -68,7 +68,7 @@ class Iid:
 
     def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
-        count = head_count(pool, clients, "iid")
+        count = num_clients(pool, clients, "iid")
         each = pool.size // count
         order = stream(seed, "partition", "iid").permutation(pool.size)[: each * count].astype(np.int64)
         rest = pool.size - each * count
@@ -89,7 +89,7 @@ class Pooled:
         if clients not in (None, 1):
             raise DataError(
                 f"partition pooled is the centralised control with one client, and clients is {clients}; leave clients"
-                " out or say clients=1."
+                " out or set clients=1."
             )
         return ExplicitPartition(
             "pooled", np.array([0, pool.size], dtype=np.int64), np.arange(pool.size, dtype=np.int64), twin=_everything
@@ -116,14 +116,14 @@ class Dirichlet:
     tries: int = 10_000
 
     def __post_init__(self) -> None:
-        positive(self.alpha, "dirichlet.alpha")
+        check_positive(self.alpha, "dirichlet.alpha")
         if self.min < 0 or self.tries < 1:
             raise ConfigError(f"dirichlet: min is {self.min} and tries {self.tries}; write min >= 0 and tries >= 1.")
 
     def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
         name = f"dirichlet(alpha={self.alpha}, min={self.min})"
-        count = head_count(pool, clients, name, self.min)
+        count = num_clients(pool, clients, name, self.min)
         classes = pool.by_class(name)
         rng = stream(seed, "partition", "dirichlet")
         best = -1
@@ -141,7 +141,7 @@ class Dirichlet:
         )
 
     def _cuts(self, sizes: list[int], full: float, count: int, rng: np.random.Generator) -> Ints | None:
-        """Cut points [classes, clients], the last column the class size.
+        """Return cut points [classes, clients]; the last column is the class size.
 
         None if a draw gave no open client any share.
         """
@@ -167,13 +167,12 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Independent draws: each client draws ``size`` samples from the whole set, without replacement inside a client;
-    clients overlap.
+    """Independent draws: each client draws ``size`` samples from the whole set, without replacement.
 
-    A client is derived when it is asked for, so a million registered clients cost nothing.
+    Clients overlap. A client is derived when it is needed: a million registered clients cost nothing.
 
     Args:
-        size: samples a client, at least 1.
+        size: samples of each client, at least 1.
         alpha: concentration of a client's class shares, or none for uniform draws.
         test: samples of a client's own test split; none for the same share of the test set (500 of 50,000 gives 100 of
             10,000).
@@ -190,7 +189,7 @@ class Overlap:
         if self.test is not None and self.test < 1:
             raise ConfigError(f"overlap.test is {self.test}; a client tests on at least 1 sample, or leave it out.")
         if self.alpha is not None:
-            positive(self.alpha, "overlap.alpha")
+            check_positive(self.alpha, "overlap.alpha")
 
     def deal(self, pool: LabelView, clients: int | None, seed: int) -> Partition:
         """See :class:`Law`."""
@@ -206,6 +205,6 @@ class Overlap:
         return OverlappingPartition(name, pool, count, self.size, self.alpha, seed, tested=self.test)
 
 
-def equal_pieces(positions: NDArray[np.int64], pieces: int) -> list[Ints]:
-    """Consecutive pieces of equal size; the remainder goes out one each to the first pieces."""
-    return [piece.astype(np.int64) for piece in np.array_split(positions, pieces)]
+def equal_parts(positions: NDArray[np.int64], parts: int) -> list[Ints]:
+    """Split into consecutive parts of equal size; the first parts take one more each of the remainder."""
+    return [piece.astype(np.int64) for piece in np.array_split(positions, parts)]

@@ -1,4 +1,4 @@
-"""A source from tensors or arrays that a Python user already has."""
+"""Build a source from tensors or arrays in memory."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ def source_of(
     vocabulary: int = 0,
     task: str | None = None,
 ) -> Source:
-    """A source of arrays; arguments as in :meth:`Federation.of`, and a name that says which settings change the
-    content.
+    """Build a source of arrays; arguments as in :meth:`Federation.of`, and a name with the settings of the content.
 
     Raises:
-        DataError: shapes, labels or features that cannot be meant.
+        DataError: shapes, labels or features that are invalid.
     """
     if test is not None and not isinstance(test, tuple | list):
         raise DataError(
@@ -46,13 +45,17 @@ def source_of(
         )
     if test is not None and len(test) not in (2, 3):
         raise DataError(f"test has {len(test)} parts; it is (x, y) or (x, y, client).")
-    targets, late = _plain(y), None if test is None else _plain(test[1])
+    targets, test_targets = _plain(y), None if test is None else _plain(test[1])
     kind = find_task(task or ("classification" if targets.dtype.kind in "iub" else "regression"))
     if targets.dtype.kind not in "iubf":
         raise DataError(f"y holds {targets.dtype}; it must hold class numbers (integers) or targets (floats).")
-    outputs = kind.outputs(np.shape(x)[1:], [part for part in (targets, late) if part is not None], labels)
+    outputs = kind.outputs(np.shape(x)[1:], [part for part in (targets, test_targets) if part is not None], labels)
     train = _samples(x, targets, outputs, vocabulary, kind, "x, y")
-    tested = None if test is None or late is None else _samples(test[0], late, outputs, vocabulary, kind, "test x, y")
+    tested = (
+        None
+        if test is None or test_targets is None
+        else _samples(test[0], test_targets, outputs, vocabulary, kind, "test x, y")
+    )
     names = labels or (tuple(str(c) for c in range(outputs)) if kind.targets == "classes" else ())
     made = Task(kind.name, _shape(train), outputs, names, vocabulary)
     groups = (
@@ -75,13 +78,13 @@ def source_of(
 
 
 def _content(values: Given) -> str:
-    """SHA-256 (hex) over features, so that a fingerprint tells edited ones; labels are in it anyway."""
+    """Return SHA-256 (hex) over features, for the fingerprint; it covers labels separately."""
     plain = np.ascontiguousarray(_plain(values))
     return hashlib.sha256(repr((plain.dtype.str, plain.shape)).encode() + plain.tobytes()).hexdigest()
 
 
 def preprocessor_of(train: Samples, task: Task) -> InputPreprocessor:
-    """Further samples are given like these."""
+    """Build the preprocessor of further samples, which are given like these."""
     classes = task.classes if task.has_classes else 0
     if isinstance(train, Images):
         return Pictures(task.shape[1], task.shape[2], train.mean, train.std, classes)
@@ -119,15 +122,17 @@ def _shape(samples: Samples) -> tuple[int, ...]:
 
 def _groups(client: ArrayLike, test: Sequence[Any] | None, train: int, tested: int) -> Groups:
     owner = np.asarray(client)
-    late = np.asarray(test[2]) if test is not None and len(test) == 3 else None
-    if owner.shape != (train,) or (late is not None and late.shape != (tested,)):
+    test_targets = np.asarray(test[2]) if test is not None and len(test) == 3 else None
+    if owner.shape != (train,) or (test_targets is not None and test_targets.shape != (tested,)):
         raise DataError(
             f"client has shape {owner.shape} for {train} training samples; it names the holder of each sample, shape"
             " [N] (test alike)."
         )
-    known, codes = np.unique(owner if late is None else np.concatenate([owner, late]), return_inverse=True)
+    known, codes = np.unique(
+        owner if test_targets is None else np.concatenate([owner, test_targets]), return_inverse=True
+    )
     return Groups(
         tuple(str(k) for k in known),
         codes[:train].astype(np.int64),
-        None if late is None else codes[train:].astype(np.int64),
+        None if test_targets is None else codes[train:].astype(np.int64),
     )

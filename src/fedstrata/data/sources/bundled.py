@@ -1,4 +1,4 @@
-"""Real data that ship with scikit-learn, for a first run without files or a network."""
+"""Read real data that ship with scikit-learn, for a first run without files or a network."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from fedstrata.data.types import Source, Task
 
 @dataclass(frozen=True)
 class Digits:
-    """1,797 grey 8x8 digits, scaled from 0..16 to [0, 1]; a fixed fifth of every class is the test set, whatever the
-    run's seed.
+    """1,797 grey 8x8 digits, scaled from 0..16 to [0, 1].
+
+    A fixed fifth of every class is the test set; it does not depend on the run's seed.
 
     Source: UCI, Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998), as shipped in scikit-learn.
     """
@@ -32,9 +33,9 @@ class Digits:
         pixels, y = load_digits(return_X_y=True)
         x = torch.from_numpy((pixels / 16).astype(np.float32)).reshape(-1, 1, 8, 8)
         labels = torch.from_numpy(y.astype(np.int64))
-        late = torch.from_numpy(stratified(labels.numpy(), 0.2, stream(0, "digits-test")))
+        is_test = torch.from_numpy(stratified(labels.numpy(), 0.2, stream(0, "digits-test")))
         task = Task("classification", (1, 8, 8), 10, tuple("0123456789"))
-        train, test = Tensors(x[~late], labels[~late]), Tensors(x[late], labels[late])
+        train, test = Tensors(x[~is_test], labels[~is_test]), Tensors(x[is_test], labels[is_test])
         return Source("digits", task, train, test, dark=(0.0,), preprocessor=Pictures(8, 8, (0.0,), (1.0,), 10))
 
 
@@ -43,7 +44,7 @@ class Toy:
     """A table that ships with scikit-learn; a fixed fifth is the test set."""
 
     def table(self, name: str, label: str, kind: Kind) -> Source:
-        """Encode one of scikit-learn's tables like a file of a user's."""
+        """Encode one of scikit-learn's tables like a user's file."""
         from sklearn import datasets  # takes a second to import  # noqa: PLC0415
 
         bunch = getattr(datasets, f"load_{name}")()

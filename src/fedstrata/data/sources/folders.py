@@ -1,7 +1,4 @@
-"""Folders of pictures, read a batch at a time: ``class/file``, below clients or domains where there are such.
-
-And official Tiny ImageNet.
-"""
+"""Read folders of pictures, a batch at a time: ``class/file``, optionally below clients or domains; Tiny ImageNet."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ from fedstrata.common.random_streams import stream
 from fedstrata.data.inputs.images import Pictures
 from fedstrata.data.io.checks import mask_by
 from fedstrata.data.io.formats import required
-from fedstrata.data.io.samples import affine
+from fedstrata.data.io.normalization import Norm, affine, black_value, channel_norm
 from fedstrata.data.location import Place, written
-from fedstrata.data.sources.images import Norm, channel_norm, checked_side, dark_of, image_source, read_packs
+from fedstrata.data.sources.images import checked_side, image_source, read_packs
 from fedstrata.data.types import Groups, Source, Task
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -30,18 +27,17 @@ Layout = Literal["class/file", "client/class/file", "domain/class/file", "domain
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """Pictures on disk, decoded when they are taken.
+    """Picture files, decoded when they are read.
 
-    The shorter side is resized (antialiased, bilinear) and the middle square is cut out, so that every sample has one
-    shape.
+    The shorter side is resized (antialiased, bilinear) and the centre is cropped: every sample has the same shape.
 
     Args:
-        paths: one file a sample.
+        paths: one file for each sample.
         y: [N] int64.
         size: side in pixels.
         mean: [C] in units of [0, 1] pixels; C is 1 (grey) or 3.
         std: [C].
-        resize: the shorter side before the cut, at least ``size``; 0 means ``size``.
+        resize: the shorter side before the crop, at least ``size``; 0 means ``size``.
     """
 
     paths: tuple[Path, ...]
@@ -59,8 +55,8 @@ class Files:
         """See :class:`Samples`."""
         fit = self.fit
         batch = np.empty((len(index), self.size, self.size, len(self.mean)), dtype=np.uint8)
-        for place, row in enumerate(index.tolist()):
-            batch[place] = fit.fitted(self.paths[row])
+        for i, row in enumerate(index.tolist()):
+            batch[i] = fit.read_picture(self.paths[row])
         scale, shift = affine(self.mean, self.std)
         return (
             torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous().float().mul_(scale).add_(shift)
@@ -68,12 +64,12 @@ class Files:
 
     @property
     def fit(self) -> Pictures:
-        """How a file becomes a sample, as further ones will."""
+        """How a file is turned into a sample; further files are prepared alike."""
         return Pictures(self.size, self.size, self.mean, self.std, resize=self.resize)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Picture:
     """One picture of a tree: its group ("" for layout ``class/file``), class and file."""
 
     group: str
@@ -82,7 +78,7 @@ class _Found:
 
 
 def children(folder: Path, root: Path) -> list[Path]:
-    """Entries of a folder by name, without hidden ones.
+    """List the entries of a folder by name, without hidden ones.
 
     Raises:
         DataError: a link to a folder, or a link that leaves the root: neither is followed.
@@ -92,13 +88,13 @@ def children(folder: Path, root: Path) -> list[Path]:
         if entry.is_symlink() and (not entry.resolve().is_relative_to(root) or not entry.is_file()):
             raise DataError(
                 f"{entry} is a link to {entry.readlink()}; links to folders, and links that leave {root}, are not"
-                " followed. Copy what it means."
+                " followed. Copy the target instead."
             )
     return entries
 
 
-def scan(root: Path, layout: Layout) -> tuple[list[_Found], int]:
-    """All pictures below a folder, sorted, and the number of files passed over (hidden ones apart).
+def scan(root: Path, layout: Layout) -> tuple[list[_Picture], int]:
+    """List all pictures below a folder, sorted, and count the other files (hidden ones apart).
 
     Raises:
         DataError: a class folder without pictures, no picture at all, or links that are not followed.
@@ -110,21 +106,23 @@ def scan(root: Path, layout: Layout) -> tuple[list[_Found], int]:
         else [Path(folder.name) for folder in children(root, root) if folder.is_dir()]
     )
     inner = "images" if layout == "domain/images/class/file" else ""
-    found, empty, other = [], [], 0
+    entries_found, empty, other = [], [], 0
     for group in groups:
         if not (root / group / inner).is_dir():
             raise DataError(
-                f"{root / group} holds no folder {inner}, which layout {layout} has in every domain; say"
+                f"{root / group} holds no folder {inner}, which layout {layout} needs in every domain; set"
                 " layout='domain/class/file'."
             )
         for folder in (entry for entry in children(root / group / inner, root) if entry.is_dir()):
             files = children(folder, root)
             pictures = [file for file in files if file.is_file() and file.suffix.lower() in PICTURES]
             other += len(files) - len(pictures)
-            found += [_Found(str(group) if layout != "class/file" else "", folder.name, file) for file in pictures]
+            entries_found += [
+                _Picture(str(group) if layout != "class/file" else "", folder.name, file) for file in pictures
+            ]
             if not pictures:
                 empty.append(folder)
-    known = {one.label for one in found}
+    known = {one.label for one in entries_found}
     for folder in empty:  # a client may lack a class; a class may not lack all pictures
         if folder.name not in known and not _nested(folder):
             raise DataError(
@@ -133,24 +131,24 @@ def scan(root: Path, layout: Layout) -> tuple[list[_Found], int]:
             )
         if folder.name not in known:
             raise DataError(f"{folder} holds folders of pictures, and no picture itself; {_deeper(layout, folder)}.")
-    if not found:
-        flatter = "; say layout='class/file'" if layout != "class/file" and _nested(root) else "; check path and layout"
+    if not entries_found:
+        flatter = "; set layout='class/file'" if layout != "class/file" and _nested(root) else "; check path and layout"
         raise DataError(f"{root} holds no pictures by layout {layout}{flatter}.")
-    return found, other
+    return entries_found, other
 
 
 def _deeper(layout: Layout, folder: Path) -> str:
     if layout == "class/file":
-        return "say layout='client/class/file' (or 'domain/class/file')"
+        return "set layout='client/class/file' (or 'domain/class/file')"
     return (
-        "say layout='domain/images/class/file'"
+        "set layout='domain/images/class/file'"
         if folder.name == "images"
-        else f"by layout {layout} they lie a level too deep"
+        else f"by layout {layout} they are a level too deep"
     )
 
 
 def _nested(folder: Path) -> bool:
-    """Whether folders in it hold pictures."""
+    """Whether subfolders hold pictures."""
     return any(file.suffix.lower() in PICTURES for file in folder.glob("*/*"))
 
 
@@ -163,11 +161,11 @@ class Folder:
             every (group, class) is the test set.
         layout: "class/file", "client/class/file", "domain/class/file", or "domain/images/class/file", where each domain
             holds its classes in a folder that is called images, as in Office-31's archive.
-        size: side in pixels after resizing the shorter side and cutting out the middle.
-        resize: the shorter side before the cut; None is ``size``. ImageNet's usual 224 of 256 is size=224, resize=256.
+        size: side in pixels after resizing the shorter side and cropping the centre.
+        resize: the shorter side before the crop; None is ``size``. ImageNet's usual 224 of 256 is size=224, resize=256.
         channels: 3, or 1 for grey.
         norm: a row of ``NORMS``.
-        test: share for the test set where the folder has no split of its own, in (0, 1).
+        test: share for the test set where the folder has no split, in (0, 1).
     """
 
     path: str
@@ -182,8 +180,8 @@ class Folder:
         checked_side("folder", self.size)
         if self.resize is not None and self.resize < self.size:
             raise ConfigError(
-                f"data folder: resize is {self.resize} and size {self.size}; the middle is cut out of what was resized,"
-                " so resize >= size."
+                f"data folder: resize is {self.resize} and size {self.size}; the centre is cropped from the resized"
+                " picture; set resize >= size."
             )
         if not 0 < self.test < 1:
             raise ConfigError(f"data folder: test is {self.test}; it is a share, in (0, 1), such as 0.2.")
@@ -194,34 +192,44 @@ class Folder:
         if not root.is_dir():
             raise DataError(f"data folder: {root} is a file; path is a folder of class folders.")
         split = next((name for name in ("test", "val") if (root / name).is_dir() and (root / "train").is_dir()), None)
-        found, other = scan(root / "train" if split else root, self.layout)
+        entries_found, other = scan(root / "train" if split else root, self.layout)
         if split:
             tested, more = scan(root / split, self.layout)
-            late = np.repeat([False, True], [len(found), len(tested)])
-            found, other = found + tested, other + more
+            is_test = np.repeat([False, True], [len(entries_found), len(tested)])
+            entries_found, other = entries_found + tested, other + more
         else:
-            late = self._late(found)
-        notes = (f"folder: {other} files are no pictures and were passed over.",) if other else ()
+            is_test = self._draw_test(entries_found)
+        notes = (f"folder: {other} files are not pictures and were skipped.",) if other else ()
         content = sha256(
-            "".join(f"{one.group}/{one.label}/{one.path.name} {one.path.stat().st_size}\n" for one in found).encode()
+            "".join(
+                f"{one.group}/{one.label}/{one.path.name} {one.path.stat().st_size}\n" for one in entries_found
+            ).encode()
         )
         return self._source(
-            found, late, notes, written("folder", replace(self, path=str(root.resolve()))), content.hexdigest()
+            entries_found,
+            is_test,
+            notes,
+            written("folder", replace(self, path=str(root.resolve()))),
+            content.hexdigest(),
         )
 
-    def _late(self, found: list[_Found]) -> np.ndarray:
-        cells = np.unique([f"{one.group}/{one.label}" for one in found], return_inverse=True)[1].astype(np.int64)
+    def _draw_test(self, entries_found: list[_Picture]) -> np.ndarray:
+        cells = np.unique([f"{one.group}/{one.label}" for one in entries_found], return_inverse=True)[1].astype(
+            np.int64
+        )
         return mask_by(cells, lambda n: min(int(self.test * n + 0.5), n - 1), stream(0, "folder-test"))
 
-    def _source(self, found: list[_Found], late: np.ndarray, notes: tuple[str, ...], name: str, content: str) -> Source:
-        names, codes = np.unique([one.label for one in found], return_inverse=True)
+    def _source(
+        self, entries_found: list[_Picture], is_test: np.ndarray, notes: tuple[str, ...], name: str, content: str
+    ) -> Source:
+        names, codes = np.unique([one.label for one in entries_found], return_inverse=True)
         mean, std = channel_norm(self.norm, self.channels)
         sets = []
-        for mask in (~late, late):
+        for mask in (~is_test, is_test):
             rows = np.flatnonzero(mask)
             sets.append(
                 Files(
-                    tuple(found[r].path for r in rows),
+                    tuple(entries_found[r].path for r in rows),
                     torch.from_numpy(codes[rows].astype(np.int64)),
                     self.size,
                     mean,
@@ -229,16 +237,16 @@ class Folder:
                     self.resize or 0,
                 )
             )
-        if missing := sorted(set(names) - {found[r].label for r in np.flatnonzero(~late)}):
+        if missing := sorted(set(names) - {entries_found[r].label for r in np.flatnonzero(~is_test)}):
             raise DataError(
                 f"data folder: class {missing[0]} has no training picture; every class of the test folder must be in"
                 " the train folder."
             )
         groups = {}
         if self.layout != "class/file":
-            known, owner = np.unique([one.group for one in found], return_inverse=True)
+            known, owner = np.unique([one.group for one in entries_found], return_inverse=True)
             groups[self.layout.split("/")[0]] = Groups(
-                tuple(map(str, known)), owner[~late].astype(np.int64), owner[late].astype(np.int64)
+                tuple(map(str, known)), owner[~is_test].astype(np.int64), owner[is_test].astype(np.int64)
             )
         labels = tuple(str(label) for label in names)
         task = Task("classification", (self.channels, self.size, self.size), len(labels), labels)
@@ -248,7 +256,7 @@ class Folder:
         )
         test = sets[1] if len(sets[1]) else None
         preprocessor = replace(sets[0].fit, classes=len(labels))
-        dark = dark_of(mean, std)
+        dark = black_value(mean, std)
         return Source(
             name,
             task,
@@ -264,7 +272,7 @@ class Folder:
 
 
 def tiny_folder(root: Path, size: int, norm: str, name: str) -> Source:
-    """The official ``tiny-imagenet-200`` folder, or one with fewer classes in ``wnids.txt``; ``val`` is the test set.
+    """Read the official ``tiny-imagenet-200`` folder, or one with fewer classes; ``val`` is the test set.
 
     Raises:
         DataError: missing pictures or annotations.
@@ -289,7 +297,7 @@ def tiny_folder(root: Path, size: int, norm: str, name: str) -> Source:
     )
     task = Task("classification", (3, size, size), len(known), tuple(sorted(wnids)))
     return Source(
-        name, task, first, second, dark=dark_of(mean, std), preprocessor=replace(first.fit, classes=len(known))
+        name, task, first, second, dark=black_value(mean, std), preprocessor=replace(first.fit, classes=len(known))
     )
 
 

@@ -1,6 +1,6 @@
-"""The ``hub`` extra: data sets in the format of Hugging Face's ``datasets``, and flwr-datasets' partitioners.
+"""Use the ``hub`` extra: data sets in the format of Hugging Face's ``datasets``, and flwr-datasets' partitioners.
 
-Imported only when asked for.
+Its libraries are imported on first use.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstrata.common.call_syntax import Call
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.common.random_streams import key
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.inputs.text import Words
 from fedstrata.data.io.checks import class_labels
 from fedstrata.data.io.columns import Column, arrow_columns
+from fedstrata.data.io.normalization import Norm
 from fedstrata.data.io.samples import Tensors
 from fedstrata.data.location import VARIABLE, Place
 from fedstrata.data.partition.base import ExplicitPartition, LabelView, Partition
 from fedstrata.data.partition.laws import CLIENTS
-from fedstrata.data.sources.images import Norm, groups_by, image_set, image_source
+from fedstrata.data.sources.images import groups_by, image_set, image_source
 from fedstrata.data.sources.tables import Encoding, encode, stacked
 from fedstrata.data.sources.text import build_vocabulary, tokenize
 from fedstrata.data.sources.text import encode as encode_text
@@ -33,10 +35,10 @@ from fedstrata.data.types import Groups, Source, Task
 
 
 def extra(module: str, what: str) -> Any:
-    """A module of the ``hub`` extra.
+    """Import a module of the ``hub`` extra.
 
     Raises:
-        DataError: it is not installed; the message is the one line to type.
+        DataError: it is not installed; the message has the command to install it.
     """
     try:
         return importlib.import_module(module)
@@ -87,13 +89,13 @@ class Hub:
         for split in (self.train, self.test):
             if split not in stored:
                 raise DataError(
-                    f"hub {self.path} has the splits {', '.join(stored)}, not {split!r}; say train= and test=."
+                    f"hub {self.path} has the splits {', '.join(stored)}, not {split!r}; set train= and test=."
                 )
         sets = [stored[self.train], stored[self.test]]
         for name in filter(None, (self.label, self.image, self.text, self.client)):
             if name not in sets[0].column_names:
                 raise DataError(
-                    f"hub {self.path} has no column {name!r}.{nearest(name, sets[0].column_names)} It has"
+                    f"hub {self.path} has no column {name!r}.{suggestion(name, sets[0].column_names)} It has"
                     f" {sets[0].column_names}."
                 )
         identity = (
@@ -107,9 +109,9 @@ class Hub:
         if self.text:
             return self._texts(sets, f"{identity}, text={self.text}, length={self.length})")
         tables = [arrow_columns(part.with_format(None).data.table, self.path) for part in sets]
-        late = np.repeat([False, True], [len(part) for part in sets])
+        is_test = np.repeat([False, True], [len(part) for part in sets])
         columns: dict[str, Column] = {name: stacked(name, first, tables[1][name]) for name, first in tables[0].items()}
-        return encode(columns, Encoding(self.label, self.client), late, 0.2, f"{identity})", self.path)
+        return encode(columns, Encoding(self.label, self.client), is_test, 0.2, f"{identity})", self.path)
 
     def _load(self, library: Any, place: Place) -> Any:
         roots = [
@@ -120,7 +122,7 @@ class Hub:
         folder = next((root / self.path for root in roots if (root / self.path / "dataset_dict.json").exists()), None)
         try:
             return library.load_from_disk(str(folder)) if folder else library.load_dataset(self.path, self.config)
-        except Exception as error:  # the library raises errors of a dozen other libraries
+        except Exception as error:  # the library raises errors of many other libraries
             raise DataError(
                 f"hub {self.path}: cannot be loaded ({type(error).__name__}:"
                 f" {str(error).splitlines()[0] if str(error) else 'no reason given'}); a name on the hub needs a"
@@ -167,7 +169,7 @@ class Hub:
             for texts, part in zip(words, sets, strict=True)
         ]
         task = Task("classification", (length,), len(names), names, len(vocabulary))
-        assert self.text is not None, "asked only where a column of text was named"
+        assert self.text is not None, "called only where a column of text was named"
         preprocessor = Words((self.text,), self.label, names, vocabulary, length, tokenize, encode_text, empty=True)
         return Source(
             identity,
@@ -185,7 +187,7 @@ class FlowerLaw:
     """Any partitioner of flwr-datasets, such as ``InnerDirichletPartitioner(partition_sizes=[100, 200], alpha=0.3)``.
 
     ``num_partitions`` is the number of clients, ``partition_by`` the label, and ``seed`` the run's, unless the call
-    says otherwise; ``partition_by`` may also be one of the data's groups ("writer", "domain").
+    sets them; ``partition_by`` may also be one of the data's groups ("writer", "domain").
 
     Args:
         call: what the user wrote.
@@ -204,7 +206,7 @@ class FlowerLaw:
         ]
         if self.call.name not in names:
             raise ConfigError(
-                f"flwr-datasets has no {self.call.name}, or it does not deal samples.{nearest(self.call.name, names)}"
+                f"flwr-datasets has no {self.call.name}, or it does not deal samples.{suggestion(self.call.name, names)}"
             )
         arguments = self._arguments(getattr(known, self.call.name), clients, seed)
         columns: dict[str, Any] = {"row": np.arange(pool.size)}
@@ -239,25 +241,27 @@ class FlowerLaw:
         )
         natural = tuple(
             str(name) for name in getattr(partitioner, "partition_id_to_natural_id", {}).values()
-        )  # where clients are a column's values
+        )  # where a column defines the clients
         return ExplicitPartition.of(
             str(self.call), parts, notes=notes, names=natural if len(natural) == len(parts) else ()
         )
 
     def _arguments(self, factory: Any, clients: int | None, seed: int) -> dict[str, Any]:
-        taken = [name for name in inspect.signature(factory).parameters if name != "self"]
+        accepted = [name for name in inspect.signature(factory).parameters if name != "self"]
         if self.call.positional:
-            raise ConfigError(f"partition {self.call}: name every setting; {self.call.name} takes {', '.join(taken)}.")
+            raise ConfigError(
+                f"partition {self.call}: name every setting; {self.call.name} accepts {', '.join(accepted)}."
+            )
         for name in self.call.named:
-            if name not in taken:
+            if name not in accepted:
                 raise ConfigError(
-                    f"partition {self.call.name} has no setting {name!r}.{nearest(name, taken)} It takes"
-                    f" {', '.join(taken)}."
+                    f"partition {self.call.name} has no setting {name!r}.{suggestion(name, accepted)} It accepts"
+                    f" {', '.join(accepted)}."
                 )
         given = {name: list(value) if isinstance(value, tuple) else value for name, value in self.call.named.items()}
-        ours = {
+        defaults = {
             "num_partitions": CLIENTS if clients is None else clients,
             "partition_by": "label",
             "seed": key(seed, "partition", "flwr") % 2**31,
         }
-        return {name: value for name, value in ours.items() if name in taken} | given
+        return {name: value for name, value in defaults.items() if name in accepted} | given

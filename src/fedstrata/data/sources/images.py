@@ -1,7 +1,6 @@
-"""Image data sets in memory: the .npz stacks, the official IDX and CIFAR files, and Debian's Fashion-MNIST.
+"""Read image data sets into memory: the .npz stacks, the official IDX and CIFAR files, and Debian's Fashion-MNIST.
 
-Mean and std of a set are in units of [0, 1] pixels; see :data:`NORMS` for their sources. ``norm`` chooses another row,
-or "raw" for pixels in [0, 1].
+``norm`` names a row of :data:`~fedstrata.data.io.normalization.NORMS`; "raw" leaves pixels in [0, 1].
 """
 
 from __future__ import annotations
@@ -17,24 +16,11 @@ from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.data.inputs.images import Fit, Pictures
 from fedstrata.data.io.checks import class_labels
 from fedstrata.data.io.formats import Bytes, Table, packed_pictures, read_cifar, read_idx, required
+from fedstrata.data.io.normalization import Norm, black_value, channel_norm
 from fedstrata.data.io.samples import Images
 from fedstrata.data.location import Place
 from fedstrata.data.types import Groups, Source, Task
 
-Norm = Literal["raw", "mnist", "fashion_mnist", "cifar10", "cifar100", "imagenet", "half"]
-Numbers = tuple[float, ...]
-NORMS: dict[str, tuple[Numbers, Numbers]] = {
-    "raw": ((0.0,), (1.0,)),  # pixels in [0, 1]
-    "half": ((0.5,), (0.5,)),  # to [-1, 1]
-    "mnist": ((0.1307,), (0.3081,)),  # of the training set; the PyTorch example's figures
-    "fashion_mnist": ((0.2860,), (0.3530,)),  # of the training set
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),  # FedPhoenix's launcher
-    "cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),  # FedFN's and FedPart's
-    "imagenet": (
-        (0.485, 0.456, 0.406),
-        (0.229, 0.224, 0.225),
-    ),  # ImageNet training set; FedFN uses them for CIFAR-10 too
-}
 DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
 IDX = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -45,30 +31,8 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def channel_norm(norm: str, channels: int) -> tuple[Numbers, Numbers]:
-    """Mean and std [channels] of a row of :data:`NORMS`; a row of one number serves every channel.
-
-    Raises:
-        ConfigError: a row of three numbers for one channel.
-    """
-    mean, std = NORMS[norm]
-    if len(mean) == 1:
-        return mean * channels, std * channels
-    if len(mean) != channels:
-        raise ConfigError(
-            f"norm={norm} is for {len(mean)} channels, and these images have {channels}; use raw, half, mnist or"
-            " fashion_mnist."
-        )
-    return mean, std
-
-
-def dark_of(mean: Numbers, std: Numbers) -> Numbers:
-    """The value of a black pixel after normalisation, for each channel."""
-    return tuple(-m / s for m, s in zip(mean, std, strict=True))
-
-
 def image_set(pixels: Bytes, labels: np.ndarray, names: tuple[str, ...], norm: str, where: str) -> Images:
-    """Images with checked labels.
+    """Build a set of images with checked labels.
 
     Raises:
         DataError: labels out of range, or another number of labels than images.
@@ -88,25 +52,25 @@ def image_source(
     notes: tuple[str, ...] = (),
     fit: Fit = "crop",
 ) -> Source:
-    """A source of two image sets of the same shape; ``fit`` says how further pictures get it."""
+    """Build a source of two image sets of the same shape; ``fit`` defines how further pictures get it."""
     task = Task("classification", tuple(train.x.shape[1:]), len(names), names)
     _, height, width = task.shape
     preprocessor = Pictures(height, width, train.mean, train.std, len(names), fit=fit)
     return Source(
-        name, task, train, test, groups, dark=dark_of(train.mean, train.std), notes=notes, preprocessor=preprocessor
+        name, task, train, test, groups, dark=black_value(train.mean, train.std), notes=notes, preprocessor=preprocessor
     )
 
 
 def expect(train: Images, shape: tuple[int, ...], classes: int, data: str, folder: Path) -> None:
-    """Refuse the files of another data set, which a wrong root can lead to.
+    """Refuse the files of another data set, which a wrong root may hold.
 
     Raises:
         DataError: another image shape or number of classes than the set has.
     """
-    found, most = tuple(train.x.shape[1:]), int(train.y.max()) + 1
-    if found != shape or most > classes:
+    actual, most = tuple(train.x.shape[1:]), int(train.y.max()) + 1
+    if actual != shape or most > classes:
         raise DataError(
-            f"{folder} holds images {found} with {most} classes; {data} has {shape} with {classes}. Does data.root mean"
+            f"{folder} holds images {actual} with {most} classes; {data} has {shape} with {classes}. Does data.root point to"
             " another set?"
         )
 
@@ -128,7 +92,7 @@ def _from_idx(folder: Path, names: tuple[str, ...], norm: str) -> tuple[Images, 
 def read_packs(
     folder: Path, norm: str, size: int | None = None
 ) -> tuple[Images, Images, tuple[Table, Table], tuple[str, ...]]:
-    """Read a data set from its two packs, train.npz and test.npz: samples, tables and class names."""
+    """Read train.npz and test.npz of a folder: both image sets, their other arrays, and the class names."""
     (x, first), (late_x, second) = (packed_pictures(folder / f"{part}.npz", size) for part in ("train", "test"))
     names = tuple(str(name) for name in required(first, "classes", folder / "train.npz"))
     if x.shape[1:] != late_x.shape[1:]:
@@ -142,7 +106,7 @@ def read_packs(
 
 
 def groups_by(train: np.ndarray, test: np.ndarray, names: tuple[str, ...] | None = None) -> Groups:
-    """Groups over both sets from ids, or from positions into ``names``."""
+    """Build groups over both sets from ids, or from positions into ``names``."""
     if names is not None:
         return Groups(names, train.astype(np.int64), test.astype(np.int64))
     known, codes = np.unique(np.concatenate([train, test]), return_inverse=True)
@@ -249,7 +213,7 @@ class Cifar100:
         if file == "train.npz":
             if self.labels == "coarse":
                 raise DataError(
-                    f"{folder / file} holds one label a picture; labels=coarse needs the official train.bin and"
+                    f"{folder / file} holds one label for each picture; labels=coarse needs the official train.bin and"
                     " test.bin."
                 )
             train, test, _, names = read_packs(folder, self.norm)
@@ -293,7 +257,7 @@ class Pacs:
 
 
 def checked_side(data: str, size: int | None) -> int | None:
-    """A side in pixels that can be meant.
+    """Check a side in pixels.
 
     Raises:
         ConfigError: below 4 or above 1024.

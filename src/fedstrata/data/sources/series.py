@@ -1,6 +1,4 @@
-"""Time series as a federation: one series a client, windows of past values, the value some steps ahead as the
-target.
-"""
+"""Read time series: one series for each client, windows of past values, a later value as the target."""
 
 from __future__ import annotations
 
@@ -13,20 +11,20 @@ import torch
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.data.inputs.table import SeriesRows
 from fedstrata.data.io.columns import column, read_columns
+from fedstrata.data.io.normalization import Floats, Scaling, Sums
 from fedstrata.data.io.samples import Windows
-from fedstrata.data.io.scaling import Floats, Scaling, Sums
 from fedstrata.data.location import Place, written
 from fedstrata.data.types import Groups, Ints, Source, Task
 
 
 @dataclass(frozen=True)
 class SeriesWindow:
-    """How series become samples.
+    """How series are cut into samples.
 
     Attributes:
-        window: past values that a sample holds, at least 1.
+        window: past values in a sample, at least 1.
         horizon: steps from the last of them to the target, at least 1.
-        test: the last share of every client's targets is the test set, in (0, 1); its windows may look back into the
+        test: the last share of every client's targets is the test set, in (0, 1); its windows may begin in the
             training time.
     """
 
@@ -44,9 +42,9 @@ class SeriesWindow:
 
 @dataclass(frozen=True)
 class Series:
-    """A long table: one row a client and time.
+    """A long table: one row for each client and time.
 
-    Values and targets are normalised by the clients' sums over their training targets; figures are in those standard
+    Values and targets are normalised by the clients' sums over their training targets; errors are in those standard
     deviations.
 
     Args:
@@ -73,10 +71,10 @@ class Series:
         file = place.file("series", self.path)
         columns = read_columns(file)
         values, owner = column(columns, self.value, file.name), column(columns, self.client, file.name)
-        for name, found in ((self.value, values), (self.client, owner)):
-            if found.missing.any():
+        for name, cells in ((self.value, values), (self.client, owner)):
+            if cells.missing.any():
                 raise DataError(
-                    f"{file.name}: column {name!r}, row {np.flatnonzero(found.missing)[0]} is missing; fill it in or"
+                    f"{file.name}: column {name!r}, row {np.flatnonzero(cells.missing)[0]} is missing; fill it in or"
                     " remove the row."
                 )
         if values.numbers is None:
@@ -107,7 +105,7 @@ class Eeg:
     """Four channels of a real electroencephalogram, 800 samples in 10 s each; a client is a channel, as if each
     electrode were a node.
 
-    Source: the sample data that ship with matplotlib (``eeg.dat``, of its MRI-with-EEG example; its makers name no
+    Source: the sample data that ship with matplotlib (``eeg.dat``, of its MRI-with-EEG example; its authors name no
         subject).
 
     Args:
@@ -134,13 +132,13 @@ class Eeg:
 def windows(
     identity: str, sequences: list[Floats], names: tuple[str, ...], cut: SeriesWindow, value: str = "value"
 ) -> Source:
-    """One source from a sequence of values a client; ``value`` is what further tables call their column.
+    """Build a source from one sequence of values for each client; ``value`` names the column in further tables.
 
     Raises:
         DataError: no client has enough values for a training window.
     """
     offsets = np.concatenate([[0], np.cumsum([len(s) for s in sequences])]).astype(np.int64)
-    starts, owner, late = [], [], []
+    starts, owner, is_test = [], [], []
     for client, sequence in enumerate(sequences):
         count = len(sequence) - cut.window - cut.horizon + 1
         if count < 1:
@@ -148,8 +146,8 @@ def windows(
         tested = min(int(cut.test * count + 0.5), count - 1)  # at least one window trains
         starts.append(offsets[client] + np.arange(count, dtype=np.int64))
         owner.append(np.full(count, client, dtype=np.int64))
-        late.append(np.arange(count) >= count - tested)
-    if not starts or not np.concatenate(late).any():
+        is_test.append(np.arange(count) >= count - tested)
+    if not starts or not np.concatenate(is_test).any():
         longest = max(len(s) for s in sequences)
         raise DataError(
             f"{identity}: the longest series has {longest} values, too few for training and test windows; use a smaller"
@@ -157,7 +155,7 @@ def windows(
         )
     short = len(sequences) - len(starts)
     notes = (
-        (f"series: {short} of {len(sequences)} series are shorter than window + horizon and give no sample.",)
+        (f"series: {short} of {len(sequences)} series are shorter than window + horizon and have no sample.",)
         if short
         else ()
     )
@@ -166,7 +164,7 @@ def windows(
         np.concatenate(sequences),
         np.concatenate(starts),
         np.concatenate(owner),
-        np.concatenate(late),
+        np.concatenate(is_test),
         names,
         cut,
         value,
@@ -183,7 +181,7 @@ class _Windows:
     values: Floats
     starts: Ints
     owner: Ints
-    late: np.ndarray
+    is_test: np.ndarray
     names: tuple[str, ...]
     cut: SeriesWindow
     value: str
@@ -193,15 +191,15 @@ class _Windows:
         sequence = torch.from_numpy(scaling.apply(self.values[:, None])[:, 0].astype(np.float32))
         ahead = self.cut.window + self.cut.horizon - 1
         sets = []
-        for mask in (~self.late, self.late):
+        for mask in (~self.is_test, self.is_test):
             starts = torch.from_numpy(self.starts[mask])
             sets.append(Windows(sequence, starts, self.cut.window, sequence[starts + ahead]))
-        groups = {"client": Groups(self.names, self.owner[~self.late], self.owner[self.late])}
-        told = (
+        groups = {"client": Groups(self.names, self.owner[~self.is_test], self.owner[self.is_test])}
+        note = (
             f"series: values are in standard deviations: mean {scaling.mean[0]:.6g}, std {scaling.std[0]:.6g} of the"
             " training targets."
         )
-        notes = (*self.notes, told) if scaled else self.notes
+        notes = (*self.notes, note) if scaled else self.notes
         task = Task("regression", (self.cut.window,), 1)
         preprocessor = SeriesRows(self.cut.window, self.cut.horizon, self.value, scaling) if scaled else None
         scale = None if scaled else self.scale
@@ -219,6 +217,6 @@ class _Windows:
 
     def scale(self, parts: list[Ints]) -> Source:
         """Normalise by the sums of each client's training targets."""
-        order = np.concatenate([np.flatnonzero(~self.late), np.flatnonzero(self.late)])
+        order = np.concatenate([np.flatnonzero(~self.is_test), np.flatnonzero(self.is_test)])
         targets = self.values[self.starts[order] + self.cut.window + self.cut.horizon - 1][:, None]
         return self.source(Scaling.from_sums((Sums.of(targets[part]) for part in parts), 1), scaled=True)

@@ -1,4 +1,4 @@
-"""The synthetic federation of FedProx: inputs and models that differ by client."""
+"""Generate the synthetic federation of FedProx: inputs and models that differ by client."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _sizes(clients: int | None, place: Place, rng: np.random.Generator) -> Ints:
     if not 1 <= count <= MOST:
         raise DataError(
             f"synthetic: {count} clients of about 450 samples each would take {count * 450 * FEATURES * 4 / 1e9:.1f}"
-            f" GB; say synthetic(clients=...) with 1 to {MOST}, and deal them anew with a partition."
+            f" GB; set synthetic(clients=...) to 1 to {MOST}, and deal the samples to more clients by a partition."
         )
     return rng.lognormal(4, 2, count).astype(np.int64) + 50
 

@@ -1,4 +1,4 @@
-"""Text: news in four classes, and Shakespeare's next character. Vocabularies are built from training text only."""
+"""Read text: news in four classes, and Shakespeare's next character; vocabularies come from training text only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RULES = [
 
 
 def tokenize(text: str) -> list[str]:
-    r"""Basic English words: lower case, punctuation apart, quotes and colons dropped.
+    r"""Split into basic English words: lower case, punctuation apart, quotes and colons dropped.
 
     Source: torchtext's ``basic_english``, which FedPart uses.
 
@@ -46,17 +46,17 @@ def tokenize(text: str) -> list[str]:
 
 
 def build_vocabulary(texts: Sequence[Sequence[str]], least: int) -> dict[str, int]:
-    """Words that occur at least ``least`` times, the most frequent first, ties by spelling.
+    """Number the words that occur at least ``least`` times, the most frequent first, ties by spelling.
 
     0 is <unk> and 1 is <pad>.
     """
     counts = Counter(word for text in texts for word in text)
     kept = sorted((word for word, n in counts.items() if n >= least), key=lambda word: (-counts[word], word))
-    return {"<unk>": UNKNOWN, "<pad>": PAD} | {word: place + 2 for place, word in enumerate(kept)}
+    return {"<unk>": UNKNOWN, "<pad>": PAD} | {word: rank + 2 for rank, word in enumerate(kept)}
 
 
 def encode(texts: Sequence[Sequence[str]], vocabulary: dict[str, int], length: int) -> Tensor:
-    """Texts as int32 tokens [N, length]: cut, or padded on the right."""
+    """Encode texts as int32 tokens [N, length]: cut, or padded on the right."""
     tokens = np.full((len(texts), length), PAD, dtype=np.int32)
     for row, text in enumerate(texts):
         codes = [vocabulary.get(word, UNKNOWN) for word in text[:length]]
@@ -131,8 +131,8 @@ def _news(path: Path) -> tuple[np.ndarray, list[str], list[str]]:
     for number, row in enumerate(rows):
         if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
             raise DataError(
-                f"{path}: row {number} is {row[:1]} with {len(row)} values; class 1 to 4, title and description are"
-                " wanted."
+                f"{path}: row {number} is {row[:1]} with {len(row)} values; a row holds class 1 to 4, title and"
+                " description."
             )
     return np.array([int(row[0]) - 1 for row in rows]), [row[1] for row in rows], [row[2] for row in rows]
 
@@ -142,11 +142,11 @@ class Shakespeare:
     """The next character of a speaking role; a client is a role in a play.
 
     A role's speeches are joined by line breaks and cut into windows; the label is the character after the window.
-    Characters that no training speech holds are <unk>, 0. A role whose training text is too short for one window is no
+    Characters that no training speech holds are <unk>, 0. A role whose training text is too short for one window is not a
     client.
 
     Args:
-        window: characters a sample, 80 in LEAF.
+        window: characters in a sample, 80 in LEAF.
         stride: characters from one window to the next; LEAF's is 1.
     Source: LEAF (Caldas et al. 2018). File: speeches.parquet (client, speech, text, split).
     """
@@ -175,7 +175,7 @@ class Shakespeare:
             parts[split].setdefault(role, []).append(text)
         joined = {split: {role: "\n".join(lines) for role, lines in held.items()} for split, held in parts.items()}
         letters = sorted(set("".join(joined["train"].values())))
-        codes = {letter: place + 1 for place, letter in enumerate(letters)}
+        codes = {letter: rank + 1 for rank, letter in enumerate(letters)}
         names = tuple(sorted(set(joined["train"]) | set(joined["test"])))
         train, test = (self._windows(joined[split], names, codes) for split in ("train", "test"))
         task = Task("classification", (self.window,), len(codes) + 1, ("<unk>", *letters), len(codes) + 1)

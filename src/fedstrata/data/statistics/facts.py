@@ -1,6 +1,6 @@
-"""What a federation looks like, in numbers: sizes, labels, skew.
+"""Describe a federation in numbers: sizes, labels, skew.
 
-Plain data, so that a report can be made without the samples.
+Facts are plain data: a report needs no samples.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Facts:
         clients, heldout: counts; law: of the partition.
         train, validation: samples over all clients (held-out ones included).
         test: samples of the server's test set, 0 where only clients test.
-        own_test: samples over all clients' own tests, which may overlap; 0 where they have none.
-        chance: accuracy of always naming the commonest class of the test data (of the clients' own tests where there is
-            no server test); None where targets are no classes.
-        shown: clients that ``names``, ``sizes`` and ``counts`` speak of: all up to 200, otherwise evenly spaced ones.
+        own_test: samples over all clients' test splits, which may overlap; 0 where they have none.
+        chance: accuracy of always predicting the most frequent class of the test data (of the clients' test splits
+            where there is no server test); None where targets are no classes.
+        shown: clients of ``names``, ``sizes`` and ``counts``: all up to 200, otherwise evenly spaced ones.
         names: of these clients, as users know them (values of a client column, folder names, or numbers).
         sizes: their training samples.
-        counts: a row a client: training samples of each class.
+        counts: training samples of each class, a row for each client.
         skew: name -> number, as ``fedstrata doctor`` explains them: label_js, quantity_gini, feature_shift, ...; None
-            where it has no meaning.
-        notes: what a user must be told.
+            where it is undefined.
+        notes: for the user.
     """
 
     name: str
@@ -77,13 +77,13 @@ class Facts:
         return find_task(self.kind).headline == "accuracy"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data that JSON holds exactly; :meth:`read` gives an equal record."""
+        """Return plain data that JSON stores exactly; :meth:`read` gives an equal record."""
         plain = dataclasses.asdict(self)
         return {name: _listed(value) for name, value in plain.items()}
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Facts:
-        """The record that :meth:`as_dict` wrote.
+        """Read the record that :meth:`as_dict` wrote.
 
         Raises:
             StateError: a field that is missing, unknown, or of another type; the message names it.
@@ -150,7 +150,7 @@ def _checked(name: str, value: Any) -> Any:
     kind = _KINDS[name]
     if not _is(value, kind):
         raise StateError(
-            f"facts of a federation: {name} is {str(value)[:60]!r}, which is no {kind}; the file is damaged."
+            f"facts of a federation: {name} is {str(value)[:60]!r}, which is not a {kind}; the file is damaged."
         )
     if kind == "table":
         return tuple(tuple(row) for row in value)
@@ -158,25 +158,25 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def facts_of(federation: Federation, *, features: bool | None = None) -> Facts:
-    """The facts of a federation.
+    """Compute the facts of a federation.
 
     Args:
-        federation: any; of one that is derived when asked for, only the shown clients are looked at, and a note says
-            so.
-        features: whether feature skew is measured, which reads up to 4,096 samples; None measures it where samples lie
+        federation: any; of a derived one only the shown clients are surveyed, with a
+            note.
+        features: whether to measure feature skew, which reads up to 4,096 samples; None measures it where samples are
             in memory.
     """
     return facts_from(survey(federation), features=features)
 
 
 def facts_from(seen: Survey, *, features: bool | None = None) -> Facts:
-    """The facts of a federation that was surveyed; see :func:`facts_of`."""
+    """Compute the facts of a surveyed federation; see :func:`facts_of`."""
     federation = seen.federation
     shown = spaced(federation.clients, SHOWN)
-    places = (
+    positions = (
         np.searchsorted(seen.ids, shown) if seen.whole or federation.partition.lazy else spaced(len(seen.ids), SHOWN)
     )
-    shown = seen.ids[places]
+    shown = seen.ids[positions]
     classes = federation.task.has_classes
     return Facts(
         name=federation.name,
@@ -191,8 +191,8 @@ def facts_from(seen: Survey, *, features: bool | None = None) -> Facts:
         chance=_chance(seen) if classes else None,
         shown=tuple(shown.tolist()),
         names=tuple(federation.client_name(client) for client in shown.tolist()),
-        sizes=tuple(seen.training[places].tolist()),
-        counts=tuple(tuple(row) for row in seen.counts[places].tolist()),
+        sizes=tuple(seen.training[positions].tolist()),
+        counts=tuple(tuple(row) for row in seen.counts[positions].tolist()),
         skew=_skew(seen, shown.tolist(), not federation.train.lazy if features is None else features),
         notes=(*federation.notes, *_partial(seen)),
         own_test=0 if federation.own_test is None else seen.total(seen.test),
@@ -211,13 +211,13 @@ def _chance(seen: Survey) -> float | None:
 
 def _skew(seen: Survey, shown: list[int], features: bool) -> dict[str, float | None]:  # noqa: FBT001
     federation = seen.federation
-    found: dict[str, float | None] = {}
+    measured: dict[str, float | None] = {}
     if federation.task.has_classes:
-        found |= label_skew(seen.counts, stream(federation.seed, "facts", "labels"))
-    found |= quantity_skew(seen.training)
+        measured |= label_skew(seen.counts, stream(federation.seed, "facts", "labels"))
+    measured |= quantity_skew(seen.training)
     if features:
-        found |= feature_skew(federation, shown)
-    return {name: None if value is None else round(value, DIGITS) + 0.0 for name, value in found.items()}
+        measured |= feature_skew(federation, shown)
+    return {name: None if value is None else round(value, DIGITS) + 0.0 for name, value in measured.items()}
 
 
 def _partial(seen: Survey) -> tuple[str, ...]:
@@ -225,7 +225,7 @@ def _partial(seen: Survey) -> tuple[str, ...]:
         return ()
     return (
         (
-            f"{len(seen.ids):,} of {seen.federation.clients:,} clients were looked at, evenly spaced; totals are"
-            " theirs, scaled up."
+            f"{len(seen.ids):,} of {seen.federation.clients:,} clients were surveyed, evenly spaced; totals"
+            " are scaled up."
         ),
     )

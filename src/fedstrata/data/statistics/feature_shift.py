@@ -1,4 +1,4 @@
-"""How much clients differ in what their samples look like, label by label, without a trained model."""
+"""Measure how much clients' samples of one label differ, without a trained model."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from fedstrata.data.types import Ints, Task
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
 
-MOST = 4096  # samples that are looked at
+MOST = 4096  # samples that are read
 PROJECTIONS = 16
-COLUMNS = 64  # a table of more columns is looked at through projections
-PERMUTATIONS = 19  # the largest of them is passed by chance once in twenty times
-TARGETS = 10  # equal groups of a regression's targets, which stand for labels
+COLUMNS = 64  # a table with more columns is projected
+PERMUTATIONS = 19  # chance exceeds the largest of them once in twenty times
+TARGETS = 10  # equal groups of a regression's targets, in place of labels
 BATCH = 512
 
 
 def feature_skew(federation: Federation, clients: Sequence[int]) -> dict[str, float | None]:
-    """Between-client share of the variance of samples of one label; see :func:`between_share` and :func:`summaries`.
+    """Return the between-client share of the variance of samples of one label; see :func:`between_share` and :func:`summaries`.
 
     At most MOST training samples are read, evenly spaced ones of each client. A regression's targets take the place of
     labels in ten equal groups.
 
     Args:
         federation: any.
-        clients: who is compared.
+        clients: to compare.
     Returns:
-        ``feature_shift``, about 0 where clients' samples of a label come from one source; ``feature_shift_chance``: the
-        largest of PERMUTATIONS values with the samples of each label dealt anew, which a federation without feature
-        skew passes once in twenty times. For a regression also ``target_shift`` and ``target_shift_chance``: the same
+        ``feature_shift``, about 0 where clients' samples of a label have one source; ``feature_shift_chance``: the
+        largest of PERMUTATIONS values with the samples of each label dealt again, which a federation without feature
+        skew exceeds once in twenty times. For a regression also ``target_shift`` and ``target_shift_chance``: the same
         of the targets themselves. None where there is nothing to compare.
     """
     targets = federation.task.definition.targets
@@ -55,15 +55,15 @@ def feature_skew(federation: Federation, clients: Sequence[int]) -> dict[str, fl
 
 
 def _sampled(federation: Federation, clients: Sequence[int]) -> tuple[Ints, Ints]:
-    """Training positions, and the place in ``clients`` of who holds them."""
+    """Return training positions, and the index in ``clients`` of their holders."""
     each = max(2, MOST // max(1, len(clients)))
     rows, owners = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    for place, client in enumerate(clients):
+    for i, client in enumerate(clients):
         held = federation.training(client).numpy()
         if len(held) > each:
             held = held[np.linspace(0, len(held) - 1, each).round().astype(np.int64)]
         rows.append(held)
-        owners.append(np.full(len(held), place, dtype=np.int64))
+        owners.append(np.full(len(held), i, dtype=np.int64))
     return np.concatenate(rows), np.concatenate(owners)
 
 
@@ -75,11 +75,10 @@ def _read(federation: Federation, rows: Ints) -> Floats:
 
 
 def summaries(x: Tensor, task: Task) -> Tensor:
-    """[B, D] float64: what a sample looks like in a few numbers.
+    """Summarise each sample in a few numbers: [B, D] float64.
 
     Images: mean, standard deviation and mean step between neighbouring pixels of each channel, and random projections.
-        Tables and series: the
-    columns themselves up to COLUMNS of them, random projections otherwise. Tokens: the mean over a sample of a random
+    Tables and series: the columns up to COLUMNS of them, random projections otherwise. Tokens: the mean over a sample of a random
     vector a token, which is a projection of its word counts. Projections are the same on every machine.
 
     Args:
@@ -104,9 +103,9 @@ def _projected(flat: Tensor) -> Tensor:
 
 
 def _against_chance(name: str, values: Floats, labels: Ints, owners: Ints, seed: int) -> dict[str, float | None]:
-    """The share, and the largest after the owners of each label were shuffled."""
-    found = between_share(values, labels, owners)
-    if found is None:
+    """Return the share, and the largest share after shuffling the owners within each label."""
+    share = between_share(values, labels, owners)
+    if share is None:
         return {f"{name}_shift": None, f"{name}_shift_chance": None}
     rng, by_label = stream(seed, "facts", name), np.argsort(labels, kind="stable")
     values, labels, owners = values[by_label], labels[by_label], owners[by_label]
@@ -114,4 +113,4 @@ def _against_chance(name: str, values: Floats, labels: Ints, owners: Ints, seed:
     for _ in range(PERMUTATIONS):
         order = np.lexsort((rng.random(len(labels)), labels))  # shuffled within labels
         chance.append(between_share(values, labels, owners[order]))
-    return {f"{name}_shift": found, f"{name}_shift_chance": max(c for c in chance if c is not None)}
+    return {f"{name}_shift": share, f"{name}_shift_chance": max(c for c in chance if c is not None)}

@@ -1,6 +1,6 @@
-"""Numbers about skew in words.
+"""Describe skew in words.
 
-The borders come from partitions that everybody knows: ``python bench/skew.py`` prints the table behind them.
+The thresholds come from well-known partitions: ``python bench/skew.py`` prints their table.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ WORDS = ("none", "low", "moderate", "strong")
 
 @dataclass(frozen=True)
 class Scale:
-    """How a number is read.
+    """How to read a number.
 
     Attributes:
         name: key in ``Facts.skew``.
-        title: for people.
-        borders: from which the number is low, moderate, strong.
-        known: what the borders stand for.
+        title: for users.
+        thresholds: at which the number is low, moderate, strong.
+        known: known values near the thresholds.
     """
 
     name: str
     title: str
-    borders: tuple[float, float, float]
+    thresholds: tuple[float, float, float]
     known: str
 
 
@@ -47,7 +47,7 @@ SCALES: tuple[Scale, ...] = (
         "feature_shift",
         "feature skew",
         (0.01, 0.05, 0.2),
-        "share of the spread of samples of one label that lies between clients: 0 one source; 0.05 and 0.2 are clients"
+        "share of the spread of samples of one label that is between clients: 0 one source; 0.05 and 0.2 are clients"
         " whose centres differ by 0.23 and 0.5 of the spread within a client; MNIST's writers give 0.37, PACS's domains"
         " 0.37",
     ),
@@ -55,7 +55,7 @@ SCALES: tuple[Scale, ...] = (
         "target_shift",
         "target skew",
         (0.01, 0.05, 0.2),
-        "share of the targets' spread that lies between clients: 0 one source; 0.05 and 0.2 are clients whose means"
+        "share of the targets' spread that is between clients: 0 one source; 0.05 and 0.2 are clients whose means"
         " differ by 0.23 and 0.5 of the spread within a client",
     ),
 )
@@ -81,7 +81,7 @@ EXPLANATIONS: Mapping[str, tuple[str, str]] = {
     "feature_shift": (
         "feature shift",
         (
-            "share of the variance between samples of one label that lies between clients; above chance: clients'"
+            "share of the variance between samples of one label that is between clients; above chance: clients'"
             " inputs differ"
         ),
     ),
@@ -94,16 +94,16 @@ CHANCE = "_chance"
 
 @dataclass(frozen=True)
 class Meaning:
-    """One number in words.
+    """A number in words.
 
     Attributes:
         name, title: as in the scale.
         value: the number.
-        chance: what chance alone reaches: the largest of 19 random deals for shifts, 0 for the others, from which
-            chance is taken out already.
-        word: one of WORDS, or "unknown" where the number has no meaning here.
-        text: what stands behind it, with numbers.
-        known: what the borders stand for.
+        chance: the value that chance alone reaches: the largest of 19 random deals for shifts; 0 for the others, which
+            are corrected for chance.
+        word: one of WORDS, or "unknown" where the number is undefined.
+        text: an explanation with numbers.
+        known: known values near the thresholds.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Meaning:
 
 
 def meanings(skew: Mapping[str, float | None]) -> tuple[Meaning, ...]:
-    """Every kind of skew that was looked at, in words.
+    """Describe every kind of skew that was measured.
 
     Args:
         skew: of :class:`fedstrata.data.statistics.facts.Facts`.
@@ -132,17 +132,17 @@ def _meaning(scale: Scale, skew: Mapping[str, float | None]) -> Meaning:
 
 
 def word(scale: Scale, value: float | None, chance: float | None) -> str:
-    """None, low, moderate or strong; a shift that chance reaches is none."""
+    """Return none, low, moderate or strong; a shift that chance reaches is none."""
     if value is None:
         return "unknown"
     if chance is not None and value <= chance:
         return WORDS[0]
-    return WORDS[sum(value >= border for border in scale.borders)]
+    return WORDS[sum(value >= threshold for threshold in scale.thresholds)]
 
 
 def _labels(skew: Mapping[str, float | None]) -> str:
     if skew["label_js"] is None:
-        return "one client differs from nobody"
+        return "there is one client"
     js, classes, missing = (
         (skew[f"label_{name}"], skew[f"label_{name}_chance"]) for name in ("js", "classes", "missing")
     )
@@ -155,24 +155,24 @@ def _labels(skew: Mapping[str, float | None]) -> str:
 
 def _sizes(skew: Mapping[str, float | None]) -> str:
     ratio, tenth = skew["quantity_max_median"], skew["quantity_smallest_tenth"]
-    said = [] if ratio is None else [f"the largest client holds {ratio:.3g} times the median one"]
-    said += (
+    parts = [] if ratio is None else [f"the largest client holds {ratio:.3g} times the median one"]
+    parts += (
         []
         if tenth is None
         else [f"the smallest tenth of the clients hold {100 * tenth:.2g} % of the samples (10 % if all were equal)"]
     )
-    return "; ".join(said) or "nobody holds a sample"
+    return "; ".join(parts) or "no client holds a sample"
 
 
 def _shift(name: str) -> Callable[[Mapping[str, float | None]], str]:
-    def said(skew: Mapping[str, float | None]) -> str:
+    def describe(skew: Mapping[str, float | None]) -> str:
         value, chance = skew[f"{name}_shift"], skew[f"{name}_shift_chance"]
         if value is None or chance is None:
             return "nothing to compare: one client, or one sample of each label a client"
-        seen = "no more than chance" if value <= chance else f"chance alone reaches {chance:.3f}"
-        return f"{100 * max(value, 0):.2g} % of the spread lies between clients; {seen}"
+        context = "no more than chance" if value <= chance else f"chance alone reaches {chance:.3f}"
+        return f"{100 * max(value, 0):.2g} % of the spread is between clients; {context}"
 
-    return said
+    return describe
 
 
 def _n(value: float | None, digits: int, factor: int = 1) -> str:
