@@ -30,6 +30,7 @@ from fedstrata.methods import method as parse_method
 from fedstrata.methods.finetune import FineTune
 from fedstrata.models import build, check, swap_dropout
 from fedstrata.models.check import made_up, to_float32, trains_on_one
+from fedstrata.storage import sha256_of
 
 TRACE_SAMPLES = 7  # made-up samples that a split of the model is tried on: no other axis is likely to be as long
 PROBE_SAMPLES = 8  # samples of a batch that costs are measured on
