@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedstrata.analysis.conclusion import written
+from fedstrata.analysis.conclusion import p_text
 from fedstrata.analysis.findings import findings
 from helpers.handmade import comparison, result
 
@@ -49,7 +49,7 @@ def test_a_difference_over_fewer_seeds_than_the_means_says_so():
 
 
 def test_a_shown_difference_never_reads_as_a_p_of_005():
-    assert [written(p) for p in (0.0001, 0.004, 0.012, 0.0488, 0.0499, 0.05, 0.051, 0.3)] == [
+    assert [p_text(p) for p in (0.0001, 0.004, 0.012, 0.0488, 0.0499, 0.05, 0.051, 0.3)] == [
         "< 0.001",
         "0.004",
         "0.01",

@@ -281,7 +281,7 @@ def test_lazy_samples_give_the_same_bits():
         __len__ = lambda self: len(data.train)
         take = lambda self, index: data.train.take(index)
 
-    assert lab.same(lab.play("ditto", (replace(data, train=Lazy()), module)), lab.play("ditto")) == []
+    assert lab.differences(lab.play("ditto", (replace(data, train=Lazy()), module)), lab.play("ditto")) == []
 
 
 def test_augmentation_depends_on_the_sample_not_on_its_company():
@@ -391,7 +391,7 @@ def test_row_71_uploads_hold_exactly_what_the_plan_sends_up(example, toy):
     made = lab.engine(lab.parts(example, toy))
     lab.finish(made)
     layout = made.parts.setup.layout
-    for works, replies in zip(made.executor.works, made.executor.replies, strict=True):
+    for works, replies in zip(made.executor.tasks, made.executor.replies, strict=True):
         for reply in replies:
             up = works[reply.cohort_index].plan.upload
             assert set(reply.delta) == up & layout.parameters

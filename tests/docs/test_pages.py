@@ -52,7 +52,7 @@ PRELOADED = [
 RUNS = [path for path in doc_pages.pages() if doc_pages.blocks(path)]
 SHORT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/own-method.md", "docs/config.md")]
 NOT_RUN = (
-    r"make \w+|git push|source \S+|python3 -m venv \S+|pip install .*|mlflow ui.*|tensorboard --logdir.*|python -m"
+    r"make [\w-]+|git push|source \S+|python3 -m venv \S+|pip install .*|mlflow ui.*|tensorboard --logdir.*|python -m"
     r" http\.server.*"
 )
 
@@ -140,7 +140,7 @@ def test_a_command_that_is_named_in_a_page_exists():
 
 def test_a_make_target_that_is_named_in_a_page_exists():
     for path in doc_pages.pages():
-        for name in re.findall(r"(?:^|`)make ([a-z]+)", path.read_text(), re.MULTILINE):
+        for name in re.findall(r"(?:^|`)make ([a-z-]+)", path.read_text(), re.MULTILINE):
             assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"{path.name}: make {name}"
 
 

@@ -1,1 +1,1 @@
-"""analysis."""
+"""Analyse finished runs: scores, statistics, findings, caveats and the conclusion; nothing here draws or prints."""

@@ -1,4 +1,4 @@
-"""What a reader must know before believing a comparison: each check gives a flag with its numbers, or nothing.
+"""Check what a reader must know before believing a comparison: each check yields flags with their numbers, or none.
 
 Codes, in order of weight: no-runs, failed-runs, few-seeds, not-informative, implausible, same-model, no-validation,
 screened, nothing-learned, diverged, refused-replies, no-update, shared-unused, best-on-test, short-run, budget-unspent,
@@ -28,7 +28,7 @@ OVER = 0.05  # share of a budget by which the last round may exceed it before it
 
 
 def flags(comparison: Comparison, findings: Findings) -> tuple[Flag, ...]:
-    """All checks of one comparison.
+    """Run all checks of one comparison.
 
     Args:
         comparison: with its runs.
@@ -38,7 +38,7 @@ def flags(comparison: Comparison, findings: Findings) -> tuple[Flag, ...]:
 
 
 def informative(comparison: Comparison, lines: Sequence[Line], headline: Sequence[str], chance: float | None) -> bool:
-    """Whether FedAvg (the baseline where FedAvg is not compared) is at or over twice chance in the first headline.
+    """Return whether FedAvg (or else the baseline) reaches the threshold over chance in the first headline score.
 
     True where nothing is known.
     """
@@ -48,7 +48,7 @@ def informative(comparison: Comparison, lines: Sequence[Line], headline: Sequenc
 
 
 def _base(baseline: str, lines: Sequence[Line]) -> Line | None:
-    """FedAvg's line; the baseline's where FedAvg is not compared."""
+    """Return FedAvg's line, or the baseline's where FedAvg is not compared."""
     return next((line for line in lines if line.method == "fedavg"), None) or next(
         (line for line in lines if line.label == baseline), None
     )
@@ -103,7 +103,7 @@ def _uninformative(comparison: Comparison, findings: Findings) -> Iterator[Flag]
 
 
 def _floors(_comparison: Comparison, findings: Findings) -> Iterator[Flag]:
-    """Scores under the floor that a constant answer reaches."""
+    """Flag scores below the accuracy of a constant answer."""
     floor = findings.chance
     if floor is None or not findings.headline:
         return
@@ -119,7 +119,7 @@ def _floors(_comparison: Comparison, findings: Findings) -> Iterator[Flag]:
 
 
 def _local_on_iid(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
-    """Training alone cannot beat training together where all clients hold the same kind of data."""
+    """Flag local training that beats every method that shares, on iid data: clients then hold the same kind of data."""
     score = next((key for key in findings.headline if key.startswith("personal")), None)
     if score is None or not comparison.facts.law.startswith("iid"):
         return
@@ -140,7 +140,7 @@ def _local_on_iid(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
 
 
 def _same_model(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
-    """Methods that came to the same model, bit for bit, in every seed."""
+    """Flag methods whose final models are equal, bit for bit, in every seed."""
     by_digests: dict[tuple[str, ...], list[str]] = {}
     for line in findings.lines:
         runs = comparison.runs(line.label)
@@ -180,7 +180,7 @@ def _screened(comparison: Comparison, _findings: Findings) -> Iterator[Flag]:
 
 
 def _courses(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
-    """Runs that learn nothing, or lose what they had learned."""
+    """Flag runs that learn nothing, or lose what they had learned."""
     still, lost = [], []
     for line in findings.lines:
         for result in comparison.runs(line.label):
@@ -196,7 +196,7 @@ def _courses(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
 
 
 def _fell(curve: Sequence[Point], findings: Findings) -> tuple[float, float] | None:
-    """(best, last) where more than a quarter of the gain over chance, or over the first score, was lost."""
+    """Return (best, last) where more than a quarter of the gain over chance, or over the first score, was lost."""
     if len(curve) < 3:
         return None
     scores = [point.score for point in curve]
@@ -252,7 +252,7 @@ def _best_on_test(_comparison: Comparison, findings: Findings) -> Iterator[Flag]
 
 
 def _short(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
-    """Methods whose score still grows by a share of its whole gain over the last third.
+    """Flag methods whose score still improves by a share of its whole gain over the last third.
 
     Tests are corrected over the methods.
     """
@@ -275,8 +275,9 @@ def _short(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
 
 
 def _rise(curves: Sequence[Sequence[Point]], *, larger: bool) -> tuple[float, float, float] | None:
-    """(change over the last third by straight lines, its share of the whole range, one-sided p of getting better); None
-    with too few evaluations.
+    """Measure how much curves still improve over their last third; None with too few evaluations.
+
+    Returns (change by straight lines, its share of the whole range, one-sided p of an improvement).
 
     With 3 seeds or more the p is that of a t-test over the seeds' slopes; otherwise that of the slope of their mean.
     """
@@ -373,7 +374,7 @@ _CHECKS: Sequence[Callable[[Comparison, Findings], Iterator[Flag]]] = (
 
 
 def across(comparisons: Sequence[tuple[Comparison, Findings]]) -> tuple[Flag, ...]:
-    """What several comparisons show together: :func:`skew_flags` of those that differ in their partition alone.
+    """Compare several comparisons: apply :func:`skew_flags` to those that differ in their partition alone.
 
     Args:
         comparisons: each with their findings. Skew is that of labels; where there are none, of targets or features.
@@ -393,8 +394,9 @@ def across(comparisons: Sequence[tuple[Comparison, Findings]]) -> tuple[Flag, ..
 
 
 def skew_flags(by_skew: Sequence[tuple[float, Findings]]) -> tuple[Flag, ...]:
-    """Whether FedAvg's shared model (the baseline's where FedAvg is not compared) gets better where clients differ
-    more, which is implausible.
+    """Flag a shared model of FedAvg that improves with more skew, which is implausible.
+
+    The baseline replaces FedAvg where FedAvg is not compared.
 
     Args:
         by_skew: (skew number, findings) of comparisons that differ in their partition only; a larger number is more skew.
@@ -427,7 +429,7 @@ def skew_flags(by_skew: Sequence[tuple[float, Findings]]) -> tuple[Flag, ...]:
 
 
 def _error(*spreads: Spread) -> float:
-    """Two standard errors of a mean, or of a difference of means; 0 for one seed."""
+    """Return two standard errors of a mean, or of a difference of means; 0 for one seed."""
     return 2 * math.sqrt(math.fsum((spread.std or 0.0) ** 2 / spread.n for spread in spreads))
 
 
@@ -445,5 +447,5 @@ def _count(count: int, what: str) -> str:
 
 
 def _some(items: Sequence[str], most: int = 4) -> str:
-    """A few of a list, and how many more there are."""
+    """List a few items, and count the rest."""
     return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")

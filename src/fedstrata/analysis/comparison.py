@@ -1,4 +1,4 @@
-"""Several methods on the same federation, as a value: what was compared, on what, and every run's result."""
+"""Hold several methods on the same federation as a value: what was compared, on what, and every run's result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BudgetUnit: TypeAlias = Literal["bytes", "flops", "seconds", "accuracy"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One competitor.
+    """Describes one competitor.
 
     Attributes:
         label: what tables call it; unique in a comparison.
@@ -31,7 +31,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Budget:
-    """Where every run ends, if before its last round: the first round that reaches the amount.
+    """Ends every run before its last round: at the first round that reaches the amount.
 
     Attributes:
         kind: bytes (payload up and down), flops (clients' training), seconds (committed rounds), or accuracy (reached
@@ -45,7 +45,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Screening:
-    """What successive halving did before the full runs.
+    """Records what successive halving did before the full runs.
 
     Attributes:
         rungs: rounds at which methods were dropped, ascending.
@@ -66,7 +66,7 @@ class Screening:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``fedstrata compare`` trained and measured, as plain data.
+    """Holds what ``fedstrata compare`` trained and measured, as plain data.
 
     Attributes:
         entries: competitors, in the order given.
@@ -97,5 +97,5 @@ class Comparison:
     folder: Path | None = None
 
     def runs(self, label: str) -> list[Result]:
-        """The finished runs of one competitor, by seed."""
+        """Return the finished runs of one competitor, by seed."""
         return [self.results[label, seed] for seed in self.seeds if (label, seed) in self.results]

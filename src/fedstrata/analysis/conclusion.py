@@ -1,4 +1,4 @@
-"""The answer of a comparison in a sentence for each headline: plain words, the numbers, and how sure they are."""
+"""Conclude a comparison: one sentence for each headline score, with the numbers and their certainty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedstrata.common.units import number
 
 
 def answer(findings: Findings) -> str:
-    """One sentence for each headline that some method has a score for."""
+    """Write one sentence for each headline that some method has a score for."""
     sentences: list[str] = []
     for score in findings.headline:
         sentence = _sentence(findings, score, repeated=bool(sentences))
@@ -57,7 +57,7 @@ def _claim(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
 
 
 def _defended(best: Line, score: str, others: Sequence[Line]) -> str:
-    """The best mean is the baseline's."""
+    """Write the sentence for a best mean that is the baseline's."""
     base, best_text = best.label, f"{number(best.scores[score].mean, 3)} {score_label(score)}"
     if any(
         _verdict(line, score) == "better" for line in others
@@ -73,7 +73,7 @@ def _defended(best: Line, score: str, others: Sequence[Line]) -> str:
 
 
 def _challenger(findings: Findings, score: str, best: Line, others: Sequence[Line]) -> str:
-    """The best mean belongs to another method than the baseline."""
+    """Write the sentence for a best mean that belongs to another method than the baseline."""
     base, it = findings.baseline, best.differences.get(score)
     best_text = f"{number(best.scores[score].mean, 3)} {score_label(score)}"
     rest = _others([line for line in others if line is not best], score, base, quiet=True)
@@ -122,7 +122,7 @@ def _undecided(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
 
 
 def _rival(best: Line, score: str, base: str, *, larger: bool) -> str:
-    """The margin over the best rival, where that is not the baseline."""
+    """Give the margin over the best competitor, where that is not the baseline."""
     rival, it = best.margins.get(score, ("", None))
     if it is None or rival == base:
         return ""
@@ -134,7 +134,7 @@ def _rival(best: Line, score: str, base: str, *, larger: bool) -> str:
 
 
 def _others(others: Sequence[Line], score: str, base: str, *, quiet: bool = False) -> str:
-    """Who else is shown to differ; ``quiet``: nothing where nobody is."""
+    """Name the others that are shown to differ; ``quiet``: return "" where none is."""
     parts = []
     for verdict in ("better", "worse"):
         named = [_label_text(line, score) for line in others if _verdict(line, score) == verdict]
@@ -149,7 +149,7 @@ def _others(others: Sequence[Line], score: str, base: str, *, quiet: bool = Fals
 
 
 def _label_text(line: Line, score: str) -> str:
-    """A label, with a warning where the score is that of a model that nobody uses."""
+    """Return a label, with a warning where the score is that of an unused shared model."""
     return (
         f"{line.label} (whose shared model nobody uses)"
         if line.shared_unused and not score.startswith("personal")
@@ -167,7 +167,7 @@ def _verdict(line: Line, score: str) -> str:
 
 
 def _difference(it: Difference) -> str:
-    """Size, interval, direction: "0.021 [0.008, 0.034] above"."""
+    """Write size, interval and direction: "0.021 [0.008, 0.034] above"."""
     if it.mean == 0:
         return "0.000 from"
     return f"{number(abs(it.mean), 3)}{_interval(it, turn=it.mean < 0)} {'above' if it.mean > 0 else 'below'}"
@@ -189,7 +189,7 @@ def _p(it: Difference, findings: Findings, score: str) -> str:
 
 
 def p_text(p: float) -> str:
-    """A p-value with the digits that count; one under 0.05 does not read as 0.05."""
+    """Write a p-value with its significant digits; one under 0.05 does not read as 0.05."""
     if p < 0.001:
         return "< 0.001"
     text = f"{p:.1g}" if p < 0.01 else f"{p:.2f}"
@@ -201,7 +201,7 @@ def _model_name(score: str) -> str:
 
 
 def _opening(seeds: int, *, few: bool, repeated: bool) -> str:
-    """On how many seeds the sentence stands; shorter the second time."""
+    """Open the sentence with its number of seeds; shorter the second time."""
     if few:
         return (
             "Nor about personal models: "

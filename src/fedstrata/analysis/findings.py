@@ -1,4 +1,4 @@
-"""What a comparison says, found from its runs: see the records for what each number means."""
+"""Compute what a comparison shows from its runs; the records say what each number means."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Values = Mapping[int, float]
 
 
 def findings(comparison: Comparison, target: float | None = None) -> Findings:
-    """Everything that a comparison says.
+    """Compute all findings of a comparison.
 
     Each headline score is a family of tests of its own: p-values are corrected over the methods for each of them, not
     over both together.
@@ -59,7 +59,7 @@ def findings(comparison: Comparison, target: float | None = None) -> Findings:
 
 @dataclass(frozen=True)
 class _ScoreTable:
-    """The numbers of all runs, looked up once."""
+    """Looks up the numbers of all runs once."""
 
     comparison: Comparison
 
@@ -73,7 +73,7 @@ class _ScoreTable:
 
     @cached_property
     def scores(self) -> dict[str, dict[int, dict[str, float]]]:
-        """Label -> seed -> score -> value, of finished runs."""
+        """Map label -> seed -> score -> value, of finished runs."""
         return {
             label: {
                 seed: scores_of(self.comparison.results[label, seed], regression=self.regression)
@@ -84,7 +84,7 @@ class _ScoreTable:
         }
 
     def values(self, label: str, score: str) -> dict[int, float]:
-        """Seed -> value."""
+        """Map seed -> value."""
         return {seed: scores[score] for seed, scores in self.scores[label].items() if score in scores}
 
     def curve(self, label: str, seed: int, score: str) -> list[Point]:
@@ -94,7 +94,7 @@ class _ScoreTable:
 
     @cached_property
     def headline(self) -> tuple[str, ...]:
-        """Scores to answer on: chosen on validation data where every finished run has such a score."""
+        """Choose the headline scores: by validation data where every finished run has such a score."""
         runs = [scores for by_seed in self.scores.values() for scores in by_seed.values()]
         wanted = (
             (("rmse_selected", "rmse_window"), ("personal_rmse_selected", "personal_rmse"))
@@ -111,7 +111,7 @@ class _ScoreTable:
 
     @cached_property
     def margins(self) -> dict[str, dict[tuple[str, str], Difference]]:
-        """Headline -> (ours, theirs) -> difference, corrected over all pairs."""
+        """Map headline -> (ours, theirs) -> difference, corrected over all pairs."""
         result = {}
         for score in self.headline:
             pairs = [(a, b) for place, a in enumerate(self.labels) for b in self.labels[place + 1 :]]
@@ -124,7 +124,7 @@ class _ScoreTable:
 
     @cached_property
     def differences(self) -> dict[str, dict[str, Difference]]:
-        """Headline -> label -> difference to the baseline, corrected over the methods."""
+        """Map headline -> label -> difference to the baseline, corrected over the methods."""
         result = {}
         for score in self.headline:
             others = [label for label in self.labels if label != self.comparison.baseline]
@@ -141,7 +141,7 @@ class _ScoreTable:
 
     @cached_property
     def fronts(self) -> dict[str, dict[str, frozenset[str]]]:
-        """Headline -> label -> costs against which it lies on the Pareto front of means."""
+        """Map headline -> label -> costs against which the method is on the Pareto front of means."""
         result = {}
         for score in self.headline:
             means = [mean(list(self.values(label, score).values())) for label in self.labels]
@@ -156,12 +156,12 @@ class _ScoreTable:
         return result
 
     def costs(self, label: str, cost: str) -> list[float]:
-        """Of the finished runs, by seed."""
+        """List a cost of the finished runs, by seed."""
         return [run_costs[cost] for result in self.comparison.runs(label) if cost in (run_costs := costs_of(result))]
 
 
 def _differences(pairs: Sequence[tuple[Values, Values]], *, larger: bool) -> list[Difference | None]:
-    """Paired differences of one family; None for pairs without a common seed."""
+    """Compute the paired differences of one family; None for pairs without a common seed."""
     paired = []
     for ours, theirs in pairs:
         _, a, b = statistics.pairs(ours, theirs)
@@ -187,7 +187,7 @@ def _with_verdict(it: statistics.Paired, p: float | None, corrected: float | Non
 
 
 def _reversed(it: Difference) -> Difference:
-    """The same difference seen from the other side."""
+    """Return the same difference with the sides exchanged."""
     turned: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}
     verdict = turned.get(it.verdict, it.verdict)
     low, high = (None if it.high is None else -it.high), (None if it.low is None else -it.low)
@@ -222,12 +222,12 @@ def _line(table: _ScoreTable, label: str, method: str, targets: Mapping[str, flo
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean, standard deviation and values."""
+    """Summarize values by mean and standard deviation."""
     return Spread(*statistics.mean_std(values), tuple(values))
 
 
 def _margin(table: _ScoreTable, label: str, score: str) -> tuple[str, Difference] | None:
-    """The best other competitor with whom there are common seeds, and the difference to it."""
+    """Find the best other competitor with common seeds, and the difference to it."""
     rivals = {b: it for (a, b), it in table.margins[score].items() if a == label}
     if not rivals:
         return None
@@ -237,9 +237,7 @@ def _margin(table: _ScoreTable, label: str, score: str) -> tuple[str, Difference
 
 
 def _model_use(table: _ScoreTable, label: str) -> tuple[bool, bool]:
-    """(clients use models of their own, nobody uses the shared one: the run says that some layers are private to
-    clients).
-    """
+    """Return (whether clients use personal models, whether the shared model is unused since layers are private)."""
     personal, shared = (
         ("personal_rmse", "shared_on_clients_rmse") if table.regression else ("personal", "shared_on_clients")
     )
@@ -304,7 +302,7 @@ def _targets(table: _ScoreTable, target: float | None) -> dict[str, float]:
 
 
 def _reached(table: _ScoreTable, label: str, score: str, target: float) -> Reached:
-    """The first evaluated round at or beyond the target, seed by seed."""
+    """Find the first evaluated round at or beyond the target, seed by seed."""
     hits = []
     for seed in table.scores[label]:
         curve = table.curve(label, seed, score)

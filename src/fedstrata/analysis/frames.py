@@ -1,4 +1,4 @@
-"""Results as flat rows, one mapping a row: what CSV and parquet files, pandas and notebooks share."""
+"""Flatten results into rows, one mapping a row, for CSV and parquet files, pandas and notebooks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedstrata.analysis.records import Difference, Findings, Line, Spread
 from fedstrata.analysis.scores import costs_of, scores_of
-from fedstrata.common.errors import ConfigError, FedstrataError, nearest
+from fedstrata.common.errors import ConfigError, FedstrataError
+from fedstrata.common.suggest import suggestion
 from fedstrata.runs.result import Result
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
-    """Nested mappings become columns "outer.inner"; lists become their length; None stays."""
+    """Flatten nested mappings into columns "outer.inner"; lists become their length; None stays."""
     result: Row = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
@@ -30,7 +31,7 @@ def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
 
 
 def rounds_of(result: Result) -> list[Row]:
-    """A row a round, as in rounds.jsonl (``round`` counts from 0): metrics.auc, measures.drift.norm, ....
+    """Return a row a round, as in rounds.jsonl (``round`` counts from 0): metrics.auc, measures.drift.norm, ....
 
     Cohort and refused are counts.
     """
@@ -38,12 +39,12 @@ def rounds_of(result: Result) -> list[Row]:
 
 
 def clients_of(result: Result) -> list[Row]:
-    """A row a client: client, and its scores in the last evaluation."""
+    """Return a row a client: client, and its scores in the last evaluation."""
     return [{"client": client, **scores} for client, scores in result.clients.items()]
 
 
 def runs(comparison: Comparison) -> list[Row]:
-    """A row a finished run: label, method, seed, every score, every cost, and how it was trained."""
+    """Return a row a finished run: label, method, seed, every score, every cost, and how it was trained."""
     regression = not comparison.facts.has_accuracy
     kept = ("selected_round", "stopped_by", "executor", "workers", "rounds_without_update", "model_sha256")
     return [
@@ -57,7 +58,7 @@ def runs(comparison: Comparison) -> list[Row]:
 
 
 def rounds(comparison: Comparison) -> list[Row]:
-    """A row a round of every run, with its label and seed."""
+    """Return a row a round of every run, with its label and seed."""
     return [
         {"label": label, "seed": seed, **row}
         for label, _, seed, result in _each(comparison)
@@ -66,7 +67,7 @@ def rounds(comparison: Comparison) -> list[Row]:
 
 
 def clients(comparison: Comparison) -> list[Row]:
-    """A row a client of every run, with label, seed and, for the clients that the facts name, its name."""
+    """Return a row a client of every run, with label, seed and the client's name where the facts have it."""
     names = dict(zip(comparison.facts.shown, comparison.facts.names, strict=False))
     return [
         {"label": label, "seed": seed, "client": client, "name": names.get(client), **scores}
@@ -76,12 +77,12 @@ def clients(comparison: Comparison) -> list[Row]:
 
 
 def findings_rows(findings: Findings) -> list[Row]:
-    """A row a method: scores and costs over seeds, targets, fronts, stability, fairness."""
+    """Return a row a method: scores and costs over seeds, targets, fronts, stability, fairness."""
     return [_line(line, findings) for line in findings.lines]
 
 
 def difference_rows(findings: Findings) -> list[Row]:
-    """A row a method, score and other method: paired differences to the baseline, margins to the best rival."""
+    """Return a row a method, score and other method: differences to the baseline, margins to the best competitor."""
     rows = []
     for line in findings.lines:
         for score, it in line.differences.items():
@@ -92,7 +93,7 @@ def difference_rows(findings: Findings) -> list[Row]:
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
-    """Rows as a pandas DataFrame; columns in the order in which they first appear.
+    """Convert rows to a pandas DataFrame; columns in the order of their first appearance.
 
     Raises:
         FedstrataError: pandas is not installed.
@@ -107,18 +108,18 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of all columns, in the order in which they first appear."""
+    """List all columns, in the order of their first appearance."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def picked(what: str, choices: Mapping[str, Any]) -> Any:
-    """The choice of this name.
+    """Return the choice of this name.
 
     Raises:
         ConfigError: there is none.
     """
     if what not in choices:
-        raise ConfigError(f"to_pandas({what!r}); it gives {', '.join(choices)}.{nearest(what, choices)}")
+        raise ConfigError(f"to_pandas({what!r}); it gives {', '.join(choices)}.{suggestion(what, choices)}")
     return choices[what]
 
 

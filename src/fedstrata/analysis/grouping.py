@@ -1,4 +1,4 @@
-"""Single runs as one comparison: grouped by method and settings, with the seeds side by side."""
+"""Group single runs into one comparison: by method and settings, with the seeds as repetitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEDERATION = ("data", "partition", "test", "validation", "heldout", "clients", "
 
 
 def group_runs(results: Sequence[Result], facts: Facts | None = None) -> Comparison:
-    """Runs as a comparison.
+    """Group runs into a comparison.
 
     Runs with the same method and the same settings are one entry; a second run of it with the same seed is an entry of
     its own, called after its folder. The first FedAvg is the baseline, or else the first entry.
@@ -53,12 +53,12 @@ def group_runs(results: Sequence[Result], facts: Facts | None = None) -> Compari
 
 
 def rerun_command(folder: Path) -> str:
-    """The command that makes the run of a folder once more, in a folder of another name."""
+    """Return the command that repeats the run of a folder, in a folder of another name."""
     return shlex.join(["fedstrata", "run", f"{folder}/config.toml", "name=auto"])
 
 
 def _unused_label(label: str, entries: Mapping[str, Entry]) -> str:
-    """A label that is not taken: two folders of two places may have the same name."""
+    """Return a label that is not taken: folders in two places may have the same name."""
     place = 1
     candidate = label
     while candidate in entries:
@@ -93,7 +93,7 @@ def _seed(result: Result, config: Mapping[str, Any]) -> int:
 
 
 def _difference_notes(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """A note on runs that are not of one federation."""
+    """Write a note on runs of different federations."""
     keys = [key for key in FEDERATION if len({str(config.get(key)) for config in configs if config}) > 1]
     if not keys:
         return ()
@@ -106,7 +106,7 @@ def _difference_notes(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _facts(result: Result) -> Facts:
-    """The federation of a run, read again."""
+    """Read the federation of a run again."""
     if result.federation is not None:
         return facts_of(result.federation)
     if result.folder is None:
@@ -120,7 +120,7 @@ def _facts(result: Result) -> Facts:
 
 
 def _unknown_facts(result: Result, why: str) -> Facts:
-    """What is known without the data: whether there are classes."""
+    """Return what is known without the data: whether there are classes."""
     errors = any((row.get("metrics") or {}).get("rmse") is not None for row in result.rounds)
     name = str(_config(result).get("data") or result.name)
     note = f"The federation is not described: {why.rstrip('.')}."

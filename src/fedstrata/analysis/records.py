@@ -1,6 +1,4 @@
-"""Records of what a comparison says: means, spreads, paired differences, targets, fronts, fairness, flags, and the
-answer.
-"""
+"""Record what a comparison shows: means, spreads, paired differences, targets, fronts, fairness, flags, the answer."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ Verdict = Literal["better", "worse", "not shown", "no conclusion", "baseline"]
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over seeds: mean, standard deviation (n - 1; None for one seed), and the values by seed."""
+    """Summarizes a number over seeds: mean, standard deviation (n - 1; None for one seed), and the values by seed."""
 
     mean: float
     std: float | None
@@ -21,13 +19,13 @@ class Spread:
 
     @property
     def n(self) -> int:
-        """Seeds."""
+        """Count the seeds."""
         return len(self.values)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference over seeds, ours minus theirs.
+    """Describes a paired difference over seeds, ours minus theirs.
 
     Attributes:
         mean: of the differences by seed.
@@ -53,7 +51,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Reached:
-    """The way to the target.
+    """Records when the seeds reached the target.
 
     Attributes:
         seeds: how many reached it, of how many.
@@ -69,7 +67,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Line:
-    """One competitor's row.
+    """Describes one competitor's results.
 
     Attributes:
         label, method: of the entry.
@@ -117,7 +115,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Flag:
-    """Something that a reader must know before believing a table.
+    """Warns a reader of something that must be known before believing a table.
 
     Attributes:
         code: failed-runs, few-seeds, not-informative, implausible, no-validation, short-run, ...; see ``judge.py``.
@@ -130,7 +128,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that a comparison says, ready to be written down.
+    """Holds all findings of a comparison, ready to be written.
 
     Attributes:
         answer: one sentence, or two, with numbers and how sure they are.
@@ -157,7 +155,7 @@ class Findings:
     targets: Mapping[str, float] = field(default_factory=dict)
 
     def line(self, label: str) -> Line:
-        """One competitor's row.
+        """Return one competitor's results.
 
         Raises:
             KeyError: no such label.

@@ -1,4 +1,4 @@
-"""Scores and costs of a run, by name, and its way through the rounds: what a comparison counts with."""
+"""Read scores, costs and curves of a run by name."""
 
 from __future__ import annotations
 
@@ -62,25 +62,26 @@ _MINUS = (
 
 
 def score_label(score: str) -> str:
-    """What a score is called in a sentence."""
+    """Return what a score is called in a sentence."""
     return SCORE_LABELS.get(score, score.replace("_", " "))
 
 
 def threshold(chance: float) -> float:
-    """Below this a score says little: twice chance, or half of the way from chance to 1 where twice chance is more than
-    that.
+    """Return the score below which differences say little.
+
+    It is twice chance, or half of the way from chance to 1 where twice chance is more than that.
     """
     return min(2 * chance, (1 + chance) / 2)
 
 
 def threshold_text(chance: float) -> str:
-    """What :func:`threshold` is called in a sentence."""
+    """Return what :func:`threshold` is called in a sentence."""
     return "twice chance" if 2 * chance <= (1 + chance) / 2 else "half of the way from chance to 1"
 
 
 @dataclass(frozen=True)
 class Point:
-    """An evaluated round.
+    """Describes an evaluated round.
 
     Attributes:
         round: counted from 1.
@@ -96,7 +97,7 @@ class Point:
 
 
 def points(result: Result, *, personal: bool = False, regression: bool = False) -> list[Point]:
-    """The curve of a run: test accuracy (or RMSE) of the shared model, or the mean over clients of their own models.
+    """Return the curve of a run: test accuracy (or RMSE) of the shared model, or the mean over personal models.
 
     Where no server tests, the shared model's score is its mean over the clients.
     """
@@ -122,7 +123,7 @@ def _row_score(row: Mapping[str, Any], *, personal: bool, regression: bool) -> f
 
 
 def scores_of(result: Result, *, regression: bool = False) -> dict[str, float]:
-    """Every score of a run that is a number, by the names of :class:`~fedstrata.analysis.records.Line`."""
+    """Return every finite score of a run, by the names of :class:`~fedstrata.analysis.records.Line`."""
     summary = result.summary
     scores = _numbers(summary.get("accuracy")) | {
         k: v for k, v in _numbers(summary.get("metrics")).items() if k != "accuracy"
@@ -141,7 +142,7 @@ def scores_of(result: Result, *, regression: bool = False) -> dict[str, float]:
 
 
 def _errors(result: Result, scores: Mapping[str, float], chosen: Mapping[str, Any] | None) -> dict[str, float]:
-    """Scores of a regression: clients' scores, which rise with quality, become errors again."""
+    """Return the scores of a regression: clients' scores, which rise with quality, become errors again."""
     errors = {key: value for key, value in scores.items() if key not in (*_MINUS, "personal_std")}
     errors |= {f"{key}_rmse": -scores[key] for key in _MINUS if key in scores and key != "personal_selected"}
     if "personal_std" in scores:
@@ -159,7 +160,7 @@ def _errors(result: Result, scores: Mapping[str, float], chosen: Mapping[str, An
 
 
 def _chosen(result: Result) -> Mapping[str, Any] | None:
-    """The round that validation data chose: the first with the largest score."""
+    """Return the round chosen on validation data: the first with the largest score."""
     rows = [row for row in result.rounds if _finite(row.get("validation")) is not None]
     selected = result.summary.get("selected_round")
     if selected is not None:
@@ -168,7 +169,7 @@ def _chosen(result: Result) -> Mapping[str, Any] | None:
 
 
 def costs_of(result: Result) -> dict[str, float]:
-    """Costs of a run: payload bytes, clients' FLOPs, seconds of training and of evaluation, rounds."""
+    """Return the costs of a run: payload bytes, clients' FLOPs, seconds of training and of evaluation, rounds."""
     costs = {key: value for key, value in _numbers(result.summary).items() if key in COSTS}
     if "bytes_up" in costs and "bytes_down" in costs:
         costs["bytes"] = costs["bytes_up"] + costs["bytes_down"]
@@ -176,7 +177,7 @@ def costs_of(result: Result) -> dict[str, float]:
 
 
 def client_scores(result: Result, *, regression: bool = False) -> list[float]:
-    """Clients' own scores in the last evaluation: of their personal models, or of the shared one.
+    """List clients' scores in the last evaluation: of their personal models, or of the shared one.
 
     Errors for a regression.
     """
@@ -202,5 +203,5 @@ def _finite(value: Any) -> float | None:
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Arithmetic mean; None of nothing."""
+    """Return the arithmetic mean; None without values."""
     return math.fsum(values) / len(values) if values else None

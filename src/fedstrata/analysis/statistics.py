@@ -1,5 +1,4 @@
-"""Statistics of a comparison, as pure functions: spreads, paired differences, corrections, intervals, targets, fronts,
-fairness.
+"""Compute statistics of a comparison as pure functions: differences, corrections, intervals, fronts, fairness.
 
 What is undefined is None, never NaN. Seeds are the sample: two methods share data, partition, first weights and
 clients' turns in a seed, so differences are taken seed by seed. Student's t assumes that these differences are roughly
@@ -25,7 +24,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True)
 class Paired:
-    """A paired difference, ours minus theirs.
+    """Describes a paired difference, ours minus theirs.
 
     Attributes:
         n: pairs.
@@ -46,13 +45,14 @@ class Paired:
 
 
 def known(value: float | None) -> bool:
-    """Whether there is a finite number."""
+    """Return whether there is a finite number."""
     return value is not None and math.isfinite(value)
 
 
 def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Arithmetic mean, and sqrt(sum (x - mean)^2 / (n - 1)); None for the second with one value, exactly 0 for equal
-    values.
+    """Return the arithmetic mean, and sqrt(sum (x - mean)^2 / (n - 1)).
+
+    The second is None with one value, and exactly 0 for equal values.
 
     Raises:
         DataError: no value, or one that is not finite.
@@ -65,14 +65,15 @@ def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def pairs(ours: Mapping[K, float | None], theirs: Mapping[K, float | None]) -> tuple[list[K], list[float], list[float]]:
-    """Keys (seeds) for which both have a finite value, in the order of ``ours``, and the values of each."""
+    """Return the keys (seeds) for which both have a finite value, in the order of ``ours``, and the values of each."""
     shared = [key for key in ours if known(ours[key]) and known(theirs.get(key))]
     return shared, [float(ours[key] or 0.0) for key in shared], [float(theirs[key] or 0.0) for key in shared]
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL) -> Paired | None:
-    """Paired difference d = ours - theirs: mean d, interval mean +- t(n - 1) std / sqrt(n), and the two-sided t-test of
-    mean 0.
+    """Test paired differences d = ours - theirs: mean d, its interval, and the two-sided t-test of mean 0.
+
+    The interval is mean +- t(n - 1) std / sqrt(n).
 
     Args:
         ours: [n] finite numbers, one a seed.
@@ -111,8 +112,9 @@ def paired(ours: Sequence[float], theirs: Sequence[float], level: float = LEVEL)
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Corrected p of each hypothesis of a family: step-down, max over the smaller ones of (m - rank) p, at most 1; None
-    stays None.
+    """Correct the p-values of a family of hypotheses, step-down; None stays None.
+
+    Each becomes the maximum over the smaller ones of (m - rank) p, at most 1.
 
     The chance that any true null hypothesis is rejected at 0.05 is then at most 0.05, however the tests depend on each
     other. m counts the hypotheses that have a p.
@@ -132,8 +134,9 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
 
 
 def share_interval(hits: int, trials: int, level: float = LEVEL) -> tuple[float, float]:
-    """Exact interval of a share: quantiles of Beta(hits, trials - hits + 1) and Beta(hits + 1, trials - hits); (0, 1)
-    without trials.
+    """Return the exact interval of a share; (0, 1) without trials.
+
+    Its ends are quantiles of Beta(hits, trials - hits + 1) and Beta(hits + 1, trials - hits).
 
     It holds at least ``level`` of the time for every true share, and is exactly 0 below at no hits, exactly 1 above at
     all hits.
@@ -157,7 +160,7 @@ def share_interval(hits: int, trials: int, level: float = LEVEL) -> tuple[float,
 
 
 def first_reaching(values: Sequence[float | None], target: float, *, larger: bool = True) -> int | None:
-    """Place of the first value at or beyond the target; missing values reach nothing; None where none does."""
+    """Return the index of the first value at or beyond the target; missing values reach nothing; None where none does."""
     for index, value in enumerate(values):
         if value is not None and math.isfinite(value) and (value >= target if larger else value <= target):
             return index
@@ -165,8 +168,9 @@ def first_reaching(values: Sequence[float | None], target: float, *, larger: boo
 
 
 def front(points: Sequence[tuple[float | None, float | None]], *, larger: bool = True) -> list[bool]:
-    """Which (cost, score) points nothing dominates: nobody is at least as good and as cheap, and better in one of the
-    two.
+    """Mark the (cost, score) points that no other dominates.
+
+    A point dominates another if it is at least as good and as cheap, and better in one of the two.
 
     Equal points lie on the front together; a point with a missing number does not lie on it and dominates nobody.
     """
@@ -180,8 +184,9 @@ def front(points: Sequence[tuple[float | None, float | None]], *, larger: bool =
 
 
 def stability(curve: Sequence[float], *, larger: bool = True) -> tuple[float | None, float | None]:
-    """(standard deviation of the last tenth of the evaluations, at least 3 of them; largest loss between two
-    evaluations that follow).
+    """Return the spread at the end of a curve, and its largest loss between two evaluations that follow.
+
+    The spread is the standard deviation of the last tenth of the evaluations, at least 3 of them.
 
     The first is None with fewer than 3 evaluations, the second with fewer than 2; a curve that never gets worse has a
     loss of 0.
@@ -192,13 +197,13 @@ def stability(curve: Sequence[float], *, larger: bool = True) -> tuple[float | N
 
 
 def worst_tenth(values: Sequence[float], *, larger: bool = True) -> float | None:
-    """Mean of the worst tenth, of at least one value (n // 10, as in summary.json); None without values."""
+    """Return the mean of the worst tenth, of at least one value (n // 10, as in summary.json); None without values."""
     ordered = sorted(values, reverse=not larger)
     return float(np.mean(ordered[: max(1, len(ordered) // 10)])) if ordered else None
 
 
 def histogram(values: Sequence[float], bins: int = 20) -> tuple[int, ...]:
-    """Counts over [0, 1] in equal bins; the last one holds 1 as well.
+    """Count values over [0, 1] in equal bins; the last one includes 1.
 
     Raises:
         DataError: a value outside [0, 1].
@@ -211,8 +216,9 @@ def histogram(values: Sequence[float], bins: int = 20) -> tuple[int, ...]:
 
 
 def slope(y: Sequence[float]) -> tuple[float, float] | None:
-    """(slope a step, one-sided p of a slope above 0) of a straight line by least squares; None with fewer than 4 values
-    or a perfect line.
+    """Fit a straight line by least squares: (slope a step, one-sided p of a slope above 0).
+
+    None with fewer than 4 values or a perfect line.
 
     The test takes the errors round the line as independent, which neighbouring rounds are not quite: use it on one run
     only where there are no other seeds to compare it with.

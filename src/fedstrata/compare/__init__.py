@@ -1,6 +1,4 @@
-"""Several methods on the same federation: the grid of runs, their cache, the processes that make them, screening and
-sweeps.
-"""
+"""Compare several methods on the same federation: the runs, their cache, the processes, screening and sweeps."""
 
 from fedstrata.compare.comparison import compare
 from fedstrata.compare.comparison_file import read

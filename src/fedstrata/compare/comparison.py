@@ -1,4 +1,4 @@
-"""``fedstrata compare`` as a function: several methods on the same federation, and the report on them."""
+"""Run ``fedstrata compare`` as a function: several methods on the same federation, and the report on them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def run_comparison(
     stop: Callable[[], bool] = lambda: False,
     observers: Observers = (),
 ) -> tuple[ComparisonRecord, Findings]:
-    """Make all runs of a contest, keep the comparison, and write the report.
+    """Make all runs of a comparison, record it, and write the report.
 
     Raises:
         FedstrataError: what cannot be meant, before anything is trained; or every single run failed.
@@ -118,7 +118,7 @@ def run_comparison(
 
 
 def report(comparison: ComparisonRecord, console: Console, target: float | None = None) -> Findings:
-    """Write and print what a comparison says; the last line names the page.
+    """Write and print the findings of a comparison; the last line names the page.
 
     Args:
         comparison: with a folder.
@@ -142,7 +142,7 @@ def report(comparison: ComparisonRecord, console: Console, target: float | None 
 
 
 def _tidy(folder: Path) -> None:
-    """An empty log says nothing."""
+    """Remove an empty log."""
     log = folder / LOG
     if log.is_file() and not log.stat().st_size:
         log.unlink()

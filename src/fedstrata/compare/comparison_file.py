@@ -1,4 +1,4 @@
-"""comparison.json: what was compared and where every run lies, so that a comparison can be read again."""
+"""Write and read comparison.json: what was compared, and the folder of every run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def write(
 
 
 def refuse_another(request: ComparisonRequest) -> Path | None:
-    """Refuse a name under which another comparison is kept.
+    """Refuse a name that another comparison uses.
 
     A record that nobody can read is renamed, and its new place is the answer.
     """
@@ -108,7 +108,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def read(folder: str | Path) -> Comparison:
-    """A comparison from its folder; of one that is not finished, the runs that are.
+    """Read a comparison from its folder; of an unfinished one, the runs that are finished.
 
     Raises:
         StateError: no comparison there, files that are damaged, or finished runs that are gone.
@@ -133,11 +133,11 @@ def read(folder: str | Path) -> Comparison:
 
 
 class InvalidValuesError(ValueError):
-    """Values that no comparison has."""
+    """Signals values that no comparison has."""
 
 
 def _check_values(record: Mapping[str, Any]) -> None:
-    """Refuse values that would be told wrongly.
+    """Refuse values that would be reported wrongly.
 
     Raises:
         UnsoundError: in words.
@@ -222,7 +222,7 @@ def _screening(record: Mapping[str, Any]) -> Screening:
 
 
 def machine() -> dict[str, str]:
-    """Processor, cores, memory and versions, as a report names them."""
+    """Describe processor, cores, memory and versions for a report."""
     return {
         "processor": _processor(),
         "cores": str(os.cpu_count() or 1),

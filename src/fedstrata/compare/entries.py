@@ -1,4 +1,4 @@
-"""Who is compared: methods with settings of their own, times seeds."""
+"""Read the competitors of a comparison: methods with their settings, times seeds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from fedstrata.analysis.comparison import Entry
 from fedstrata.common.errors import ConfigError, FedstrataError
+from fedstrata.common.suggest import suggestion
 from fedstrata.config.config import KEYS, Config, command_line
-from fedstrata.config.fields import suggestion
 from fedstrata.core.chain import Method, chain
 from fedstrata.core.piece import Piece
 from fedstrata.methods import method as parse_method
@@ -32,7 +32,7 @@ _SETTING = re.compile(r"(?:^|(?<=\s))[A-Za-z_][A-Za-z0-9_.]*=")
 
 @dataclass(frozen=True)
 class Competitor:
-    """One competitor.
+    """Describes one competitor.
 
     Attributes:
         entry: label, method in call syntax, settings of its own.
@@ -45,12 +45,12 @@ class Competitor:
     from_python: bool = False
 
     def config(self, base: Config, seed: int) -> Config:
-        """What this competitor's run of a seed is told."""
+        """Return the configuration of this competitor's run with a seed."""
         return base.replace(**{"method": self.entry.method, "seed": seed, **self.entry.settings})
 
 
 def read_competitors(methods: Sequence[str | Piece | Method], base: Config) -> tuple[Competitor, ...]:
-    """Competitors in the order given.
+    """Read the competitors, in the order given.
 
     Args:
         methods: pieces, or texts ``"fedprox(mu=0.1) + fedavgm | local.lr=0.05 local.epochs=2"``: after the bar stand
@@ -100,7 +100,7 @@ def _read(given: str | Piece | Method) -> tuple[str, Method, dict[str, Any], boo
 
 
 def method_settings(text: str) -> dict[str, Any]:
-    """Settings after the bar, by public key.
+    """Read the settings after the bar, by public key.
 
     Raises:
         ConfigError: an unknown key, one given twice, or one that must be the same for all.
@@ -116,7 +116,7 @@ def method_settings(text: str) -> dict[str, Any]:
 
 
 def split_settings(text: str) -> list[str]:
-    """``"local.lr=0.05 schedule=warmup(rounds=5) + cosine"`` as its settings.
+    """Split ``"local.lr=0.05 schedule=warmup(rounds=5) + cosine"`` into its settings.
 
     A value ends where the next ``name=`` begins outside brackets.
     """
@@ -134,7 +134,7 @@ def _depth(text: str) -> int:
 
 
 def _labels(read: Sequence[tuple[str, Method, Mapping[str, Any]]]) -> list[str]:
-    """Short texts that differ: the whole text where it is short, otherwise the names of the pieces.
+    """Return short texts that differ: the whole text where it is short, otherwise the names of the pieces.
 
     Numbered where they would be equal.
     """
@@ -165,7 +165,7 @@ def _cut(text: str) -> str:
 
 
 def _refuse_duplicates(competitors: Sequence[Competitor], base: Config) -> None:
-    """Two competitors that mean the same would count as independent ones in every correction for many methods."""
+    """Refuse two equal competitors: they would count as independent ones in every correction for many methods."""
     seen: dict[str, str] = {}
     for competitor in competitors:
         meant = competitor.config(base, 0).replace(method="fedavg").digest() + str(competitor.method)
@@ -178,7 +178,7 @@ def _refuse_duplicates(competitors: Sequence[Competitor], base: Config) -> None:
 
 
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
-    """Seeds as given.
+    """Check the seeds and return them.
 
     Raises:
         ConfigError: none, one that is no whole number of at least 0, or one given twice.
@@ -198,8 +198,9 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
 
 
 def baseline_of(competitors: Sequence[Competitor], wanted: str | None) -> str:
-    """The label that differences are taken to: as given (label or method), otherwise fedavg where it takes part,
-    otherwise the first.
+    """Return the label that differences are taken to.
+
+    As given (label or method), otherwise fedavg where it takes part, otherwise the first.
 
     Raises:
         ConfigError: it is not among the competitors.
@@ -218,5 +219,5 @@ def baseline_of(competitors: Sequence[Competitor], wanted: str | None) -> str:
 
 
 def pairs(competitors: Sequence[Competitor], seeds: Sequence[int]) -> Iterator[tuple[Competitor, int]]:
-    """All runs, a seed after the other, so that neighbours share their data."""
+    """List all runs, seed by seed, so neighbours share their data."""
     return ((competitor, seed) for seed in seeds for competitor in competitors)

@@ -1,4 +1,4 @@
-"""From what was asked for to all its runs: those in the cache are reused, the others are made."""
+"""Make the runs of a request: reuse those in the cache, and train the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOG = "children.log"
 
 
 class ComparisonStopped(Exception):  # not an error: somebody asked for it  # noqa: N818
-    """The comparison was asked to stop; every run is kept up to its last round.
+    """Signals that the comparison was asked to stop; every run is kept up to its last round.
 
     Attributes:
         folder: of the comparison; the same call goes on with it.
@@ -44,7 +44,7 @@ class ComparisonStopped(Exception):  # not an error: somebody asked for it  # no
 
 @dataclass
 class RunSet:
-    """All runs of a contest and how far they are.
+    """Holds all runs of a comparison and their progress.
 
     Attributes:
         asked: the contest.
@@ -63,7 +63,7 @@ class RunSet:
     failures: dict[Id, str] = field(default_factory=dict)
 
     def write(self, state: str, screening: Screening | None = None) -> None:
-        """Keep it in comparison.json."""
+        """Write comparison.json."""
         comparison_file.write(
             self.request,
             self.jobs,
@@ -76,11 +76,11 @@ class RunSet:
 
     @property
     def together(self) -> int:
-        """The largest number of runs that shared the machine, in this call or in the one that made them."""
+        """Return the largest number of runs that shared the machine, in this call or when they were made."""
         return max((run_cache.together(self.jobs[id_].folder) for id_ in self.done), default=1)
 
     def of(self, labels: Sequence[str]) -> list[Job]:
-        """The runs of some competitors, a seed after the other."""
+        """Return the runs of some competitors, seed by seed."""
         return [job for job in self.jobs.values() if job.label in labels]
 
 
@@ -89,7 +89,7 @@ class RunSet:
 
 
 def prepare(request: ComparisonRequest, *, in_process: bool = False) -> RunSet:
-    """Load each seed's federation once, check every competitor on the first one, and find every run's place.
+    """Load each seed's federation once, check every competitor on the first one, and name every run's folder.
 
     Raises:
         FedstrataError: what cannot be meant; nothing was trained.
@@ -116,7 +116,7 @@ def prepare(request: ComparisonRequest, *, in_process: bool = False) -> RunSet:
 
 
 def _refuse_accuracy(request: ComparisonRequest, federation: Federation) -> None:
-    """An accuracy that no run could reach would be told as one that all have missed.
+    """Refuse an accuracy that no run could reach: the report would call it missed by all.
 
     Raises:
         ConfigError: an accuracy ends runs, and there are no classes.
@@ -131,7 +131,7 @@ def _refuse_accuracy(request: ComparisonRequest, federation: Federation) -> None
 def _job(
     request: ComparisonRequest, competitor: Competitor, seed: int, federation: Federation, plugins: str | None
 ) -> Job:
-    """A run with its place: in the cache, or where nothing identifies it, below the comparison."""
+    """Return a run with its folder: in the cache, or below the comparison where nothing identifies the run."""
     config = competitor.config(request.config, seed)
     if plugins is None:
         key, folder = None, _free(request.folder / "runs", config.method, seed)
@@ -155,13 +155,13 @@ def _free(place: Path, method: str, seed: int) -> Path:
 
 
 class RunExecutor:
-    """Makes the runs of a grid that are not there yet, by children or in this process, and keeps the grid's account."""
+    """Makes the missing runs of a run set, in worker processes or in this process, and records how they end."""
 
     def __init__(self, run_set: RunSet, board: ProgressBoard, runner: ProcessPool | InProcessRunner) -> None:
         self.run_set, self.board, self.runner = run_set, board, runner
 
     def make(self, jobs: Sequence[Job]) -> None:
-        """Whole runs, or runs up to their pause; those that are finished or have failed are left alone.
+        """Make whole runs, or runs up to their pause; finished and failed runs are skipped.
 
         Raises:
             Halted: it was asked to stop.
@@ -189,7 +189,7 @@ def open_executor(
     stop: Callable[[], bool] = lambda: False,
     observers: Observers = (),
 ) -> Iterator[RunExecutor]:
-    """Everything that makes runs, for as long as they are made.
+    """Open everything that makes runs, and close it at the end.
 
     Raises:
         FedstrataError: what cannot be meant, or a folder that another comparison uses or is kept in; nothing was
@@ -224,7 +224,7 @@ def open_executor(
 
 
 def _opening(run_set: RunSet, board: ProgressBoard) -> None:
-    """Say what is compared and what is there already."""
+    """Report what is compared, and which runs are cached."""
     for id_ in run_set.done:
         board.mark(id_, "reused")
     request, facts = run_set.request, run_set.facts

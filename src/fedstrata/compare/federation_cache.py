@@ -1,4 +1,4 @@
-"""Configurations whose data are loaded already: many runs of a comparison train on the same federation."""
+"""Reuse loaded data: many runs of a comparison train on the same federation."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ DATA = ("data", "data.root", "augment", "partition", "test", "validation", "held
 
 
 class CachedConfig(Config):
-    """A configuration that hands out a federation instead of reading it again."""
+    """Holds a configuration whose federation is loaded already."""
 
     _federation: Federation = PrivateAttr()
 
     @classmethod
     def of(cls, config: Config, federation: Federation) -> Self:
-        """The same settings with the federation that they mean."""
+        """Combine settings with the federation that they describe."""
         result = cls(**config.flat())
         result._federation = federation
         return result
 
     def federation(self) -> Federation:
-        """The one that is there."""
+        """Return the loaded federation."""
         return self._federation
 
 
 class FederationCache:
-    """Keeps the federation that was asked for last."""
+    """Keeps the federation that was loaded last."""
 
     def __init__(self) -> None:
         self._key: tuple[object, ...] = ()
@@ -40,7 +40,7 @@ class FederationCache:
         self.loads = 0
 
     def federation(self, config: Config) -> Federation:
-        """The federation of a configuration; read where it is not the last one."""
+        """Return the federation of a configuration; load it unless it is the last one."""
         flat = config.flat()
         key = tuple(flat[name] for name in DATA)
         if self._federation is None or key != self._key:
@@ -50,7 +50,7 @@ class FederationCache:
         return self._federation
 
     def with_federation(self, config: Config, data: str) -> CachedConfig:
-        """The configuration with its federation, which has the fingerprint ``data``.
+        """Return the configuration with its federation, which has the fingerprint ``data``.
 
         Raises:
             StateError: the data are others by now.
@@ -61,8 +61,7 @@ class FederationCache:
 
 
 def check_unchanged(what: str, expected: str, actual: str) -> None:
-    """Refuse runs on other data, or by other code, than the comparison was asked with: they would be no pairs with the
-    others.
+    """Refuse data or code other than at the start of the comparison: the runs would not be comparable.
 
     Raises:
         StateError: it is another.

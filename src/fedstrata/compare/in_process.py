@@ -1,6 +1,4 @@
-"""Runs in this process, one after the other: for data, models and pieces that were made in Python, and for observers of
-every event.
-"""
+"""Make runs in this process, one by one: for data, models and pieces from Python, and for observers."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from fedstrata.runs.run import Stopped, resume, run
 
 
 def external_digest(request: ComparisonRequest, parts: RunComponents, *, from_python: bool) -> str | None:
-    """What identifies the part of a run that is not ours: source and settings of the pieces.
+    """Return a digest of the code of a run that is not ours: source and settings of the pieces.
 
     None where nothing does, as for a module.
     """
@@ -41,7 +39,7 @@ def external_digest(request: ComparisonRequest, parts: RunComponents, *, from_py
 
 
 def _plain(value: object) -> bool:
-    """Whether the text of a value says all of it."""
+    """Return whether the text of a value describes it fully."""
     if isinstance(value, tuple | frozenset):
         return all(_plain(item) for item in value)
     return value is None or isinstance(value, str | int | float | bool)
@@ -82,7 +80,7 @@ class InProcessRunner:
         self.paused: set[Id] = set()
 
     def run(self, jobs: Sequence[Job]) -> dict[Id, Outcome]:
-        """All jobs to their ends, in order; after a stop, those that were not begun are "stopped" as well."""
+        """Run all jobs to their ends, in order; after a stop, jobs that were not begun are "stopped" as well."""
         outcomes: dict[Id, Outcome] = {}
         for job in jobs:
             outcomes[job.id] = Outcome("stopped") if self.stop() else self._one(job)
@@ -156,7 +154,7 @@ class InProcessRunner:
         return lambda: self.stop() or (job.until is not None and self.done >= job.until)
 
     def _guarded(self, observer: Callable[[Event], None]) -> Callable[[Event], None]:
-        """The observer; what it raises is kept apart from what pieces raise."""
+        """Wrap an observer: its exceptions are kept apart from those of pieces."""
 
         def guarded(event: Event) -> None:
             try:
@@ -181,6 +179,6 @@ class InProcessRunner:
 
 
 def round_event(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What the board needs of a round."""
+    """Return what the board shows of a round."""
     shown = {key: row.get(key) for key in ("accuracy", "personal", "validation", "seconds", "eval_seconds")}
     return {"event": "round", "done": int(row["round"]) + 1, **shown}

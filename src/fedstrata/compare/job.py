@@ -1,4 +1,4 @@
-"""A run of a comparison, before and after it is made."""
+"""Describe a run of a comparison, before and after it is made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MANY = 300  # characters of somebody else's message
 
 @dataclass(frozen=True)
 class Job:
-    """One run, or a run up to a pause.
+    """Describes one run, or a run up to a pause.
 
     Attributes:
         label, seed: whose.
@@ -35,20 +35,20 @@ class Job:
 
     @property
     def id(self) -> Id:
-        """What results are called by."""
+        """Return the key of results."""
         return self.label, self.seed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended; ``why`` for one that failed."""
+    """Records how a job ended; ``why`` for one that failed."""
 
     state: Literal["finished", "paused", "failed", "stopped"]
     why: str = ""
 
 
 def reason(error: Exception) -> str:
-    """Why a run failed that met something else than an error of ours, in one line."""
+    """Describe in one line an error that is not one of ours."""
     text = " ".join(str(error).split())[:MANY]
     return f"{type(error).__name__}{f': {text}' if text else ''} (where, is in the log of the comparison)"
 

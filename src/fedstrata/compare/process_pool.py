@@ -1,4 +1,4 @@
-"""Runs side by side in processes of their own. One that dies is tried once more, from its checkpoint.
+"""Make runs side by side in worker processes; one that dies is retried once, from its checkpoint.
 
 The others go on.
 """
@@ -26,7 +26,7 @@ GRACE = 5.0  # seconds that a child has to leave
 
 
 class WorkerProcess:
-    """A child process and the job that it has."""
+    """Wraps a worker process and its job."""
 
     def __init__(self, log: Path) -> None:
         with log.open("ab") as errors:
@@ -41,7 +41,7 @@ class WorkerProcess:
         self._rest = b""
 
     def give(self, job: Job, executor: str, workers: int, together: int) -> None:
-        """Send a job; a child that is gone is noticed by the end of its output."""
+        """Send a job; a process that has ended is noticed by the end of its output."""
         self.job = job
         order = {
             "job": f"{job.seed} {job.label}",
@@ -61,19 +61,19 @@ class WorkerProcess:
             return
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Lines that have come; None at the end of the output."""
+        """Read the lines that have arrived; None at the end of the output."""
         assert self.process.stdout is not None
         more = os.read(self.process.stdout.fileno(), 1 << 16)
         *lines, self._rest = (self._rest + more).split(b"\n")
         return [json.loads(line) for line in lines] if more else None
 
     def ask_to_stop(self) -> None:
-        """Let it finish its round and leave."""
+        """Ask the process to end after its round."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
     def end(self, grace: float = 0.0) -> int:
-        """Let it go, or kill it; its exit status."""
+        """Let the process end, or kill it; return its exit status."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with contextlib.suppress(OSError):  # it was gone before it had read all
@@ -87,7 +87,7 @@ class WorkerProcess:
 
 
 class ProcessPool:
-    """Children that serve jobs until the pool is left.
+    """Runs jobs in worker processes until the pool is closed.
 
     Args:
         room: how many at a time.
@@ -119,7 +119,7 @@ class ProcessPool:
         self.selector.close()
 
     def run(self, jobs: Sequence[Job]) -> dict[Id, Outcome]:
-        """All jobs to their ends; after a stop, those that were not begun are "stopped" as well."""
+        """Run all jobs to their ends; after a stop, jobs that were not begun are "stopped" as well."""
         waiting, outcomes = deque(jobs), dict[Id, Outcome]()
         tries: dict[Id, int] = {}
         stopping = False
@@ -143,7 +143,7 @@ class ProcessPool:
         return outcomes
 
     def _fill(self, waiting: deque[Job]) -> None:
-        """Give jobs to idle children, and start children, as far as cores and memory go."""
+        """Give jobs to idle processes, and start processes, as far as cores and memory allow."""
         while waiting:
             busy = [worker for worker in self.workers if worker.job is not None]
             if len(busy) >= self.resources.slots or not self.resources.fits([worker.peak for worker in busy]):
@@ -161,7 +161,7 @@ class ProcessPool:
         return worker
 
     def _messages(self) -> Iterator[tuple[WorkerProcess, dict[str, Any] | None]]:
-        """What busy children say; None where one has died. An idle one that died is let go."""
+        """Read the messages of busy processes; None where one has died. An idle one that died is removed."""
         for key, _ in self.selector.select(TICK):
             worker: WorkerProcess = key.data
             lines = worker.read()

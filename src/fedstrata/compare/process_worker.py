@@ -1,5 +1,4 @@
-"""A process that makes runs for a comparison: jobs come as JSON lines on stdin, what happens goes as JSON lines to
-stdout.
+"""Make runs for a comparison in a worker process: jobs arrive as JSON lines on stdin, events leave on stdout.
 
 It serves one job after the other, so that PyTorch and the data are loaded once for many runs. SIGTERM ends the run at
 hand after its round, with a checkpoint; so does the death of the process that started it.
@@ -36,7 +35,7 @@ PATIENCE = 0.5  # seconds between looks at a folder that another process holds
 
 
 class StopSignal:
-    """Whether to stop after the round at hand."""
+    """Decides whether to stop after the current round."""
 
     def __init__(self, parent: int) -> None:
         self.requested, self.parent = False, parent
@@ -49,12 +48,12 @@ class StopSignal:
         self.requested = True
 
     def __call__(self) -> bool:
-        """Asked to, or left alone."""
+        """Return whether a stop was asked for, or the parent has ended."""
         return self.requested or os.getppid() != self.parent
 
 
 class JobServer:
-    """Serves jobs; ``out`` takes the lines."""
+    """Makes the runs of jobs; ``out`` takes the event lines."""
 
     def __init__(self, out: TextIO, stop: StopSignal) -> None:
         self.out, self.stop, self.federations = out, stop, FederationCache()
@@ -63,7 +62,7 @@ class JobServer:
         self.began = False
 
     def notify(self, event: str, **more: Any) -> None:
-        """One line to the parent; a parent that is gone is no reason to fail, as the run still has to be kept."""
+        """Send one line to the parent; a parent that has ended is no failure, as the run still has to be kept."""
         try:
             print(
                 json.dumps({"job": self.job["job"], "event": event, **more}, allow_nan=False), file=self.out, flush=True
@@ -72,7 +71,7 @@ class JobServer:
             self.stop.requested = True
 
     def serve(self, job: Mapping[str, Any]) -> None:
-        """Make or finish the run of a job, and say how it ended."""
+        """Make or finish the run of a job, and report how it ended."""
         self.job, self.done, self.began = job, 0, False
         folder = Path(job["folder"])
         try:
@@ -158,7 +157,7 @@ class JobServer:
 
 @contextmanager
 def _hold_folder(folder: Path, notify: Callable[..., None], stop: StopSignal) -> Iterator[bool]:
-    """Hold the place of a run, after waiting for other processes to leave it.
+    """Lock the folder of a run, after waiting for other processes to leave it.
 
     False where it was asked to stop before.
     """
@@ -180,7 +179,7 @@ def _hold_folder(folder: Path, notify: Callable[..., None], stop: StopSignal) ->
 
 
 def peak() -> int:
-    """Largest resident memory so far (bytes), of this process and the largest of its ended workers."""
+    """Return the largest resident memory so far (bytes), of this process and the largest of its ended workers."""
     kilobytes = (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     )

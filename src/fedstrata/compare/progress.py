@@ -1,4 +1,4 @@
-"""What a comparison shows while it runs: a table on a terminal, sparse lines elsewhere."""
+"""Show the progress of a comparison: a table on a terminal, sparse lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN = 40  # rows of the live table: unfinished runs first
 
 @dataclass
 class RunProgress:
-    """One run as it is seen from outside.
+    """Holds the progress of one run.
 
     Attributes:
         state: waiting, running, reused, finished, failed, dropped, paused, stopped, or what it waits for.
@@ -40,14 +40,14 @@ class RunProgress:
 
     @property
     def left(self) -> float | None:
-        """Seconds to its last round at the pace so far."""
+        """Estimate the seconds to the last round at the pace so far."""
         if self.state not in ("running", "paused") or not self.measured:
             return None
         return self.spent / self.measured * (self.rounds - self.done)
 
 
 class ProgressBoard:
-    """All runs; told every event, asked to draw now and then.
+    """Shows all runs; receives every event, and draws now and then.
 
     Args:
         console: where to.
@@ -64,15 +64,15 @@ class ProgressBoard:
         self.said, self.drawn = time.monotonic(), 0.0
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.console.print(Text(text), soft_wrap=True)
 
     def mark(self, id_: Id, state: str) -> None:
-        """Set a state that no event tells: reused, dropped, stopped."""
+        """Set a state that no event reports: reused, dropped, stopped."""
         self.cells[id_].state = state
 
     def notify(self, job: Job, message: Mapping[str, Any]) -> None:
-        """An event of a run."""
+        """Handle an event of a run."""
         cell, name, event = self.cells[job.id], f"{job.label}, seed {job.seed}", message["event"]
         if event == "started":
             cell.state, cell.done, cell.rounds = "running", message["first"], message["rounds"]
@@ -114,7 +114,7 @@ class ProgressBoard:
         self.said = time.monotonic()
 
     def tick(self) -> None:
-        """Draw, or say that it is still alive."""
+        """Draw, or print that runs are still going."""
         now = time.monotonic()
         if self.table is not None:
             if now - self.drawn > 0.5:
@@ -131,7 +131,7 @@ class ProgressBoard:
             self.said = now
 
     def _left(self) -> str:
-        """How long all that is left may take: runs that have not begun are taken to be like the mean of the others."""
+        """Estimate the time left; runs that have not begun count as the mean of the others."""
         known = [c.spent / c.measured for c in self.cells.values() if c.measured]
         if not known:
             return ""
@@ -141,7 +141,7 @@ class ProgressBoard:
         return f"; about {duration(seconds / self.side_by_side)} left"
 
     def view(self) -> Table:
-        """The table: what runs first, then what waits, then what is over."""
+        """Build the table: running runs first, then waiting, then finished ones."""
         order = {"running": 0, "waiting": 2, "reused": 4, "finished": 4, "dropped": 5}
         shown = sorted(self.cells.items(), key=lambda item: order.get(item[1].state, 1))[:SHOWN]
         over = sum(c.state in ("finished", "reused") for c in self.cells.values())
@@ -158,7 +158,7 @@ class ProgressBoard:
 
 @contextmanager
 def progress_board(console: Console, ids: Sequence[Id], rounds: int, *, plain: bool = False) -> Iterator[ProgressBoard]:
-    """A board that leaves the terminal in order, however the comparison ends."""
+    """Open a board that leaves the terminal in order, however the comparison ends."""
     drawn = ProgressBoard(console, ids, rounds, live=console.is_terminal and not console.is_dumb_terminal and not plain)
     if drawn.table is None:
         yield drawn

@@ -1,4 +1,4 @@
-"""What was asked for, checked before anything is trained."""
+"""Validate a comparison request: methods, seeds, budget and baseline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UNITS: tuple[BudgetUnit, ...] = get_args(BudgetUnit)
 
 @dataclass(frozen=True)
 class PythonInputs:
-    """What Python hands over instead of names; each may be missing. Runs with any of it stay in this process."""
+    """Holds objects from Python that replace names; runs with any of them stay in this process."""
 
     federation: Federation | None = None
     module: nn.Module | None = None
@@ -43,7 +43,7 @@ class PythonInputs:
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """A comparison that was asked for.
+    """Describes a validated comparison request.
 
     Attributes:
         rivals, seeds, baseline: who.
@@ -69,14 +69,14 @@ class ComparisonRequest:
 
     @property
     def folder(self) -> Path:
-        """Where it is kept: OUT/compare-NAME, OUT/sweep-NAME."""
+        """Return the folder: OUT/compare-NAME, OUT/sweep-NAME."""
         name = self.config.name
         if name == "auto":
             name = f"{re.sub(r'[^A-Za-z0-9]+', '-', self.config.data).strip('-')[:40]}-{self.digest()[:10]}"
         return Path(self.config.out) / f"{self.verb}-{name}"
 
     def digest(self) -> str:
-        """SHA-256 (hex) over all that decides what is compared."""
+        """Return the SHA-256 (hex) over all that decides what is compared."""
         meant = {
             "entries": [[r.entry.method, dict(r.entry.settings)] for r in self.competitors],
             "seeds": self.seeds,
@@ -87,7 +87,7 @@ class ComparisonRequest:
         return hashlib.sha256(json.dumps(meant, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
     def parts(self, competitor: Competitor, federation: Federation) -> RunComponents:
-        """The run of a competitor, put together, so that what cannot be meant is refused now.
+        """Assemble the run of a competitor, so an invalid one is refused now.
 
         Raises:
             FedstrataError: with the label of the competitor.
@@ -114,7 +114,7 @@ def make_request(
     command: str | None = None,
     python_inputs: PythonInputs | None = None,
 ) -> ComparisonRequest:
-    """Read what was asked for; see :func:`fedstrata.compare.compare`.
+    """Validate a request; see :func:`fedstrata.compare.compare`.
 
     Raises:
         ConfigError: what cannot be meant, in one sentence.
@@ -144,7 +144,7 @@ def make_request(
 
 
 def apply_budget(config: Config, budget: Budget | None) -> tuple[Config, Budget | None]:
-    """The configuration with the budget in its ``stop.*`` keys; a budget that stands there already is one, too.
+    """Return the configuration with the budget in its ``stop.*`` keys; a budget that is configured already counts too.
 
     Raises:
         ConfigError: more than one, or an amount that cannot be meant.
@@ -168,7 +168,7 @@ def apply_budget(config: Config, budget: Budget | None) -> tuple[Config, Budget 
 
 
 def audit_share(screen: float) -> float | None:
-    """The share of the dropped methods that is audited: a quarter unless said otherwise.
+    """Return the share of the dropped methods that is audited: a quarter by default.
 
     Raises:
         ConfigError: not in (0, 1].
@@ -186,7 +186,7 @@ def audit_share(screen: float) -> float | None:
 
 
 def check_target(target: float | None) -> Budget | None:
-    """The budget that a target accuracy means.
+    """Return the budget that a target accuracy means.
 
     Raises:
         ConfigError: not in (0, 1].
@@ -201,7 +201,7 @@ def check_target(target: float | None) -> Budget | None:
 
 
 def command_of(request: ComparisonRequest, verb: str = "compare") -> str:
-    """The command that asks for this comparison.
+    """Return the command that makes this comparison.
 
     "" where pieces, data or model came from Python, which no command can say.
     """
@@ -215,12 +215,12 @@ def command_of(request: ComparisonRequest, verb: str = "compare") -> str:
 
 
 def differences(config: Config) -> list[str]:
-    """What differs from the defaults, as words of a command line, without method and seed."""
+    """List the settings that differ from their defaults, as on a command line, without method and seed."""
     return [f"{k}={_word(v)}" for k, v in config.flat().items() if v != KEYS[k].default and k not in ("method", "seed")]
 
 
 def method_text(competitor: Competitor) -> str:
-    """A competitor as it is written after ``--methods``."""
+    """Write a competitor as after ``--methods``."""
     settings = " ".join(f"{key}={_word(value)}" for key, value in competitor.entry.settings.items())
     return f"{competitor.entry.method} | {settings}" if settings else competitor.entry.method
 
@@ -230,9 +230,7 @@ def _word(value: Any) -> str:
 
 
 def needs_this_process(request: ComparisonRequest, parts: Mapping[str, RunComponents]) -> bool:
-    """Whether some run needs what only this process has: objects, or names that were registered here and are no
-    plug-ins.
-    """
+    """Return whether a run needs objects of this process, or names registered here that are no plug-ins."""
     if request.python_inputs != PythonInputs() or any(r.from_python for r in request.competitors):
         return True
     return any(
@@ -242,13 +240,13 @@ def needs_this_process(request: ComparisonRequest, parts: Mapping[str, RunCompon
 
 
 def is_builtin(thing: object) -> bool:
-    """Whether a class, function or object comes from this package."""
+    """Return whether a class, function or object comes from this package."""
     module = getattr(thing, "__module__", None) or type(thing).__module__
     return module == "fedstrata" or module.startswith("fedstrata.")
 
 
 def _used(config: Config, parts: Iterable[RunComponents]) -> Iterator[tuple[PluginKind, str, object]]:
-    """All that a configuration calls by name: (kind, name, what it is)."""
+    """Yield all that a configuration refers to by name: (kind, name, object)."""
     for one in parts:
         yield from (("methods", name, type(piece)) for name, piece in one.method.named.items())
         yield from (("measures", name, type(measure)) for name, measure in one.measures.items())

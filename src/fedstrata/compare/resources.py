@@ -1,4 +1,4 @@
-"""How many runs share this machine, and with how many workers each."""
+"""Decide how many runs share this machine, and with how many workers each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass
 class Resources:
-    """Cores and memory, and what runs have needed so far.
+    """Tracks cores and memory, and what runs have needed so far.
 
     Whole runs side by side serve the cores better than clients side by side, as nothing waits at the end of a round;
     workers are only given out where there are fewer runs than cores. An executor or a number of workers that is
@@ -47,14 +47,14 @@ class Resources:
 
     @property
     def slots(self) -> int:
-        """Runs side by side, as far as cores go."""
+        """Return the number of runs side by side that the cores allow."""
         if self.requested is not None:
             return self.requested
         each = 1 if self.config.workers == "auto" or self.config.executor == "loop" else self.config.workers
         return max(1, self.cores // (each * self.config.local.threads))
 
     def executor_for(self, left: int) -> tuple[str, int]:
-        """Executor and workers of a run that starts while ``left`` runs, itself among them, are not finished."""
+        """Return executor and workers of a run that starts while ``left`` runs, including itself, are not finished."""
         executor, given = self.config.executor, self.config.workers
         together = self.slots if self._timed else min(self.slots, max(1, left))
         workers = max(1, self.cores // (together * self.config.local.threads)) if given == "auto" else given
@@ -63,7 +63,7 @@ class Resources:
         return executor, 1 if executor == "loop" else workers
 
     def together(self, left: int) -> int:
-        """How many runs share the machine while ``left`` are not finished.
+        """Return how many runs share the machine while ``left`` are not finished.
 
         Memory counts as far as it is known by then.
         """
@@ -71,13 +71,11 @@ class Resources:
 
     @property
     def _timed(self) -> bool:
-        """Whether seconds decide the result: then all runs must have the same share of the machine, whatever is
-        left.
-        """
+        """Return whether seconds decide the result: all runs must then have the same share of the machine."""
         return self.config.stop.seconds is not None
 
     def fits(self, peaks: list[int]) -> bool:
-        """Whether memory serves one run more beside those whose peaks so far are given; the first always starts."""
+        """Return whether memory allows one more run beside those with these peaks; the first always starts."""
         if not peaks:
             return True
         need = self.needed or GROWTH * psutil.Process().memory_info().rss
@@ -93,7 +91,7 @@ class Resources:
 
 
 def available() -> int:
-    """Bytes that can still be taken: of the machine, and of the control group where there is one."""
+    """Return the free bytes: of the machine, and of the control group where there is one."""
     free = int(psutil.virtual_memory().available)
     try:
         most, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))

@@ -1,4 +1,4 @@
-"""Where runs of comparisons are kept, by what decides their result: configuration, data, code."""
+"""Cache the runs of comparisons by what decides their result: configuration, data, code."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ PRESENTATION_PACKAGES = frozenset(
 
 @lru_cache(maxsize=4)
 def code_version(package: Path = PACKAGE) -> str:
-    """SHA-256 (hex) over the source files that decide results, and the versions of the libraries that do the
-    arithmetic.
-    """
+    """Return the SHA-256 (hex) over the source files that decide results, and the versions of numeric libraries."""
     files = [
         file
         for file in sorted(package.rglob("*.py"))
@@ -92,7 +90,7 @@ def _source_digest(files: Iterable[Path], root: Path, start: str) -> str:
 
 
 def plugin_digest(config: Config, method: Method, measures: Iterable[object] = ()) -> str | None:
-    """SHA-256 over the source of what a run uses from other packages: pieces, model, measures; "" where all is ours.
+    """Return the SHA-256 over the source of pieces, model and measures from other packages; "" without any.
 
     A package counts as a whole, a single module by its file. None where there is no source to be found, as in an
     interactive session.
@@ -121,17 +119,17 @@ def _module_digest(module: ModuleType | None) -> str | None:
 
 
 def key_of(config: Config, fingerprint: str, external: str = "") -> str:
-    """What a run is found by (hex): its configuration, its data, and the code."""
+    """Return the cache key of a run (hex): its configuration, its data, and the code."""
     return hashlib.sha256(json.dumps([config.digest(), fingerprint, code_version(), external]).encode()).hexdigest()
 
 
 def folder_of(out: Path, config: Config, key: str) -> Path:
-    """Where the run of that key lies, below the folder for results."""
+    """Return the folder of a run with that key, below the folder for results."""
     return out / "cache" / f"{stem(f'{config.method}-{config.data}')}-s{config.seed}-{key[:20]}"
 
 
 def stem(text: str) -> str:
-    """The beginning of a folder's name."""
+    """Return the beginning of a folder's name."""
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:60].strip("-")
 
 
@@ -141,7 +139,7 @@ def stem(text: str) -> str:
 
 @dataclass(frozen=True)
 class CachedRun:
-    """The state of a folder of the cache.
+    """Describes the state of a folder of the cache.
 
     Attributes:
         state: "none", "begun" (can be gone on with), "finished", or "damaged".
@@ -153,7 +151,7 @@ class CachedRun:
 
 
 def inspect_run(folder: Path, key: str) -> CachedRun:
-    """What is there; a finished run is read back byte by byte against its seal."""
+    """Inspect a folder of the cache; the files of a finished run are verified against its seal."""
     if not folder.exists():
         return CachedRun("none")
     if not (folder / SEAL).exists():
@@ -175,14 +173,12 @@ def inspect_run(folder: Path, key: str) -> CachedRun:
 
 
 def _no_file(path: Path) -> bool:
-    """Whether something else than a file lies there: a link, a folder."""
+    """Return whether the path is something else than a file: a link, a folder."""
     return path.is_symlink() or (path.exists() and not path.is_file())
 
 
 def seal(folder: Path, key: str, together: int = 1) -> None:
-    """Say that the run is finished, what its files must be from now on, and how many runs shared the machine with it,
-    itself among them.
-    """
+    """Seal a finished run: its files may not change, and how many runs shared the machine, including itself."""
     files = {}
     for name in SEALED:
         content = bytes(read_file(folder / name))
@@ -196,7 +192,7 @@ def seal(folder: Path, key: str, together: int = 1) -> None:
 
 
 def together(folder: Path) -> int:
-    """How many runs shared the machine when this one was made; 1 where nothing says so."""
+    """Return how many runs shared the machine when this one was made; 1 where that is unknown."""
     if not (folder / SEAL).is_file():
         return 1
     count = read_json(bytes(read_file(folder / SEAL, limit=1 << 20)), depth=4)["together"]
@@ -204,7 +200,7 @@ def together(folder: Path) -> int:
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a damaged run, so that its place is free and nothing of it is lost."""
+    """Rename the folder of a damaged run, so its path is free and nothing is lost."""
     for number in range(1, 10_000):
         path = folder.with_name(f"{folder.name}.damaged-{number}")
         if not path.exists():
@@ -216,7 +212,7 @@ def set_aside(folder: Path) -> Path:
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes from the place of a run, whether or not there is a run yet.
+    """Lock the folder of a run against other processes, whether or not it exists yet.
 
     Raises:
         StateError: another process has it; :func:`busy` tells this from other troubles.
@@ -228,11 +224,11 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 
 def is_locked(error: BaseException) -> bool:
-    """Whether the reason is that another process has the folder."""
+    """Return whether another process has locked the folder."""
     return isinstance(error.__cause__, BlockingIOError)
 
 
 def check_out(out: Path) -> None:
-    """Refuse a place for results that is no folder, before anything is trained."""
+    """Refuse a results path that is no folder, before anything is trained."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out is {str(out)!r}, which is a file; name a folder for results, for example out=runs.")

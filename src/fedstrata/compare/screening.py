@@ -1,6 +1,4 @@
-"""Successive halving: all methods for a while, the better half for longer, and an audit of how often that drops the
-wrong ones.
-"""
+"""Screen methods by successive halving, and audit how often that drops the wrong ones."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ SHARES = (4, 2)  # rungs: a quarter and a half of the rounds
 
 
 def rungs(request: ComparisonRequest) -> tuple[int, ...]:
-    """Rounds at which methods are dropped.
+    """Return the rounds at which methods are dropped.
 
     Raises:
         ConfigError: without validation data or classes to choose by, or with too few rounds or evaluations.
@@ -47,7 +45,7 @@ def rungs(request: ComparisonRequest) -> tuple[int, ...]:
 
 
 def run_screening(executor: RunExecutor) -> Screening:
-    """Drop methods rung by rung, then train the survivors, and of the dropped a random part, to the end.
+    """Drop methods rung by rung, then train the survivors, and a random part of the dropped, to the end.
 
     A rung is a run that pauses: survivors go on from where they are and lose nothing.
     """
@@ -87,7 +85,7 @@ def _failed(run_set: RunSet, label: str) -> bool:
 
 
 def better_half(scores: Mapping[str, float], baseline: str) -> list[str]:
-    """The better half by score, rounded up; ties with its last one stay, and so does the baseline. In the order given.
+    """Return the better half by score, rounded up, in the order given; ties with its last and the baseline stay.
 
     >>> better_half({"a": 0.1, "b": 0.3, "c": 0.3, "d": 0.2}, baseline="a")
     ['a', 'b', 'c']
@@ -99,13 +97,13 @@ def better_half(scores: Mapping[str, float], baseline: str) -> list[str]:
 
 
 def audit(dropped_now: Sequence[str], share: float, seed: int, rung: int) -> list[str]:
-    """A seeded random part of the dropped: the share, rounded up, so at least one where there is any."""
+    """Draw a seeded random part of the dropped: the share, rounded up, so at least one where there is any."""
     count = math.ceil(share * len(dropped_now) - 1e-9)
     return [dropped_now[i] for i in sorted(stream(seed, "audit", rung).permutation(len(dropped_now))[:count].tolist())]
 
 
 def score_at(run_set: RunSet, label: str, rung: int) -> float:
-    """Mean over seeds of the last validation score up to a round.
+    """Return the mean over seeds of the last validation score up to a round.
 
     A run whose budget ended it before counts with its last one.
     """
@@ -116,7 +114,7 @@ def score_at(run_set: RunSet, label: str, rung: int) -> float:
 
 
 def validation_scores(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Scores on clients' validation data in the rounds that were evaluated, larger is better.
+    """List the scores on clients' validation data in the evaluated rounds; larger is better.
 
     A score that was not finite is left out.
     """
@@ -124,7 +122,7 @@ def validation_scores(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def best_score(run_set: RunSet, label: str) -> float | None:
-    """Mean over seeds of the best validation score of the whole run; None where a run is missing.
+    """Return the mean over seeds of the best validation score of the whole run; None where a run is missing.
 
     It is the score that chooses a run's round, so choices are judged by what they were made by, and the test is not
     looked at.
@@ -138,8 +136,7 @@ def best_score(run_set: RunSet, label: str) -> float | None:
 
 
 def _wrongly_dropped(label: str, kept: Sequence[str], final: Mapping[str, float], baseline: str) -> bool:
-    """Whether a dropped one ends above the lowest of those that were kept instead, as far as these were trained to the
-    end.
+    """Return whether a dropped method ends above the lowest of those kept instead, as far as these were trained on.
 
     The baseline is kept whatever it scores, so it is no measure here unless it stands alone.
     """
@@ -152,7 +149,7 @@ def _wrongly_dropped(label: str, kept: Sequence[str], final: Mapping[str, float]
 def audit_result(
     at: tuple[int, ...], dropped: Mapping[str, int], audited: Sequence[str], wrongly: Sequence[str]
 ) -> Screening:
-    """The share of wrongly dropped methods with its 95 % interval (Clopper and Pearson 1934, the exact one)."""
+    """Return the share of wrongly dropped methods with its exact 95 % interval (Clopper and Pearson 1934)."""
     if not audited:
         return Screening(at, dict(dropped))
     low, high = share_interval(len(wrongly), len(audited))

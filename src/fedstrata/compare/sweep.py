@@ -1,4 +1,4 @@
-"""Hyper-parameters, chosen on clients' validation data only, at the same number of trials for every method."""
+"""Choose hyper-parameters on clients' validation data only, with the same number of trials for every method."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rich.table import Table
 from fedstrata.common.call_syntax import Call, parse_calls
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.common.random_streams import stream
+from fedstrata.common.suggest import suggestion
 from fedstrata.common.units import number
 from fedstrata.compare.entries import METHOD_SETTINGS, Competitor, read_competitors
 from fedstrata.compare.execution import RunExecutor, RunSet, open_executor
 from fedstrata.compare.request import ComparisonRequest, Observers, differences, make_request
 from fedstrata.compare.screening import best_score
 from fedstrata.config.config import KEYS, Config
-from fedstrata.config.fields import suggestion
 from fedstrata.runs.folder import as_json
 from fedstrata.storage.atomic_files import write_file
 
@@ -35,8 +35,9 @@ SEEDS = 3  # of the comparison that is proposed
 
 @dataclass(frozen=True)
 class VariedSetting:
-    """One thing to try: a setting (``local.lr``) of all methods, or an argument (``fedprox.mu``) of those that have the
-    piece.
+    """Describes what to try: a setting (``local.lr``), or a piece's argument (``fedprox.mu``).
+
+    A setting is varied for all methods, an argument for those with the piece.
     """
 
     key: str
@@ -44,17 +45,17 @@ class VariedSetting:
 
     @property
     def setting(self) -> bool:
-        """Whether it is a setting of the configuration."""
+        """Return whether it is a setting of the configuration."""
         return self.key in KEYS
 
     def applies_to(self, competitor: Competitor) -> bool:
-        """Whether it changes this method."""
+        """Return whether it changes this method."""
         return self.setting or any(piece.name == self.key.partition(".")[0] for piece in competitor.method.pieces)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One combination.
+    """Describes one combination.
 
     Attributes:
         method: with its settings, as written after ``--methods``.
@@ -72,7 +73,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class MethodSweep:
-    """All trials of one method, in the order drawn, and the best of them (None where all failed)."""
+    """Holds all trials of one method, in the order drawn, and the best of them (None where all failed)."""
 
     method: str
     size: int
@@ -80,12 +81,12 @@ class MethodSweep:
 
     @property
     def chosen(self) -> Trial | None:
-        """The best; the first of equals."""
+        """Return the best trial; the first of equals."""
         return next(iter(self._best()), None)
 
     @property
     def tied(self) -> int:
-        """How many others score as high as the chosen one."""
+        """Count the others that score as high as the chosen one."""
         return max(len(self._best()) - 1, 0)
 
     def _best(self) -> list[Trial]:
@@ -95,7 +96,7 @@ class MethodSweep:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep came to.
+    """Holds the results of a sweep.
 
     Attributes:
         methods: in the order given.
@@ -123,7 +124,7 @@ def sweep(
     observers: Observers = (),
     **settings: object,
 ) -> Sweep:
-    """Choose settings for every method by its score on clients' validation data; the test is never looked at.
+    """Choose settings for every method by its score on clients' validation data; test data are not used.
 
     Args:
         methods: texts, as for :func:`fedstrata.compare.compare`.
@@ -145,7 +146,7 @@ def sweep(
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """A sweep that was asked for: every method with its trials, and the contest of all of them."""
+    """Describes a validated sweep: every method with its trials, and the request for all their runs."""
 
     methods: tuple[Competitor, ...]
     varied: tuple[VariedSetting, ...]
@@ -167,8 +168,9 @@ class SweepRequest:
         command: str | None = None,
         command_words: Sequence[str] = (),
     ) -> SweepRequest:
-        """Read what was asked for and draw the trials; ``given`` are the words that made the configuration, () where
-        Python did.
+        """Validate a sweep and draw its trials.
+
+        ``command_words`` made the configuration on the command line, () where Python did.
 
         Raises:
             ConfigError: what cannot be meant, in one sentence.
@@ -246,7 +248,7 @@ class SweepRequest:
         return Sweep(tuple(sweeps), count, self.request.seeds, self.command_of(sweeps), self.request.folder)
 
     def command_of(self, sweeps: Sequence[MethodSweep]) -> str:
-        """The comparison of the chosen ones, on seeds that chose nothing."""
+        """Return the command that compares the chosen trials, on seeds that chose nothing."""
         words = self.command_words or differences(self.request.config)
         kept = [word for word in words if word.partition("=")[0] not in ("method", "seed", "name")]
         fresh = [str(seed) for seed in range(len(self.request.seeds) + SEEDS) if seed not in self.request.seeds][:SEEDS]
@@ -288,7 +290,7 @@ def _varied(texts: Sequence[str]) -> tuple[VariedSetting, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside brackets."""
+    """Split at commas outside brackets."""
     parts, depth = [""], 0
     for c in text:
         depth += (c in "([") - (c in ")]")
@@ -322,7 +324,7 @@ def _check_varied(varied: Sequence[VariedSetting], competitors: Sequence[Competi
 
 
 def _count(trials: int | Literal["auto"], sizes: Mapping[str, int]) -> int:
-    """Trials of every method: equal, or the method with more of them would be favoured."""
+    """Return the number of trials a method: equal for all, so no method is favoured."""
     smallest = min(sizes, key=lambda label: sizes[label])
     if sizes[smallest] == 1 and len(sizes) > 1:
         raise ConfigError(
@@ -367,7 +369,7 @@ def _shuffled(grid: Sequence[VariedSetting], key: str) -> list[tuple[int, dict[s
 
 
 def text_with(competitor: Competitor, values: Mapping[str, str]) -> str:
-    """The method with these values written into it."""
+    """Write these values into the method's text."""
     calls = [_call_with(call, competitor, values) for call in parse_calls(competitor.entry.method)]
     settings = {k: "none" if v is None else str(v) for k, v in competitor.entry.settings.items()} | {
         k: v for k, v in values.items() if k in KEYS
@@ -397,7 +399,7 @@ def _call_with(call: Call, competitor: Competitor, values: Mapping[str, str]) ->
 
 
 def write(outcome: Sweep, varied: Sequence[VariedSetting]) -> None:
-    """sweep.json and sweep.csv, a row a trial."""
+    """Write sweep.json and sweep.csv, a row a trial."""
     record = {
         "trials": outcome.trials,
         "seeds": list(outcome.seeds),
@@ -423,7 +425,7 @@ def write(outcome: Sweep, varied: Sequence[VariedSetting]) -> None:
 
 
 def table(outcome: Sweep, varied: Sequence[VariedSetting]) -> Table:
-    """A row a trial, the chosen one marked."""
+    """Build a table with a row a trial, the chosen one marked."""
     shown = Table(
         title=f"{outcome.trials} trials a method, seeds {' '.join(map(str, outcome.seeds))}; scores on validation data",
         title_justify="left",

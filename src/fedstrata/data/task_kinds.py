@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedstrata.common import plugins
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import DataError
+from fedstrata.common.plugins import Plugin
+from fedstrata.common.registry import Registry
 from fedstrata.data.io.checks import class_labels, float32
 from fedstrata.data.metrics import Scores, classification_metrics, regression_metrics
 
@@ -176,12 +178,27 @@ class Regression(TaskKind):
         return -float((output.squeeze(-1) - y).double().square().mean().sqrt())
 
 
-_KINDS: dict[str, TaskKind] = {kind.name: kind for kind in (Classification(), Regression())}
+def _adapted(plugin: Plugin, offered: object) -> object:
+    """Make a kind of a plug-in's class, and refuse one of another name."""
+    kind = offered() if isinstance(offered, type) and issubclass(offered, TaskKind) else offered
+    if isinstance(kind, TaskKind) and kind.name != plugin.name:
+        plugins.refuse(plugin, f"its kind is called {kind.name!r}, so the entry point must have that name, too.")
+    return kind
+
+
+TASKS: Registry[TaskKind] = Registry(
+    "tasks",
+    "task",
+    accepts=lambda offered: isinstance(offered, TaskKind),
+    wanted="a subclass of fedstrata.data.TaskKind",
+    entries={kind.name: kind for kind in (Classification(), Regression())},
+    adapt=_adapted,
+)
 
 
 def task_kinds() -> Mapping[str, TaskKind]:
-    """Return the kinds of tasks of fedstrata itself, by name."""
-    return _KINDS
+    """Return the built-in and registered kinds of tasks, by name."""
+    return TASKS.items()
 
 
 def find_task(name: str) -> TaskKind:
@@ -190,16 +207,4 @@ def find_task(name: str) -> TaskKind:
     Raises:
         ConfigError: unknown; the message has the nearest names. A plug-in that cannot be used.
     """
-    if name in _KINDS:
-        return _KINDS[name]
-    plugged = plugins.load("tasks", name, _KINDS)
-    if plugged is None:
-        names = [*_KINDS, *plugins.installed("tasks")]
-        raise ConfigError(f"task has no {name!r}.{nearest(name, names)} It has {', '.join(names)}.")
-    plugin, offered = plugged
-    kind = offered() if isinstance(offered, type) and issubclass(offered, TaskKind) else offered
-    if not isinstance(kind, TaskKind):
-        plugins.wanted(plugin, offered, "a subclass of fedstrata.data.TaskKind")
-    if kind.name != name:
-        plugins.refuse(plugin, f"its kind is called {kind.name!r}, so the entry point must have that name, too.")
-    return kind
+    return TASKS.items()[name] if name in TASKS.items() else TASKS.find(name)  # many calls: no metadata for our own

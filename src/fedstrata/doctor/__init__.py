@@ -1,6 +1,4 @@
-"""Advice before measurement: what a federation looks like, what is wrong with it, what will be slow, and which methods
-to compare first.
-"""
+"""Diagnose a federation before training: its skew, problems and costs, and the methods to compare first."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""From rules and numbers to candidates: what speaks for and against each method, whether it can run here, and what it
-would cost.
-"""
+"""Turn rules and numbers into advice: reasons for and against each method, its costs, and whether it can run."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ FEDAVG = "McMahan et al., AISTATS 2017"
 
 
 def summarize(parts: RunComponents, survey: Survey, skew: Sequence[Meaning], each: Sizes) -> FederationSummary:
-    """What rules may look at."""
+    """Summarize the federation for the rules."""
     setup, task = parts.setup, parts.federation.task
     by_name = {meaning.name: meaning for meaning in skew}
     label = by_name.get("label_skew") or by_name.get("target_shift")
@@ -71,7 +69,7 @@ def summarize(parts: RunComponents, survey: Survey, skew: Sequence[Meaning], eac
 
 
 def tests_of(federation: Federation) -> str:
-    """The setting ``test`` that made these splits."""
+    """Return the setting ``test`` that made these splits."""
     if federation.own_test is None:
         return "server"
     if federation.own_test.which == "train":
@@ -80,7 +78,7 @@ def tests_of(federation: Federation) -> str:
 
 
 def advise(parts: RunComponents, summary: FederationSummary, module: nn.Module | None = None) -> tuple[Advice, ...]:
-    """Every registered method, candidates first, in the order of the rules.
+    """Advise on every registered method, candidates first, in the order of the rules.
 
     Args:
         parts: of the run as configured.
@@ -96,13 +94,13 @@ def advise(parts: RunComponents, summary: FederationSummary, module: nn.Module |
 
 
 def source_of(method: str) -> str:
-    """The publication of a method."""
+    """Return the publication of a method."""
     pieces = parse_method(method).pieces
     return "; ".join(piece_source(piece) for piece in pieces) or FEDAVG
 
 
 def verdict_of(speaking: Sequence[Rule]) -> Verdict:
-    """What the rules that hold come to: anything against weighs more than anything for."""
+    """Return the verdict of the rules that hold: any rule against weighs more than any rule for."""
     directions = {rule.speaks for rule in speaking}
     if "against" in directions:
         return "not advised"
@@ -128,7 +126,7 @@ def _advice_on(
 
 
 def _with_costs(advice: Advice, parts: RunComponents, module: nn.Module | None) -> Advice:
-    """With its costs, or with the reason why it cannot run here."""
+    """Add the costs, or the reason why the method cannot run here."""
     try:
         probe = probe_costs(
             assemble(config_for(parts.config.replace(method=advice.method), parts.federation), parts.federation, module)
@@ -141,15 +139,13 @@ def _with_costs(advice: Advice, parts: RunComponents, module: nn.Module | None) 
 
 
 def config_for(config: Config, federation: Federation) -> Config:
-    """The configuration for data that are at hand already: what it says about data is left out, and what followed from
-    it is said.
-    """
+    """Return the configuration for loaded data: data settings take their defaults, and what followed from them is set."""
     plain = {name: KEYS[name].default for name in ("data", "augment", "partition", "test", "heldout", "clients")}
     return config.replace(model=config.model_for(federation.task), validation=federation.validation, **plain)
 
 
 def candidates(advice: Sequence[Advice]) -> tuple[str, ...]:
-    """Methods of a first comparison: the baseline, candidates, and one control; at most MOST."""
+    """List the methods of a first comparison: the baseline, candidates, and one control; at most MOST."""
     chosen = [a.method for a in advice if a.verdict in ("baseline", "candidate")]
     control = [a.method for a in advice if a.verdict == "control"]
     return (*chosen[: MOST - len(control)], *control)

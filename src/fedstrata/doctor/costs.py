@@ -1,6 +1,4 @@
-"""What a run will cost, and what will be slow or large: measured on one client, multiplied, with the arithmetic
-shown.
-"""
+"""Estimate the costs of a run: measured on one client, multiplied, with the arithmetic shown."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ BUSY = 0.5  # share of the memory from which an amount deserves attention
 
 @dataclass(frozen=True)
 class Sizes:
-    """Means over the clients that may train.
+    """Holds means over the clients that may train.
 
     Attributes:
         samples: trained on in a round, passes counted; steps: local steps.
@@ -50,7 +48,7 @@ class Sizes:
 
 
 def sizes(parts: RunComponents, seen: Survey) -> Sizes:
-    """From the sizes of clients to their work in a round."""
+    """Compute the local steps and samples of a round from the sizes of clients."""
     setup, held = parts.setup, set(parts.federation.heldout)
     counted = [
         int(n) for client, n in zip(seen.ids.tolist(), seen.training.tolist(), strict=True) if client not in held
@@ -68,7 +66,7 @@ def sizes(parts: RunComponents, seen: Survey) -> Sizes:
 def costs(
     parts: RunComponents, seen: Survey, probe: CostProbe, memory: int, *, quick: bool
 ) -> tuple[CostEstimate, ...]:
-    """Bytes, FLOPs, seconds and memory of the run as configured.
+    """Estimate bytes, FLOPs, seconds and memory of the run as configured.
 
     Args:
         parts: of the run.
@@ -120,7 +118,7 @@ def _times(parts: RunComponents, probe: CostProbe, each: Sizes) -> Iterator[Cost
 
 
 def _timed(probe: CostProbe) -> tuple[float, float]:
-    """Seconds of one local step, and of the rest of a client's turn, from about PROBE seconds of real steps."""
+    """Time one local step, and the rest of a client's update, by about PROBE seconds of real steps."""
     first = _clocked(lambda: _turn(probe, 1))
     count = min(STEPS, max(2, 1 + int(PROBE / TIMES / max(first, 1e-4))))
     many = _clocked(lambda: _turn(probe, count))
@@ -137,7 +135,7 @@ def _turn(probe: CostProbe, steps: int) -> None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Intra-op threads as a run would have them, for the clock."""
+    """Set the intra-op threads of a run while timing."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -147,7 +145,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def _evaluated(parts: RunComponents, probe: CostProbe) -> tuple[float, str]:
-    """Seconds of one evaluation on one core, and how they come about."""
+    """Time one evaluation on one core, and show the arithmetic."""
     federation, params = parts.federation, parts.setup.model
     evaluator = Evaluator([probe.worker], federation, parts.config.bn == "batch", parts.config.local.threads)
     seconds, how = 0.0, []
@@ -167,9 +165,7 @@ def _evaluated(parts: RunComponents, probe: CostProbe) -> tuple[float, str]:
 
 
 def _clocked(function: Callable[[], object]) -> float:
-    """Seconds of the fastest of TIMES calls (fewer where they are slow): what the machine does besides only ever
-    adds.
-    """
+    """Time the fastest of TIMES calls (fewer where they are slow): other load on the machine only adds."""
     spent: list[float] = []
     while len(spent) < TIMES and sum(spent) < 2 * PROBE:
         before = time.perf_counter()
@@ -214,12 +210,12 @@ def _memory(parts: RunComponents, probe: CostProbe, memory: int) -> Iterator[Cos
 
 
 def _workers(parts: RunComponents) -> int:
-    """Clients that can be trained at a time."""
+    """Return the number of clients that can be trained at a time."""
     return 1 if parts.config.executor == "loop" else min(parts.config.worker_count(), parts.setup.cohort)
 
 
 def _held(samples: Any) -> int:
-    """Bytes of tensors that samples keep in memory, found by looking; 0 for samples that are read from files."""
+    """Count the bytes of tensors that samples keep in memory; 0 for samples that are read from files."""
     tensors = [value for value in vars(samples).values() if isinstance(value, torch.Tensor)]
     inner = [getattr(samples, name) for name in ("first", "second") if hasattr(samples, name)]
     return sum(t.numel() * t.element_size() for t in tensors) + sum(_held(part) for part in inner)

@@ -1,4 +1,4 @@
-"""What the doctor says, as plain data."""
+"""Hold a diagnosis as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Verdict = Literal["baseline", "candidate", "control", "later", "not advised", "c
 
 @dataclass(frozen=True)
 class Problem:
-    """Something about the data or the settings that changes what a result means.
+    """Describes a fault of the data or the settings that changes what a result means.
 
     Attributes:
         weight: serious (a result would be wrong or empty), look (it would be hard to read), note.
@@ -35,7 +35,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """One amount, with the arithmetic behind it.
+    """Estimates one amount, with its arithmetic.
 
     Attributes:
         what: is meant.
@@ -55,7 +55,7 @@ class CostEstimate:
 
 @dataclass(frozen=True)
 class Advice:
-    """What speaks for or against one method here.
+    """Holds the reasons for or against one method here.
 
     Attributes:
         method: in call syntax.
@@ -78,7 +78,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything the doctor says: advice before measurement.
+    """Holds a whole diagnosis: advice before measurement.
 
     Attributes:
         facts: of the federation.
@@ -107,6 +107,6 @@ class Diagnosis:
     command: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         plain: dict[str, Any] = as_plain(self)
         return plain | {"facts": self.facts.as_dict()}

@@ -1,4 +1,4 @@
-"""``fedstrata doctor``: look at data, settings and costs, and propose a comparison.
+"""Run ``fedstrata doctor``: inspect data, settings and costs, and propose a comparison.
 
 Nothing is trained but a few steps, for the clock.
 """
@@ -37,7 +37,7 @@ def examine(
     quick: bool = False,
     given: Sequence[str] = (),
 ) -> Diagnosis:
-    """Everything that can be said before anything is trained.
+    """Diagnose a configuration before anything is trained.
 
     Args:
         config: of the run that is meant.
@@ -77,14 +77,14 @@ def examine(
 
 
 def _copies(seen: Survey) -> Duplicates:
-    """Clients that are derived when asked for overlap by intent, so they are not compared with each other."""
+    """Look for duplicates; clients that are derived lazily overlap by intent, so they are not compared with each other."""
     return duplicates(
         seen.federation, () if seen.federation.partition.lazy else seen.ids[spaced(len(seen.ids), WALKED)].tolist()
     )
 
 
 def _seconds(estimates: Sequence[CostEstimate], chosen: Sequence[Advice], flops: float) -> tuple[float, float] | None:
-    """Of all runs of the comparison: training in proportion to FLOPs, and evaluation."""
+    """Estimate the seconds of all runs of the comparison: training in proportion to FLOPs, and evaluation."""
     training = next((cost for cost in estimates if cost.what == TRAINING), None)
     if training is None or not flops:
         return None
@@ -124,12 +124,12 @@ def _setting(parts: RunComponents, seen: Survey) -> dict[str, str]:
 
 
 def _settings(parts: RunComponents) -> tuple[str, ...]:
-    """What an honest comparison needs beside the configuration: a round that is chosen on validation data."""
+    """Return the settings that an honest comparison adds: a round that is chosen on validation data."""
     return () if parts.federation.validation else ("validation=0.1",)
 
 
 def _differences(config: Config) -> list[str]:
-    """The configuration as words of a command line: what differs from the defaults."""
+    """List the settings that differ from their defaults, as on a command line."""
     plain = Config().flat()
     return [
         f"{name}={'none' if value is None else value}" for name, value in config.flat().items() if value != plain[name]
@@ -148,7 +148,7 @@ def _command(given: Sequence[str], more: Sequence[str], chosen: Sequence[str]) -
 
 
 def _call(federation: Federation | None, module: nn.Module | None, chosen: Sequence[str]) -> str:
-    """The comparison of what was handed over in Python."""
+    """Return the call that compares what was given in Python."""
     handed = "".join(
         f", {name}={name}" for name, value in (("federation", federation), ("module", module)) if value is not None
     )

@@ -1,4 +1,4 @@
-"""What is wrong, or would make a result hard to read: found by counting, ranked by weight."""
+"""Find faults that make a result wrong or hard to read: by counting, ranked by weight."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ FEW_TESTS = 30  # samples of a client's own test below which its score is coarse
 
 @dataclass(frozen=True)
 class Case:
-    """What is looked at: the parts of a run, its clients, and repeated samples (None: not looked for)."""
+    """Holds what is inspected: the parts of a run, its clients, and repeated samples (None: not searched)."""
 
     parts: RunComponents
     seen: Survey
     copies: Duplicates | None
 
     def names(self, places: Sequence[int]) -> str:
-        """The first clients by name, and how many there are."""
+        """Name the first clients."""
         ids = [int(self.seen.ids[place]) for place in places]
         shown = ", ".join(printable(self.seen.federation.client_name(client)) for client in ids[:NAMED])
         return f"{shown}{', ...' if len(ids) > NAMED else ''}"
 
     def clients(self, places: Sequence[int], has: str = "has", have: str = "have") -> str:
-        """For a sentence: 3 of 20 clients (ann, bob, cid) have."""
+        """Write for a sentence: 3 of 20 clients (ann, bob, cid) have."""
         return (
             f"{len(places):,} of {len(self.seen.ids):,} clients ({self.names(places)})"
             f" {has if len(places) == 1 else have}"
@@ -42,13 +42,13 @@ class Case:
 
 
 def printable(text: str, most: int = 40) -> str:
-    """Somebody's name on one line of a terminal."""
+    """Return a name that is safe on one line of a terminal."""
     plain = "".join(c if c.isprintable() else "?" for c in text)
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
 def problems(case: Case) -> tuple[Problem, ...]:
-    """Everything found, the weightiest first."""
+    """List all problems, the weightiest first."""
     result = [*_copies(case), *_small(case), *_labels(case), *_tests(case), *_participation(case)]
     return tuple(sorted(result, key=lambda problem: WEIGHTS.index(problem.weight)))
 
@@ -108,7 +108,7 @@ def _place(case: Case, copy: Copy, which: int) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in per cent, with two digits that count."""
+    """Write a share in per cent, with two significant digits."""
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
@@ -150,7 +150,7 @@ def _small(case: Case) -> Iterator[Problem]:
 
 
 def _batch(sizes: Ints) -> int:
-    """A power of two that gives the median client two batches."""
+    """Return a power of two that gives the median client two batches."""
     return int(2 ** max(0, math.floor(math.log2(float(np.median(sizes)) / 2))))
 
 
@@ -220,7 +220,7 @@ def _tests(case: Case) -> Iterator[Problem]:
 
 
 def _resolution(samples: int) -> float:
-    """Half-width, in points, of the 95 % interval of an accuracy of one half (normal approximation of the binomial)."""
+    """Return the half-width, in points, of the 95 % interval of an accuracy of one half (normal approximation)."""
     return 100 * 1.96 * math.sqrt(0.25 / samples)
 
 

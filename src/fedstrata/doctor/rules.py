@@ -1,4 +1,4 @@
-"""Which methods are sensible here: the rules of every method's row, and FedAvg's.
+"""Collect the rules on which methods are sensible here: those of every method's row, and FedAvg's.
 
 Rules speak before anything was trained; only a comparison decides. See ``fedstrata.methods.parts.advice``.
 """

@@ -1,4 +1,4 @@
-"""A diagnosis for people."""
+"""Print a diagnosis."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
 
 
 def _last_lines(diagnosis: Diagnosis) -> Iterator[str]:
-    """The command comes last, so that it can be copied."""
+    """Write the last lines; the command ends them, so it can be copied."""
     if diagnosis.left_out:
         yield (
             f"candidates beyond a first comparison: {', '.join(diagnosis.left_out)}; add them to --methods if the time is"
@@ -113,7 +113,7 @@ def _costs(costs: Sequence[CostEstimate]) -> Table:
 
 
 def _advice(advice: Sequence[Advice]) -> Table:
-    """A line a method; methods refused for one reason share one."""
+    """Build a table with a line a method; methods refused for one reason share one."""
     table = Table(box=box.SIMPLE_HEAD, title="which methods deserve a run here", title_justify="left")
     for name in ("method", "", "reason", "source"):
         table.add_column(name, overflow="fold")

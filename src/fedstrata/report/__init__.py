@@ -1,4 +1,4 @@
-"""What a run leaves for people: results, tables, pictures, progress.
+"""Present results to readers: tables, pictures, pages, progress.
 
 Pictures are in ``figures``, as matplotlib is only loaded by those who draw.
 """

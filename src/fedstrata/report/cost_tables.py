@@ -1,4 +1,4 @@
-"""A description of costs, for people and for programs."""
+"""Show a description of costs to readers and to programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstrata.report.terminal import facts_table
 
 
 def as_plain(value: Any) -> Any:
-    """Dataclasses as dictionaries, tuples as lists: what JSON can hold."""
+    """Convert dataclasses to dictionaries and tuples to lists, for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: as_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -26,7 +26,7 @@ def as_plain(value: Any) -> Any:
 
 
 def show(description: Any, console: Console) -> None:
-    """Facts first, then a table for each list of records."""
+    """Print facts first, then a table for each list of records."""
     plain: dict[str, Any] = as_plain(description)
     records = {
         name: value for name, value in plain.items() if isinstance(value, list) and value and isinstance(value[0], dict)

@@ -1,4 +1,4 @@
-"""Tables of a comparison as files. Column names are stable: programs may rely on them; new columns may be added behind.
+"""Write the tables of a comparison as files; programs may rely on the column names, new columns follow at the end.
 
 table.csv, a row a method
     label, method, baseline, informative, own_models (clients use models of their own), shared_unused (nobody uses the
@@ -82,7 +82,7 @@ def write_tables(comparison: Comparison, findings: Findings, folder: Path) -> li
 
 
 def tables(comparison: Comparison, findings: Findings) -> dict[str, list[frames.Row]]:
-    """Name of the file -> its rows."""
+    """Map the name of each file to its rows."""
     return {
         "table": frames.findings_rows(findings),
         "differences": frames.difference_rows(findings),
@@ -93,7 +93,7 @@ def tables(comparison: Comparison, findings: Findings) -> dict[str, list[frames.
 
 
 def parquet_note() -> str:
-    """Why no parquet files can be written; empty where they can."""
+    """Say why no parquet files can be written; empty where they can."""
     try:
         import pyarrow as pa  # optional  # noqa: F401, PLC0415
     except ImportError:
@@ -102,7 +102,7 @@ def parquet_note() -> str:
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], path: Path) -> Path:
-    """Rows as CSV, UTF-8, "." for decimals."""
+    """Write rows as CSV, UTF-8, "." for decimals."""
     text = io.StringIO()
     out = csv.DictWriter(text, columns, lineterminator="\n")
     out.writeheader()
@@ -113,7 +113,7 @@ def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], path: P
 
 
 def write_parquet(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], path: Path) -> Path:
-    """Rows as parquet; a column is numbers, truth values or text, after its values, and numbers where it has none."""
+    """Write rows as parquet; a column holds numbers, truth values or text, as its values do; numbers where it is empty."""
     import pyarrow as pa  # optional  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
 
@@ -130,7 +130,7 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], pat
 
 
 def _alike(values: Sequence[Any]) -> list[Any]:
-    """Values of one type: whole numbers become floats beside floats, and a mixture becomes text."""
+    """Convert values to one type: whole numbers become floats beside floats, and a mixture becomes text."""
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) <= 1:
         return list(values)

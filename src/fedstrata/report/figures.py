@@ -1,4 +1,4 @@
-"""Pictures, drawn by matplotlib's objects on Agg: no window, no state of a process.
+"""Draw pictures by matplotlib's objects on Agg: no window, no process-wide state.
 
 Colours are safe for colour-blind readers.
 """
@@ -36,7 +36,7 @@ STROKES = ("-", "--", ":", "-.")
 
 
 class Picture(Figure):
-    """A figure that a notebook shows by itself: without a backend that owns windows, nobody else would draw it."""
+    """Shows itself in a notebook, without a backend that opens windows."""
 
     def _repr_png_(self) -> bytes:
         FigureCanvasAgg(self)
@@ -66,7 +66,7 @@ class Picture(Figure):
 
 
 def curve(results: Sequence[Result], path: Path) -> Path:
-    """Test score and training loss against rounds, a line a run.
+    """Draw test score and training loss against rounds, a line a run.
 
     Args:
         results: at least one.
@@ -76,7 +76,7 @@ def curve(results: Sequence[Result], path: Path) -> Path:
 
 
 def curve_picture(results: Sequence[Result]) -> Picture:
-    """The same as a figure."""
+    """Return the same as a figure."""
     figure = Picture(figsize=(9, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     score = _score(results)
@@ -99,7 +99,7 @@ def curve_picture(results: Sequence[Result]) -> Picture:
 
 
 def comparison_picture(comparison: Comparison, findings: Findings) -> Picture:
-    """A line a method, a pane for the shared models and one for the personal ones where clients test.
+    """Draw a line a method, a pane for the shared models and one for the personal ones where clients test.
 
     The line is the mean over the seeds evaluated in a round; the band, of two seeds or more, one standard deviation to
     either side.
@@ -128,7 +128,7 @@ def comparison_picture(comparison: Comparison, findings: Findings) -> Picture:
 def _mean_curve(
     comparison: Comparison, label: str, *, personal: bool, regression: bool
 ) -> tuple[list[int], list[list[float]]]:
-    """Evaluated rounds, and the scores of the seeds in each."""
+    """Return the evaluated rounds, and the scores of the seeds in each."""
     by_round: dict[int, list[float]] = {}
     for result in comparison.runs(label):
         for point in points(result, personal=personal, regression=regression):
@@ -149,13 +149,13 @@ def _round_axis(axes: Axes) -> None:
 
 
 def _score(results: Sequence[Result]) -> str:
-    """What the left axes show: accuracy, or the error of a regression."""
+    """Choose the score of the left axes: accuracy, or the error of a regression."""
     seen = [row for result in results for row in result.rounds]
     return next((key for key in ("accuracy", "rmse") if any(_value(row, key) is not None for row in seen)), "accuracy")
 
 
 def _series(result: Result, key: str) -> tuple[list[int], list[float]]:
-    """Rounds (counted from 1) and values, where there is one."""
+    """Return rounds (counted from 1) and values, where there is one."""
     pairs = [(int(row["round"]) + 1, value) for row in result.rounds if (value := _value(row, key)) is not None]
     return [x for x, _ in pairs], [y for _, y in pairs]
 
@@ -168,7 +168,7 @@ def _value(row: Mapping[str, Any], key: str) -> float | None:
 
 
 def partition(federation: Federation, path: Path, clients: Sequence[int] | None = None) -> Path:
-    """Who holds what: samples of each class by client, and sizes.
+    """Draw the partition: samples of each class by client, and sizes.
 
     Args:
         federation: any; of a lazily derived one only the shown clients are looked at.

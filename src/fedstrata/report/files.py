@@ -1,4 +1,4 @@
-"""Files of a run folder that are made for people: clients.csv, curve.png, partition.png."""
+"""Write the files of a run folder that readers open: clients.csv, curve.png, partition.png."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def write(result: Result, federation: Federation, folder: Path | None = None) ->
 
 
 def write_clients(result: Result, federation: Federation, folder: Path) -> Path:
-    """Write clients.csv: a line for every client, or where they are many, for those that took part or were scored."""
+    """Write clients.csv: a line for every client; of very many, for those that took part or were scored."""
     listed = _listed(result, federation)
     return clients_csv(federation, folder / "clients.csv", listed, took_part=_times(result), scores=result.clients)
 
 
 def _listed(result: Result, federation: Federation) -> list[int] | None:
-    """Clients that get a line; None is all."""
+    """List the clients that get a line; None is all."""
     if not federation.partition.lazy and federation.clients <= LISTED:
         return None
     return sorted(participation(result) | set(result.clients))
 
 
 def participation(result: Result) -> set[int]:
-    """Ids of the clients that were in some cohort."""
+    """Return the ids of the clients that were in some cohort."""
     return {int(client) for row in result.rounds for client in row.get("cohort", ())}
 
 
@@ -73,8 +73,7 @@ def clients_csv(
     took_part: Mapping[int, int] | None = None,
     scores: Mapping[int, Scores] | None = None,
 ) -> Path:
-    """A line a client: samples for training, validation and its own test, whether it was kept out, rounds it took part
-    in, label counts, scores.
+    """Write a line a client: samples by split, whether it is held out, its rounds, label counts and scores.
 
     A column ``name`` follows the number where clients have names of their own (a client column, folders, writers).
 
@@ -132,7 +131,7 @@ def clients_csv(
 
 
 def rounds_csv(result: Result, path: Path) -> Path:
-    """The rounds as a table; lists and nested metrics become columns or counts."""
+    """Write the rounds as a table; nested metrics become columns, lists become counts."""
     rows = [flat(_one_level(row)) for row in result.rounds]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()

@@ -1,4 +1,4 @@
-"""Results as small HTML tables for notebooks. All text is escaped: names of methods, clients and folders are data."""
+"""Write results as small HTML tables for notebooks; all text is escaped, as names of methods and clients are data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedstrata.runs.result import Result
 
 
 def result_html(result: Result) -> str:
-    """What a run came to: a line a fact, and its notes."""
+    """Write the facts of a run, one a line, and its notes."""
     rows = "".join(
         f"<tr><th scope='row' style='text-align:left'>{escape(name)}</th><td>{escape(value)}</td></tr>"
         for name, value in facts_of_run(result)
@@ -23,7 +23,7 @@ def result_html(result: Result) -> str:
 
 
 def comparison_html(comparison: Comparison, findings: Findings) -> str:
-    """The answer, a line a method, and the flags."""
+    """Write the answer, a line a method, and the flags."""
     heads = ["method", *map(score_label, findings.headline), "bytes", "training", "time"]
     head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in heads)
     body = "".join(_row(line, findings.headline) for line in findings.lines)

@@ -1,4 +1,4 @@
-"""A report on run folders: a table, the rounds, pictures."""
+"""Report on run folders: a table, the rounds, pictures."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def report(results: Sequence[Result], console: Console, out: Path | None = None)
 
 
 def _page(results: Sequence[Result], facts: Facts | None, folder: Path) -> tuple[Path, list[Path]]:
-    """The page on these runs, and its pictures."""
+    """Write the page on these runs, and its pictures."""
     gathered_runs = group_runs(results, facts)
     result = findings(gathered_runs)
     return write_page(gathered_runs, result, folder / PAGE), write_pictures(gathered_runs, result, folder / PICTURES)
 
 
 def _names(results: Sequence[Result]) -> list[str]:
-    """File names that differ even where run folders of two places have the same name."""
+    """Return file names that differ even where run folders in two places have the same name."""
     names = [result.name for result in results]
     return [name if names.count(name) == 1 else f"{name}-{place}" for place, name in enumerate(names, 1)]
 
 
 def _of_one(result: Result, folder: Path, console: Console) -> tuple[list[Path], Facts | None]:
-    """Files that need the federation, and its facts.
+    """Write the files that need the federation, and return its facts.
 
     Where its data are not here, the curve alone, and the reason is said.
     """

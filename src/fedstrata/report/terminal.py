@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""Build tables for the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = 40  # letters of a run's name that a table or a legend has room for
 
 
 def result_table(result: Result) -> Table:
-    """The end of a run: one line a fact; what a task does not have is left out."""
+    """Build the table of a finished run: one line a fact; facts that a task lacks are left out."""
     table = Table(box=box.SIMPLE_HEAD, show_header=False, title=title_of_run(result.summary), title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -31,12 +31,12 @@ def result_table(result: Result) -> Table:
 
 
 def title_of_run(summary: Mapping[str, Any]) -> str:
-    """Method, seed and rounds."""
+    """Write method, seed and rounds."""
     return f"{summary.get('method', '')}, seed {summary.get('seed', '-')}, {summary.get('rounds', '-')} rounds"
 
 
 def facts_of_run(result: Result) -> Iterable[tuple[str, str]]:
-    """Names and values of what a run came to."""
+    """Yield the names and values of a run's facts."""
     summary = result.summary
     accuracy = summary.get("accuracy") or {}
     for key, name in ACCURACIES.items():
@@ -73,7 +73,7 @@ def _with_framing(summary: Mapping[str, Any], way: str) -> str:
 
 
 def comparison(results: Sequence[Result]) -> Table:
-    """Several runs, a line each."""
+    """Build a table of several runs, a line each."""
     table = Table(box=box.SIMPLE_HEAD)
     columns = ["final", "best", "window", "selected", "personal", "personal_worst10"]
     shown = [c for c in columns if any((r.summary.get("accuracy") or {}).get(c) is not None for r in results)]
@@ -91,7 +91,7 @@ def comparison(results: Sequence[Result]) -> Table:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names of runs without what long ones share at their beginning; the rest still tells them apart."""
+    """Shorten long names of runs by what they share at their beginning."""
     if len(names) < 2 or max(map(len, names)) <= LONG:
         return list(names)
     shared = commonprefix(names).rfind("-") + 1  # letters are meant, not path components  # noqa: RUF071
@@ -99,7 +99,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def rounds_table(result: Result, most: int = 20) -> Table:
-    """Evaluated rounds of one run; evenly spaced ones where they are more than ``most``, and always the last."""
+    """Build a table of evaluated rounds; at most ``most``, evenly spaced, including the last."""
     rows = [row for row in result.rounds if row.get("accuracy") is not None or row.get("metrics")] or list(
         result.rounds
     )
@@ -129,7 +129,7 @@ def _rounds_title(result: Result, stride: int) -> str:
 
 
 def facts_table(facts: Mapping[str, str], title: str = "") -> Table:
-    """Names and values."""
+    """Build a table of names and values."""
     table = Table(box=box.SIMPLE_HEAD, show_header=False, title=title or None, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -139,7 +139,7 @@ def facts_table(facts: Mapping[str, str], title: str = "") -> Table:
 
 
 def list_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """Rows with equal columns."""
+    """Build a table of rows with equal columns."""
     table = Table(box=box.SIMPLE_HEAD)
     for name in rows[0]:
         table.add_column(name, overflow="fold")
@@ -161,7 +161,7 @@ MARKS: Mapping[str, str] = {"better": "*", "worse": "*", "not shown": "", "no co
 
 
 def comparison_table(findings: Findings) -> Table:
-    """A line a method, the headline scores with paired differences below them.
+    """Build a table with a line a method, the headline scores with paired differences below them.
 
     120 columns hold 8 methods with two headlines.
     """
@@ -190,17 +190,17 @@ def comparison_table(findings: Findings) -> Table:
 
 
 def _reach(score: str, target: float) -> str:
-    """The head of a column of rounds; that of personal models says so."""
+    """Return the head of a column of rounds to the target."""
     return f"rounds\nto {target:.3f}" + (",\npersonal" if score.startswith("personal") else "")
 
 
 def flag_lines(findings: Findings) -> list[str]:
-    """What must be known before the table is believed, a line each."""
+    """List what must be known before the table is believed, a line each."""
     return [f"! {flag.text}" for flag in findings.flags]
 
 
 def comparison_text(findings: Findings, width: int = 120) -> str:
-    """The answer, the table and the flags as plain text."""
+    """Write the answer, the table and the flags as plain text."""
     console = Console(  # force_jupyter: in a notebook rich would show it instead of writing it
         width=width,
         file=io.StringIO(),
@@ -251,14 +251,14 @@ def _cell(line: Line, score: str) -> str:
 
 
 def mean(spread: Spread | None, digits: int = 3) -> str:
-    """Mean and standard deviation: "0.512 ± 0.012"."""
+    """Write mean and standard deviation: "0.512 ± 0.012"."""
     if spread is None:
         return "-"
     return number(spread.mean, digits) + ("" if spread.std is None else f" ± {number(spread.std, digits)}")
 
 
 def difference(it: Difference | None) -> str:
-    """A paired difference, its interval and its mark: "+0.021 [0.008, 0.034] *"; nothing for the baseline."""
+    """Write a paired difference, its interval and its mark: "+0.021 [0.008, 0.034] *"; "" for the baseline."""
     if it is None or it.verdict == "baseline":
         return ""
     interval = (
@@ -269,7 +269,7 @@ def difference(it: Difference | None) -> str:
 
 
 def _zero(value: float) -> float:
-    """Rounded for a table, without the sign of a zero."""
+    """Round for a table, without the sign of a zero."""
     return round(value, 3) + 0.0
 
 
@@ -278,7 +278,7 @@ def _cost(spread: Spread | None, write: Callable[[float | None], str]) -> str:
 
 
 def _way(reached: Reached | None) -> str:
-    """Rounds to the target, and how many seeds got there where not all did."""
+    """Write the rounds to the target, and how many seeds reached it where not all did."""
     if reached is None or not reached.seeds[1]:
         return "-"
     hits, seeds = reached.seeds

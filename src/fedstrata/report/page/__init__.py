@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs no network, and its pictures as files."""
+"""Write the report as one HTML file that needs no network, and its pictures as files."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _panels(comparison: Comparison) -> list[Panel]:
 
 
 def page_text(context: PageContext, panels: Sequence[Panel]) -> str:
-    """The page as text."""
+    """Render the page."""
     style, script, early = (_asset(name) for name in ("page.css", "page.js", "early.js"))
     facts = context.comparison.facts
     title = (

@@ -1,4 +1,4 @@
-"""Sections and blocks: what the template shows. Whatever is empty is left out."""
+"""Describe what the template shows: sections and blocks. Empty parts are left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedstrata.report.page.drawing import Picture
 
 @dataclass(frozen=True)
 class Tile:
-    """A fact beside the answer: its name, its value, and a word more."""
+    """Shows a fact beside the answer: its name, its value, and a comment."""
 
     name: str
     value: str
@@ -20,7 +20,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tab:
-    """One of several views of the same thing.
+    """Shows one of several views of the same data.
 
     Attributes:
         id: letters; unique in its block.
@@ -36,7 +36,7 @@ class Tab:
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of a section, under a heading of its own where it has a title.
+    """Describes a part of a section, under a heading where it has a title.
 
     Attributes:
         table: shown at once, or behind a line to click on where ``behind`` says one; ``printed``: it is opened for
@@ -68,7 +68,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page.
+    """Describes a section of the page.
 
     Attributes:
         id, short, title: of the section; ``short`` stands in the list of contents.

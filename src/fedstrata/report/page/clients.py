@@ -1,4 +1,4 @@
-"""Pictures of clients: who holds what, and how well each is served."""
+"""Draw pictures of clients: their data, and their scores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BINS = 20
 
 
 def partition(facts: Facts) -> Picture | None:
-    """Each client's labels as shares of what it holds, over bars of how much that is."""
+    """Draw each client's labels as shares of its samples, over bars of its size."""
     if not facts.shown or not facts.sizes:
         return None
     shown = len(facts.shown)
@@ -53,7 +53,7 @@ def partition(facts: Facts) -> Picture | None:
 
 
 def _mixed(facts: Facts) -> str:
-    """How much of its commonest class a client holds."""
+    """Describe how large a client's commonest class is."""
     tops = [max(row) / sum(row) for row in facts.counts if sum(row)]
     return f"; a client's commonest class is {statistics.fmean(tops):.0%} of its samples on average" if tops else ""
 
@@ -127,7 +127,7 @@ def _partition_table(facts: Facts, caption: str) -> DataTable:
 
 
 def scores_of(context: PageContext) -> dict[int, list[float]]:
-    """Clients' scores of their own models in the last round, all seeds together, by place of the method."""
+    """List clients' scores with their personal models in the last round, all seeds together, by index of the method."""
     result = {}
     for index, runs in enumerate(context.runs):
         values = [value for run in runs for value in client_scores(run, regression=not context.classes)]
@@ -137,12 +137,12 @@ def scores_of(context: PageContext) -> dict[int, list[float]]:
 
 
 def worst_tenth(values: Sequence[float], *, larger: bool = True) -> float:
-    """Mean of the worst tenth, at least one."""
+    """Return the mean of the worst tenth, at least one."""
     return statistics.fmean(sorted(values, reverse=not larger)[: max(1, len(values) // 10)])
 
 
 def served(context: PageContext) -> Picture | None:
-    """A histogram a method of clients' own scores, with the mean and the worst tenth."""
+    """Draw a histogram of personal scores a method, with the mean and the worst tenth."""
     scores = scores_of(context)
     if not scores:
         return None

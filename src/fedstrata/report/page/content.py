@@ -1,4 +1,4 @@
-"""What stands on the page, section by section. A section is a mapping that the template knows how to show.
+"""Build the page, section by section; empty sections are left out.
 
 Empty ones are left out.
 """
@@ -28,12 +28,12 @@ TABS = {"rounds": "Rounds", "bytes": "Bytes", "flops": "FLOPs", "seconds": "Seco
 
 
 def sections(context: PageContext, panels: Sequence[Panel]) -> list[Section]:
-    """All sections that have something to show, in the order of the page."""
+    """Build all sections that have something to show, in the order of the page."""
     return _made(context, (_answer, _flags, *_drawn(panels), reproduce.section, reproduce.cite, _glossary))
 
 
 def pictures(context: PageContext, panels: Sequence[Panel]) -> list[Picture]:
-    """Every picture of a page, in its order."""
+    """List every picture of a page, in its order."""
     blocks = [block for section in _made(context, _drawn(panels)) for block in section.blocks]
     return [
         picture for block in blocks for picture in (*block.pictures, *(p for tab in block.tabs for p in tab.pictures))
@@ -44,7 +44,7 @@ Maker: TypeAlias = Callable[[PageContext], Section | None]
 
 
 def _drawn(panels: Sequence[Panel]) -> tuple[Maker, ...]:
-    """What makes the sections with pictures and tables."""
+    """Return the functions that make the sections with pictures and tables."""
     return _results, _differences, _curves, _costs, _new_clients, _data, _clients, partial(_measures, panels=panels)
 
 

@@ -1,6 +1,4 @@
-"""What all parts of a page look at: the comparison with its findings, short names that differ, and a stroke for each
-method.
-"""
+"""Share what all parts of a page need: the comparison, its findings, short names, and a stroke for each method."""
 
 from __future__ import annotations
 
@@ -45,13 +43,13 @@ HEADS = {
 
 
 def head(key: str) -> str:
-    """A score as the head of a column."""
+    """Return a score as the head of a column."""
     return HEADS.get(key, key.replace("_", " "))
 
 
 @dataclass(frozen=True)
 class PageContext:
-    """A comparison, ready to be drawn.
+    """Holds a comparison, ready to be drawn.
 
     Attributes:
         comparison, findings: lines of the findings are in the order of the entries.
@@ -62,26 +60,26 @@ class PageContext:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Whole labels, in order."""
+        """List the whole labels, in order."""
         return tuple(entry.label for entry in self.comparison.entries)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Short names that differ, in order."""
+        """List short names that differ, in order."""
         return names(self.labels)
 
     def name_of(self, label: str) -> str:
-        """The short name of a label; of one that is no entry, the label."""
+        """Return the short name of a label; of one that is no entry, the shortened label."""
         return self.names[self.labels.index(label)] if label in self.labels else names([label])[0]
 
     @cached_property
     def alone(self) -> bool:
-        """Whether there is one method only, so that nothing is compared."""
+        """Return whether there is only one method, so nothing is compared."""
         return len(self.labels) == 1
 
     @cached_property
     def baseline(self) -> int | None:
-        """Place of the method that the others are compared with."""
+        """Return the index of the method that the others are compared with."""
         return (
             None
             if self.alone or self.comparison.baseline not in self.labels
@@ -90,52 +88,52 @@ class PageContext:
 
     @cached_property
     def has_target(self) -> bool:
-        """Whether the target means something: it was set, or comes from the best of several methods."""
+        """Return whether the target is meaningful: it was set, or comes from the best of several methods."""
         budget = self.comparison.budget
         return not self.alone or (budget is not None and budget.kind == "accuracy")
 
     @cached_property
     def strokes(self) -> tuple[Stroke, ...]:
-        """How each method is drawn."""
+        """Return how each method is drawn."""
         return strokes(len(self.labels), self.baseline)
 
     @cached_property
     def lines(self) -> tuple[Line | None, ...]:
-        """The finding on each entry; None where no run of it came to an end."""
+        """Return the findings on each entry; None where none of its runs finished."""
         by_label = {line.label: line for line in self.findings.lines}
         return tuple(by_label.get(label) for label in self.labels)
 
     @cached_property
     def runs(self) -> tuple[list[Result], ...]:
-        """Finished runs of each entry, by seed."""
+        """Return the finished runs of each entry, by seed."""
         return tuple(self.comparison.runs(label) for label in self.labels)
 
     @cached_property
     def classes(self) -> bool:
-        """Whether scores are accuracies."""
+        """Return whether scores are accuracies."""
         return self.comparison.facts.has_accuracy
 
     @cached_property
     def main_score(self) -> str | None:
-        """The score that methods are ranked by."""
+        """Return the score that methods are ranked by."""
         return self.findings.headline[0] if self.findings.headline else None
 
     def score(self, index: int, key: str) -> Spread | None:
-        """A score of a method."""
+        """Return a score of a method."""
         line = self.lines[index]
         return line.scores.get(key) if line else None
 
     def cost(self, index: int, key: str) -> Spread | None:
-        """A cost of a method."""
+        """Return a cost of a method."""
         line = self.lines[index]
         return line.costs.get(key) if line else None
 
     def has(self, key: str) -> bool:
-        """Whether any method has this score."""
+        """Return whether any method has this score."""
         return any(line is not None and key in line.scores for line in self.lines)
 
     def best(self, key: str, *, larger: bool | None = None) -> int | None:
-        """Place of the best method by a score."""
+        """Return the index of the best method by a score."""
         means = [
             (spread.mean, index) for index in range(len(self.labels)) if (spread := self.score(index, key)) is not None
         ]

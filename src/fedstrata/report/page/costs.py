@@ -1,4 +1,4 @@
-"""Pictures of what accuracy costs: fronts against bytes and FLOPs, bars of costs, differences to the baseline."""
+"""Draw what accuracy costs: fronts against bytes and FLOPs, bars of costs, differences to the baseline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COST_LABELS = {"bytes": "bytes sent, up and down", "flops": "clients' training"}
 
 
 def fronts(context: PageContext) -> list[Picture]:
-    """The headline score against bytes and against FLOPs; nothing for one method alone."""
+    """Draw the headline score against bytes and against FLOPs; nothing for one method alone."""
     if context.alone:
         return []
     return [
@@ -140,7 +140,7 @@ def _whisker(axes: Axes, context: PageContext, index: int, key: str, x: float) -
 
 
 def _direct(axes: Axes, context: PageContext, points: Mapping[int, tuple[float, float]]) -> None:
-    """Names beside their points, moved apart where they would lie on each other.
+    """Write names beside their points, moved apart where they would overlap.
 
     A thin line leads from a point to a name that was moved.
     """
@@ -160,9 +160,7 @@ def _direct(axes: Axes, context: PageContext, points: Mapping[int, tuple[float, 
 
 
 def _apart(spots: Mapping[int, tuple[float, float]], gap: float = 0.075) -> dict[int, float]:
-    """Heights of names, in shares of the axes: near their points, and none within ``gap`` of another that stands beside
-    it.
-    """
+    """Compute heights of names, in shares of the axes: near their points, at least ``gap`` from others beside them."""
     heights = {index: up for index, (_, up) in spots.items()}
     order = sorted(spots, key=lambda index: (spots[index][1], index))
     for _ in range(200):
@@ -180,7 +178,7 @@ def _apart(spots: Mapping[int, tuple[float, float]], gap: float = 0.075) -> dict
 
 
 def differences(context: PageContext) -> list[Picture]:
-    """Paired differences to the baseline with their intervals, a picture a headline score."""
+    """Draw paired differences to the baseline with their intervals, a picture a headline score."""
     pictures = []
     for key in context.findings.headline:
         rows = {
@@ -270,7 +268,7 @@ COSTS = {"bytes": "Bytes sent", "flops": "Clients' training", "seconds": "Traini
 
 
 def costs(context: PageContext) -> list[Picture]:
-    """Bars of bytes up and down, of FLOPs and of seconds."""
+    """Draw bars of bytes up and down, of FLOPs and of seconds."""
     return [picture for kind in COSTS if (picture := _costs(context, kind)) is not None]
 
 
@@ -341,7 +339,7 @@ def _draw_costs(figure: Figure, *, context: PageContext, kind: str, rows: Mappin
 
 
 def rows_axis(axes: Axes, context: PageContext, indices: Sequence[int]) -> None:
-    """Names of methods beside their rows, the first on top."""
+    """Write the names of methods beside their rows, the first on top."""
     tags = names(context.labels, TICK)
     axes.set_yticks(range(len(indices)), [tags[index] for index in indices])
     for text in axes.get_yticklabels():
@@ -352,7 +350,7 @@ def rows_axis(axes: Axes, context: PageContext, indices: Sequence[int]) -> None:
 
 
 def held(context: PageContext) -> Picture | None:
-    """Clients kept out of training: before and after a few private steps."""
+    """Draw the clients kept out of training: before and after a few private steps."""
     rows = {}
     tail = "" if context.classes else "_rmse"
     for index in range(len(context.labels)):

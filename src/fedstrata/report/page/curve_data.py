@@ -1,4 +1,4 @@
-"""Curves over the seeds: mean and standard deviation of a score against rounds, bytes, FLOPs or seconds."""
+"""Average curves over seeds: mean and standard deviation of a score against rounds, bytes, FLOPs or seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AXES = {"rounds": "round", "bytes": "bytes sent, up and down", "flops": "clients
 
 @dataclass(frozen=True)
 class Curve:
-    """A score of one method.
+    """Holds the curve of one method.
 
     Attributes:
         rounds: from 1, at which all its runs were evaluated.
@@ -34,7 +34,7 @@ class Curve:
     longest: int
 
     def thin(self, most: int = POINTS) -> Curve:
-        """At most this many points, evenly spaced, the first and the last among them."""
+        """Keep at most this many points, evenly spaced, including the first and the last."""
         count = len(self.rounds)
         if count <= most:
             return self
@@ -51,7 +51,7 @@ class Curve:
 
 
 def curve(runs: Sequence[Result], key: str, axis: str, sign: float = 1.0) -> Curve | None:
-    """The curve of a score.
+    """Compute the curve of a score.
 
     Args:
         runs: of one method.
@@ -76,7 +76,7 @@ def curve(runs: Sequence[Result], key: str, axis: str, sign: float = 1.0) -> Cur
 
 
 def _points(run: Result, key: str, axis: str) -> dict[int, tuple[float, float]]:
-    """Round (from 1) -> what had been spent, and the score."""
+    """Map the round (from 1) to what had been spent, and the score."""
     spent, points = 0.0, {}
     for row in run.rounds:
         spent += _spent(row, axis)
@@ -95,7 +95,7 @@ def _spent(row: Mapping[str, Any], axis: str) -> float:
 
 
 def value(row: Mapping[str, Any], key: str) -> float | None:
-    """A score of a row, or of its metrics."""
+    """Return a score of a row, or of its metrics."""
     number = row.get(key)
     if number is None:
         number = (row.get("metrics") or {}).get(key)

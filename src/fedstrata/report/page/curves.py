@@ -1,4 +1,4 @@
-"""Pictures of scores against rounds, bytes, FLOPs and seconds."""
+"""Draw scores against rounds, bytes, FLOPs and seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHOWN: Mapping[str, tuple[str, str]] = {
 
 
 def curve_pictures(context: PageContext) -> dict[str, list[Picture]]:
-    """Pictures by horizontal axis; an axis on which nothing was spent is left out."""
+    """Draw pictures by horizontal axis; an axis on which nothing was spent is left out."""
     by_axis: dict[str, list[Picture]] = {}
     for axis in AXES:
         pictures = [
@@ -42,7 +42,7 @@ def curve_pictures(context: PageContext) -> dict[str, list[Picture]]:
 
 
 def _keys(context: PageContext, axis: str) -> list[str]:
-    """The server's test, or clients' tests where it has none; personal models; loss only by rounds."""
+    """List the scores to draw: the server's test, or else clients' tests; personal models; loss only by rounds."""
     rows = [row for runs in context.runs for run in runs for row in run.rounds]
     main = "accuracy" if context.classes else "rmse"
     keys = [main if any(_has(row, main) for row in rows) else "shared_on_clients", "personal"]
@@ -95,7 +95,7 @@ def _draw(figure: Figure, *, context: PageContext, key: str, axis: str, curves: 
 
 
 def _ceiling(key: str, curves: Mapping[int, Curve]) -> float | None:
-    """Where a picture of losses or errors ends, so that one that has diverged does not press all others flat.
+    """Return the upper limit of a picture of losses, so one that diverged does not flatten all others.
 
     None where none has.
     """

@@ -1,4 +1,4 @@
-"""Tables as plain records: what a cell says, and what it is sorted by."""
+"""Describe tables as plain records: the text of a cell, and its key for sorting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedstrata.report.page.text import HOVER, plain
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell.
+    """Describes one cell.
 
     Attributes:
         text: as shown.
@@ -33,7 +33,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Head:
-    """A column.
+    """Describes a column.
 
     Attributes:
         text: a word or two.
@@ -48,7 +48,7 @@ class Head:
 
 @dataclass(frozen=True)
 class DataTable:
-    """A table: the first cell of each row is its head.
+    """Describes a table: the first cell of each row is its head.
 
     Attributes:
         caption: what a listener is told first.
@@ -65,7 +65,7 @@ class DataTable:
 
 
 def text_cell(text: object, whole: object = None, **more: object) -> Cell:
-    """A cell of words; ``whole`` becomes its tip where it says more."""
+    """Make a cell of words; ``whole`` becomes its tip where it adds something."""
     shown = plain(text)
     full = shown if whole is None else plain(whole)
     tip = "" if full == shown else full if len(full) <= HOVER else full[:HOVER] + "…"
@@ -73,5 +73,5 @@ def text_cell(text: object, whole: object = None, **more: object) -> Cell:
 
 
 def number_cell(text: str, by: float | None, tone: str = "", tip: str = "") -> Cell:
-    """A cell with a number."""
+    """Make a cell with a number."""
     return Cell(text, by, tip, tone)

@@ -1,6 +1,4 @@
-"""Pictures by matplotlib's objects: one drawing serves the page (inline SVG in the page's colours) and the files (PNG
-and SVG).
-"""
+"""Draw pictures by matplotlib's objects: once for the page (inline SVG) and for the files (PNG and SVG)."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ LETTERS = 10  # of a title to an inch
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture with all that goes with it.
+    """Describes one picture, with its text and numbers.
 
     Attributes:
         name: of its files, and of what is inside; unique on a page.
@@ -58,7 +56,7 @@ class Picture:
 
 @contextmanager
 def _drawing(salt: str) -> Iterator[None]:
-    """Settings of a drawing: text stays text, names are no formulas, equal pictures are equal bytes."""
+    """Configure a drawing: text stays text, names are no formulas, equal pictures give equal bytes."""
     settings: dict[str, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": salt,
@@ -90,7 +88,7 @@ def _drawing(salt: str) -> Iterator[None]:
 
 
 def figure_of(picture: Picture, strokes: Sequence[Stroke] = (), names: Sequence[str] = ()) -> Figure:
-    """The drawn figure; with names, a legend below the axes, which covers no data."""
+    """Draw the figure; with names, a legend below the axes, which covers no data."""
     shown = list(picture.key) if names else []
     columns = min(len(shown), 3) or 1
     below = 0.24 * -(-len(shown) // columns)
@@ -121,7 +119,7 @@ def figure_of(picture: Picture, strokes: Sequence[Stroke] = (), names: Sequence[
 
 
 def svg_text(picture: Picture) -> str:
-    """The picture alone as SVG, transparent, as matplotlib writes it."""
+    """Return the picture alone as SVG, transparent, as matplotlib writes it."""
     with _drawing(picture.name):
         figure = figure_of(picture)
         figure.patch.set_visible(False)
@@ -132,7 +130,7 @@ def svg_text(picture: Picture) -> str:
 
 
 def save(picture: Picture, folder: Path, strokes: Sequence[Stroke], names: Sequence[str]) -> list[Path]:
-    """The picture as PNG and SVG files, by day, with a title and a legend."""
+    """Save the picture as PNG and SVG files, in light colours, with a title and a legend."""
     files = [folder / f"{picture.name}.{kind}" for kind in ("png", "svg")]
     with _drawing(picture.name):
         figure = figure_of(picture, strokes, names)
@@ -158,7 +156,7 @@ def save(picture: Picture, folder: Path, strokes: Sequence[Stroke], names: Seque
 def line(
     axes: Axes, index: int, stroke: Stroke, x: Sequence[float], y: Sequence[float], half: Sequence[float] | None = None
 ) -> None:
-    """A method's line with its band and a few markers; a part of the picture that the page can light up."""
+    """Draw a method's line with its band and a few markers; the page can highlight it."""
     top = 3.0 if stroke.colour == "c0" else 2.0 + index / 100
     if half is not None and any(half):
         low, high = [a - b for a, b in zip(y, half, strict=True)], [a + b for a, b in zip(y, half, strict=True)]
@@ -187,7 +185,7 @@ UNITS: Mapping[str, Sequence[tuple[float, str]]] = {
 
 
 def amounts(axis: Axis, kind: str, label: str, most: int = 5) -> None:
-    """Ticks and label of an axis of costs, in the largest unit that its end has at least two of; or of whole rounds."""
+    """Set ticks and label of a cost axis, in the largest unit that its end has at least two of; or of whole rounds."""
     axis.set_label_text(label)
     if kind not in UNITS:
         axis.set_major_locator(MaxNLocator(most, integer=kind == "rounds"))
@@ -202,13 +200,13 @@ def amounts(axis: Axis, kind: str, label: str, most: int = 5) -> None:
 
 
 def faint_grid(axes: Axes, which: Literal["x", "y"] = "y") -> None:
-    """Thin lines behind the data."""
+    """Draw thin lines behind the data."""
     axes.grid(visible=True, axis=which, linewidth=0.7)
     axes.tick_params(axis=which, length=0)
 
 
 def level(axes: Axes, value: float, text: str) -> None:
-    """A dashed level with its name to the right of the axes, where no data are."""
+    """Draw a dashed level with its name to the right of the axes, where no data are."""
     axes.axhline(value, color=LIGHT["edge"], linewidth=1, linestyle=(0, (3, 3)), zorder=0.5)
     axes.annotate(
         text,

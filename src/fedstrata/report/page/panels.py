@@ -1,4 +1,4 @@
-"""Pictures of measures: any panel, drawn by its kind."""
+"""Draw pictures of measures: any panel, by its kind."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ APART = 90  # places at which strokes of series that are no methods begin, so th
 
 
 class Palette(Protocol):
-    """Who gives series their strokes: a scene of methods, or PLAIN, which knows none."""
+    """Gives series their strokes: a page context, or PLAIN, which knows no methods."""
 
     @property
     def labels(self) -> Sequence[str]:
-        """Series that have a stroke of their own."""
+        """List the series that have a stroke."""
 
     @property
     def strokes(self) -> Sequence[Stroke]:
-        """Theirs, in the same order."""
+        """List their strokes, in the same order."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ PLAIN: Palette = _Plain()
 def panel_picture(
     panel: Panel, index: int, palette: Palette, like: Sequence[Panel] = (), name: str | None = None
 ) -> Picture | None:
-    """The picture of a panel; None for a table, which has none.
+    """Draw a panel; None for a table, which has no picture.
 
     Args:
         panel: any.
@@ -92,7 +92,7 @@ def panel_picture(
 
 
 def panel_grid(panel: Panel) -> DataTable:
-    """The numbers of a panel; evenly spaced columns where lines have very many."""
+    """Build the table of a panel's numbers; evenly spaced columns where lines have very many."""
     kept = list(range(len(panel.x)))
     if panel.kind == "lines" and len(kept) > ROWS:
         kept = sorted({round(k * (len(panel.x) - 1) / (ROWS - 1)) for k in range(ROWS)})
@@ -133,7 +133,7 @@ def _value(panel: Panel, name: str, k: int) -> Cell:
 
 
 def numbers(panel: Panel) -> list[tuple[float, str, int]]:
-    """All numbers of a panel, each with its series and its place along ``x``."""
+    """List all numbers of a panel, each with its series and its index along ``x``."""
     return [
         (value, name, k)
         for name, values in panel.series.items()
@@ -153,7 +153,7 @@ def _alt(panel: Panel) -> str:
 
 
 def stroke_of(index: int, palette: Palette) -> Stroke:
-    """A method's own stroke; series that are no methods get strokes by their order."""
+    """Return a method's stroke; series that are no methods get strokes by their order."""
     if index < APART:
         return palette.strokes[index]
     k = index - APART
@@ -190,7 +190,7 @@ def _lines(figure: Figure, *, panel: Panel, indices: Mapping[str, int], styles: 
 
 
 def _own_legend(figure: Figure, styles: Mapping[str, Stroke], *, bars: bool = False) -> None:
-    """Names of series that are no methods: the page's list of methods does not have them."""
+    """Draw a legend of series that are no methods: the page's list of methods does not have them."""
     handles: list[Any] = (
         [Patch(color=s.hex) for s in styles.values()]
         if bars

@@ -1,4 +1,4 @@
-"""How to do it again: command, machine, configuration; and what to cite."""
+"""Show how to repeat the comparison: command, machine, configuration; and what to cite."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = 4000  # letters of a value of the configuration
 
 
 def section(context: PageContext) -> Section:
-    """Command, machine, configuration."""
+    """Build the section with command, machine and configuration."""
     comparison = context.comparison
     blocks: list[Block] = []
     if comparison.command:
@@ -47,7 +47,7 @@ def section(context: PageContext) -> Section:
 
 
 def _methods(context: PageContext) -> DataTable:
-    """Whole names, whole settings: the one place where nothing is cut."""
+    """List whole names and whole settings: only here nothing is shortened."""
     heads = [
         Head("method", words=True),
         Head("in call syntax", words=True),
@@ -83,7 +83,7 @@ def _notes(context: PageContext) -> Iterator[str]:
 
 
 def _configuration(config: Mapping[str, Any]) -> tuple[DataTable, DataTable]:
-    """Settings that differ from their defaults, and the rest."""
+    """Return the settings that differ from their defaults, and the rest."""
     differing: list[list[Cell]] = []
     others: list[list[Cell]] = []
     for name, value in config.items():
@@ -112,7 +112,7 @@ def _configuration(config: Mapping[str, Any]) -> tuple[DataTable, DataTable]:
 
 
 def cite(context: PageContext) -> Section | None:
-    """What to cite for the parts that were used."""
+    """List what to cite for the parts that were used."""
     known, missing = _citations(context)
     if not known and not missing:
         return None
@@ -141,7 +141,7 @@ def cite(context: PageContext) -> Section | None:
 
 
 def _citations(context: PageContext) -> tuple[list[Citation], list[str]]:
-    """Citations, and what has none: a method from Python is not known by its text, data may not be here."""
+    """Return citations, and what has none: a method from Python is unknown by its text, data may be missing."""
     known, missing = [], []
     for entry in context.comparison.entries:
         try:

@@ -1,6 +1,4 @@
-"""From matplotlib's SVG to a part of the page: colours become the page's own, ids become unique, and nothing but
-drawing is left.
-"""
+"""Turn matplotlib's SVG into a part of the page: with the page's colours and unique ids, and drawing elements only."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _SERIES = re.compile(r"series-(\d+)(-\w+)?(_\d+)?")
 
 
 def inline(text: str, name: str, alt: str, labels: Mapping[int, str]) -> Markup:
-    """The picture as an element of the page.
+    """Return the picture as an element of the page.
 
     Args:
         text: of :func:`paint.svg_text`.
@@ -50,9 +48,7 @@ def inline(text: str, name: str, alt: str, labels: Mapping[int, str]) -> Markup:
 
 
 def _part(element: ET.Element, name: str, labels: Mapping[int, str], *, fine: bool = False) -> list[ET.Element]:
-    """An element as the page has it: none where it draws nothing, its children where it is a group that says
-    nothing.
-    """
+    """Convert an element: to nothing where it draws nothing, to its children where it is an empty group."""
     tag = _local(element.tag)
     if tag not in DRAWING:
         return []
@@ -107,7 +103,7 @@ def _style(text: str, name: str) -> str:
 
 
 def _rounded(text: str, digits: int) -> str:
-    """Numbers with as many digits as a screen can show; a path of lines alone says so once."""
+    """Round numbers to the digits that a screen can show; a path of lines alone drops repeated commands."""
     if text.startswith("M") and not _CURVED.search(text):
         text = text.replace(" L ", " ").replace("\nL ", " ")
     return " ".join(

@@ -1,4 +1,4 @@
-"""The tables of a page."""
+"""Build the tables of a page."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NONE = data_table.number_cell("-", None)
 
 
 def name(context: PageContext, index: int) -> Cell:
-    """A row's head: the method with its stroke."""
+    """Return a row's head: the method with its stroke."""
     return data_table.text_cell(context.names[index], context.labels[index], series=index)
 
 
 def headline(context: PageContext) -> DataTable:
-    """The table at the top: scores that are answered on, differences to the baseline, costs."""
+    """Build the table at the top: headline scores, differences to the baseline, costs."""
     keys = [key for key in context.findings.headline if context.has(key)]
     extra = [
         key
@@ -127,7 +127,7 @@ def _difference(context: PageContext, index: int, key: str) -> list[Cell]:
 
 
 def interval(difference: Difference) -> Cell:
-    """A difference with its 95 % interval."""
+    """Return a difference with its 95 % interval."""
     under = "" if difference.low is None else f"[{signed(difference.low)}, {signed(difference.high)}]"
     return Cell(signed(difference.mean), difference.mean, under=under)
 
@@ -137,7 +137,7 @@ def interval(difference: Difference) -> Cell:
 
 
 def margins(context: PageContext) -> DataTable | None:
-    """How far each method is ahead of the best of the others."""
+    """Build the table of each method's margin over the best other method."""
     keys = [
         key
         for key in context.findings.headline
@@ -166,7 +166,7 @@ SHARED, PERSONAL, UNSEEN = "The shared model", "Personal models", "Clients kept 
 
 
 def score_tables(context: PageContext) -> dict[str, DataTable]:
-    """All scores that any method has, by the model that they are of."""
+    """Build the tables of all scores that any method has, by the model that they belong to."""
     keys = [key for key in HEADS if context.has(key)]
     keys += sorted({key for line in context.lines if line is not None for key in line.scores} - set(HEADS))
     kinds: dict[str, list[str]] = {SHARED: [], PERSONAL: [], UNSEEN: []}
@@ -186,7 +186,7 @@ def _scores(context: PageContext, title: str, keys: Sequence[str]) -> DataTable:
 
 
 def cost_table(context: PageContext) -> DataTable | None:
-    """All costs, with their spread."""
+    """Build the table of all costs, with their spread."""
     keys = [key for key in COSTS if any(context.cost(index, key) is not None for index in range(len(context.labels)))]
     if not keys:
         return None
@@ -199,7 +199,7 @@ def cost_table(context: PageContext) -> DataTable | None:
 
 
 def target_table(context: PageContext) -> DataTable | None:
-    """What it takes to reach the target; for one method alone only where somebody set it."""
+    """Build the table of the costs to reach the target; for one method alone only where the target was set."""
     if (
         context.findings.target is None
         or not context.has_target
@@ -243,7 +243,7 @@ STABILITY = {
 
 
 def stability(context: PageContext) -> DataTable | None:
-    """How steady each curve is."""
+    """Build the table of each curve's stability."""
     keys = list(
         dict.fromkeys(
             key for line in context.lines if line is not None for key, v in line.stability.items() if v is not None

@@ -1,4 +1,4 @@
-"""Text from users and numbers, as a page shows them.
+"""Format text from users and numbers for a page.
 
 User text is data: nothing in it is a command, and nothing in it breaks the file.
 """
@@ -23,8 +23,9 @@ _TURNING = frozenset(
 
 
 def plain(text: object) -> str:
-    """Text that may stand in HTML and SVG once it is escaped: control characters become the replacement character,
-    spaces of any kind one space.
+    """Return text that HTML and SVG may hold once escaped.
+
+    Control characters become the replacement character, spaces of any kind one space.
 
     Marks that turn the direction of writing are taken out: they would reorder the letters of what follows, so that a
     name reads as another one.
@@ -38,7 +39,7 @@ def plain(text: object) -> str:
 
 
 def short(text: object, most: int = NAME) -> str:
-    """At most ``most`` letters, the middle left out: methods differ at their ends as often as at their beginnings."""
+    """Shorten to ``most`` letters by leaving the middle out: methods differ at both ends equally often."""
     whole = plain(text)
     if len(whole) <= most:
         return whole
@@ -47,7 +48,7 @@ def short(text: object, most: int = NAME) -> str:
 
 
 def names(labels: Sequence[str], most: int = NAME) -> tuple[str, ...]:
-    """Short names that still differ."""
+    """Return short names that still differ."""
     result: list[str] = []
     for label in labels:
         name = short(label, most) or "(no name)"
@@ -59,26 +60,26 @@ def names(labels: Sequence[str], most: int = NAME) -> tuple[str, ...]:
 
 
 def score(value: float | None, digits: int = 3) -> str:
-    """An accuracy or an error."""
+    """Write an accuracy or an error."""
     return number(value, digits) if value is None or abs(value) < 1000 else f"{value:.4g}"
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """A difference, with its sign; a proper minus."""
+    """Write a difference with its sign and a proper minus."""
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def spread(value: Spread | None, digits: int = 3) -> str:
-    """A mean with its standard deviation, where there is one."""
+    """Write a mean with its standard deviation, where there is one."""
     if value is None:
         return "-"
     return score(value.mean, digits) + (f" ± {score(value.std, digits)}" if value.std is not None else "")
 
 
 def cost(kind: str, value: float | None) -> str:
-    """An amount with its unit; ``kind`` is a key of costs."""
+    """Write an amount with its unit; ``kind`` is a key of costs."""
     if kind.startswith(("bytes", "framing")):
         return size(value)
     if kind == "flops":
@@ -89,14 +90,14 @@ def cost(kind: str, value: float | None) -> str:
 
 
 def loose(value: float | None) -> str:
-    """A number of unknown size, with four digits that count."""
+    """Write a number of unknown size, with four significant digits."""
     if value is None or not math.isfinite(value):
         return "-"
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
 
 
 def setting_text(value: Any) -> str:
-    """A setting as its file has it."""
+    """Write a setting as in its file."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -107,10 +108,10 @@ def setting_text(value: Any) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """A count and its word: "1 client", "3 clients"."""
+    """Write a count and its word: "1 client", "3 clients"."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Words with commas, and "and" before the last."""
+    """Join words with commas, and "and" before the last."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)

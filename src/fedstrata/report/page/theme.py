@@ -1,6 +1,4 @@
-"""How the report looks: two themes as names and colours, and what tells one method from another (colour, stroke and
-marker).
-"""
+"""Define how the report looks: two themes of colours, and the stroke and marker of each method."""
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ MARKERS = "osD^vPX<>*"
 
 @dataclass(frozen=True)
 class Stroke:
-    """What one method looks like in every picture.
+    """Describes how one method is drawn in every picture.
 
     Attributes:
         colour: name in LIGHT and DARK.
@@ -83,12 +81,12 @@ class Stroke:
 
     @property
     def hex(self) -> str:
-        """The colour by day."""
+        """Return the colour of the light theme."""
         return LIGHT[self.colour]
 
 
 def strokes(count: int, baseline: int | None = None) -> tuple[Stroke, ...]:
-    """One stroke a method; no two of up to 140 are alike.
+    """Return one stroke a method; up to 140 all differ.
 
     Args:
         count: methods.
@@ -112,14 +110,14 @@ def strokes(count: int, baseline: int | None = None) -> tuple[Stroke, ...]:
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance of "#RRGGBB", in [0, 1]. Source: WCAG 2.2, "relative luminance"."""
+    """Return the relative luminance of "#RRGGBB", in [0, 1]. Source: WCAG 2.2, "relative luminance"."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def contrast(one: str, other: str) -> float:
-    """Contrast of two colours, from 1 to 21. Source: WCAG 2.2, "contrast ratio".
+    """Return the contrast of two colours, from 1 to 21. Source: WCAG 2.2, "contrast ratio".
 
     >>> round(contrast("#000000", "#FFFFFF"))
     21

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, an output of the cell in a notebook, plain lines elsewhere."""
+"""Show the progress of a run: a bar on a terminal, an output of the cell in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["progress", "shown"]
 
 @contextmanager
 def shown(wanted: bool | None = None) -> Iterator[tuple[Observer, ...]]:  # what users give as progress=  # noqa: FBT001
-    """Observers that show a run which was started from Python.
+    """Yield the observers that show a run which was started from Python.
 
     Args:
         wanted: None shows it in a notebook and nowhere else; True also elsewhere, on stderr; False shows nothing.

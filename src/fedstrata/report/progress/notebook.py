@@ -1,4 +1,4 @@
-"""Progress in a notebook: one output of a cell, drawn anew as rounds are committed.
+"""Show progress in a notebook: one output of a cell, redrawn as rounds are committed.
 
 IPython is looked for, never imported.
 """
@@ -21,7 +21,7 @@ KEPT = 5  # of the lines about replies that were left out
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook (Jupyter, Colab, VS Code); a terminal's IPython is none.
+    """Return whether this process is the kernel of a notebook (Jupyter, Colab, VS Code); a terminal's IPython is none.
 
     IPython has been imported long before by such a kernel, so that where it has not been there is no notebook.
     """
@@ -31,7 +31,7 @@ def in_notebook() -> bool:
 
 
 class LiveTable:
-    """A table that is drawn anew in one output of a cell.
+    """Redraws a table in one output of a cell.
 
     For a notebook what :class:`rich.live.Live` is for a terminal.
     """
@@ -44,7 +44,7 @@ class LiveTable:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """The last state stays."""
+        """Keep the last state."""
 
     def update(self, renderable: RenderableType, *, refresh: bool = True) -> None:
         """Show anything that rich can print.
@@ -67,7 +67,7 @@ class LiveTable:
 
 
 class Block:
-    """Text that keeps its columns."""
+    """Shows text with its columns."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -80,12 +80,12 @@ class Block:
 
 
 def _display(thing: object) -> Any:
-    """A handle on a new output of the running cell."""
+    """Open a new output of the running cell."""
     return sys.modules["IPython"].display.display(thing, display_id=True)
 
 
 class NotebookText:
-    """What the output shows: HTML for a page, text elsewhere."""
+    """Holds what the output shows: HTML for a page, text elsewhere."""
 
     def __init__(self, lines: list[str], done: int, rounds: int, status: str) -> None:
         self.lines, self.done, self.rounds, self.status = lines, done, rounds, status
@@ -100,7 +100,7 @@ class NotebookText:
 
 
 class NotebookProgress:
-    """An observer that shows a run in one output of the cell that started it."""
+    """Shows a run in one output of the cell that started it."""
 
     def __init__(self) -> None:
         self._totals = Totals()
@@ -112,7 +112,7 @@ class NotebookProgress:
         self._drawn = -EVERY
 
     def __call__(self, event: Event) -> None:
-        """Show what the event says."""
+        """Show an event."""
         self._above += opening(event)
         if isinstance(event, Started):
             self._done, self._rounds = event.first, event.rounds

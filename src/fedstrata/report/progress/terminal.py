@@ -1,4 +1,4 @@
-"""Progress of a run on a terminal: a bar, or plain lines where the output is not a terminal."""
+"""Show progress on a terminal: a bar, or plain lines where the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedstrata.report.progress.text import Totals, evaluated, opening, refusals
 
 @contextmanager
 def progress(console: Console, *, plain: bool = False) -> Iterator[Observer]:
-    """An observer for one run, which leaves the terminal in order however the run ends.
+    """Yield an observer for one run; the terminal is left in order however the run ends.
 
     Args:
         console: where to write.
@@ -39,7 +39,7 @@ def progress(console: Console, *, plain: bool = False) -> Iterator[Observer]:
 
 
 class ProgressLines:
-    """One line for each evaluated round."""
+    """Prints one line for each evaluated round."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -47,7 +47,7 @@ class ProgressLines:
         self._totals = Totals()
 
     def __call__(self, event: Event) -> None:
-        """Write what the event says."""
+        """Print an event."""
         for line in opening(event):
             self._console.print(line, soft_wrap=True)
         if isinstance(event, Started):
@@ -64,7 +64,7 @@ class ProgressLines:
 
 
 class ProgressBar:
-    """A bar with round, score, bytes and time left."""
+    """Shows a bar with round, score, bytes and time left."""
 
     def __init__(self, console: Console) -> None:
         self._totals = Totals()
@@ -81,7 +81,7 @@ class ProgressBar:
         )
 
     def __call__(self, event: Event) -> None:
-        """Show what the event says."""
+        """Show an event."""
         for line in opening(event):
             self._bar.console.print(line, soft_wrap=True)
         if isinstance(event, Started):

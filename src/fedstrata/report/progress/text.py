@@ -1,4 +1,4 @@
-"""What progress says, for a terminal, a log and a notebook alike."""
+"""Write the texts of progress, for a terminal, a log and a notebook alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedstrata.common.units import duration, number, size
 
 
 class Totals:
-    """Bytes so far, and the last known score."""
+    """Adds up bytes so far, and keeps the last known score."""
 
     def __init__(self) -> None:
         self.up = self.down = 0
@@ -23,7 +23,7 @@ class Totals:
         self.score = score(row) or self.score
 
     def text(self, row: Mapping[str, Any], *, short: bool = False) -> str:
-        """A round in one line."""
+        """Write a round in one line."""
         if short:
             return f"{self.score}  up {size(self.up)}  down {size(self.down)}"
         spent = f"{self.score}  loss {number(row.get('loss'))}  up {size(self.up)}  down {size(self.down)}"
@@ -31,12 +31,12 @@ class Totals:
 
 
 def evaluated(row: Mapping[str, Any]) -> bool:
-    """Whether the round has a score."""
+    """Return whether the round has a score."""
     return score(row) != ""
 
 
 def score(row: Mapping[str, Any]) -> str:
-    """The scores of a round in words; nothing where it was not evaluated."""
+    """Write the scores of a round; "" where it was not evaluated."""
     parts = [
         f"{name} {number(row[key])}"
         for key, name in (("accuracy", "accuracy"), ("personal", "personal"))
@@ -51,7 +51,7 @@ def score(row: Mapping[str, Any]) -> str:
 
 
 def refusals(row: Mapping[str, Any]) -> list[str]:
-    """A line for each reply that was left out: client, reason, message."""
+    """Write a line for each reply that was left out: client, reason, message."""
     return [
         f"round {int(row['round']) + 1}: reply of client {_plain(item[0])} left out, {_plain(item[1])}:"
         f" {_plain(item[2])}"
@@ -60,7 +60,7 @@ def refusals(row: Mapping[str, Any]) -> list[str]:
 
 
 def opening(event: Event) -> list[str]:
-    """What is said before the rounds."""
+    """Write the lines before the first round."""
     if isinstance(event, Started):
         who = f"{event.clients:,} clients, {event.cohort} a round, {event.rounds} rounds"
         lines = [
@@ -82,6 +82,6 @@ def opening(event: Event) -> list[str]:
 
 
 def _plain(value: object) -> str:
-    """What a client said, without control characters and cut to a length."""
+    """Return a client's text without control characters, cut to a length."""
     text = "".join(c if c.isprintable() else " " for c in str(value))
     return text if len(text) <= 200 else text[:200] + "..."
