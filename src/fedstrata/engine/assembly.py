@@ -180,7 +180,7 @@ class _Parts:
             layout=self.bound.layout,
             net=net,
             model=self.bound.snapshot(),
-            classes=federation.task.classes,
+            classes=federation.task.num_classes,
             clients=federation.clients,
             cohort=config.cohort_of(len(eligible)),
             rounds=config.rounds,

@@ -197,7 +197,7 @@ def _diagnosis(module: nn.Module, task: Task, error: Exception) -> str:
 
 
 def _fits(out: Tensor, module: nn.Module, task: Task) -> None:
-    if out.dim() == 2 and out.shape[0] == 2 and out.shape[1] != task.classes:
+    if out.dim() == 2 and len(task.output_shape) == 1 and out.shape[0] == 2 and out.shape[1] != task.classes:
         last = [
             f" (layer {n})"
             for n, m in module.named_modules()
@@ -208,10 +208,10 @@ def _fits(out: Tensor, module: nn.Module, task: Task) -> None:
             f"the task has {task.classes} classes, but the model's head{where} gives {out.shape[1]} outputs. Give it"
             f" {task.classes}."
         )
-    if tuple(out.shape) != (2, task.classes):
+    if tuple(out.shape) != (2, *task.output_shape):
         raise DataError(
-            f"a batch of 2 samples gives outputs of shape {tuple(out.shape)}; [batch, classes] = (2, {task.classes}) is"
-            " wanted."
+            f"a batch of 2 samples has outputs of shape {tuple(out.shape)}; they must have the shape"
+            f" {(2, *task.output_shape)}."
         )
     _finite(out, "evaluation")
     if (
@@ -312,16 +312,17 @@ def _head(trial: nn.Module, probe: Tensor, out: Tensor, task: Task, *, declared:
     candidates = [
         n for n, m in trial.named_modules() if n and isinstance(m, nn.Linear) and m.out_features == task.classes
     ]
+    kept = task.output_shape[:-1]
     if declared is not None:
-        if declared not in candidates or not _ends_in(trial, declared, probe, out):
+        if declared not in candidates or not _ends_in(trial, declared, probe, out, kept):
             raise ConfigError(
                 f"head_name is {declared!r}, but the model's output is not the output of a linear layer of that name."
             )
         return declared
-    return next((name for name in reversed(candidates) if _ends_in(trial, name, probe, out)), None)
+    return next((name for name in reversed(candidates) if _ends_in(trial, name, probe, out, kept)), None)
 
 
-def _ends_in(trial: nn.Module, name: str, probe: Tensor, out: Tensor) -> bool:
+def _ends_in(trial: nn.Module, name: str, probe: Tensor, out: Tensor, kept: tuple[int, ...]) -> bool:
     without = copy.deepcopy(trial)
     head = without.get_submodule(name)
     without.set_submodule(name, nn.Identity())
@@ -329,10 +330,6 @@ def _ends_in(trial: nn.Module, name: str, probe: Tensor, out: Tensor) -> bool:
         features = without(probe)
     except Exception:  # noqa: BLE001
         return False
-    if (
-        not isinstance(features, Tensor)
-        or features.dim() != 2
-        or features.shape != (2, getattr(head, "in_features", -1))
-    ):
+    if not isinstance(features, Tensor) or features.shape != (2, *kept, getattr(head, "in_features", -1)):
         return False
     return torch.allclose(head(features), out, rtol=1e-5, atol=1e-6)
