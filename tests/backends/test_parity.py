@@ -34,35 +34,35 @@ class Everything(Piece):
     def init_client(self, setup):
         return {"model": setup.model, "count": torch.zeros((), dtype=torch.int64)}
 
-    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
-        head = setup.layout.select("role:head")
+    def plan(self, plan, ctx):
+        head = ctx.layout.select("role:head")
         phases = (Phase("head", train=head, epochs=1), Phase("local", lr=0.5))
         return replace(
-            plan.private(setup.layout.select("name:second.bias")),
+            plan.private(ctx.layout.select("name:second.bias")),
             phases=phases,
-            places={1: {"phases": (Phase(steps=3),)}},
+            per_client={1: {"phases": (Phase(steps=3),)}},
         )
 
-    def send(self, params, slot, seat, rng, setup):
-        drawn = torch.tensor(rng.normal(size=3), dtype=torch.float32)
-        return (params * 1.01 if seat.place == 2 else params), {"drawn": drawn, "model": params * 2}
+    def send(self, model, ctx):
+        drawn = torch.tensor(ctx.rng.normal(size=3), dtype=torch.float32)
+        return (model * 1.01 if ctx.slot.cohort_index == 2 else model), {"drawn": drawn, "model": model * 2}
 
-    def objective(self, loss, v):
+    def objective(self, loss, ctx):
         return lambda p, b: (
             loss(p, b)
-            + 0.01 * v.extras["drawn"].sum() * p["head.bias"].sum()
-            + 0.001 * ((p.flat - v.extras["model"].flat) ** 2).sum()
+            + 0.01 * ctx.down_payload["drawn"].sum() * p["head.bias"].sum()
+            + 0.001 * ((p.flat - ctx.down_payload["model"].flat) ** 2).sum()
         )
 
-    def upload(self, delta, own, v):
-        return delta, {"letter": delta * 2, "count": own["count"]}, {"model": v.end, "count": own["count"] + 1}
+    def upload(self, delta, ctx):
+        return delta, {"letter": delta * 2, "count": ctx.state["count"]}, {"model": ctx.trained.model, "count": ctx.state["count"] + 1}
 
 
 def answers(executor, workers, method, toy="batch", rounds=2, **settings):
     """All answers of two rounds, in cohort order, the second with rows of the first."""
     made = lab.parts(method, toy, cohort=6, **settings)
     run = lab.engine(made)
-    runner = build(executor, made.make, workers, 1, lambda *_: None)
+    runner = build(executor, made.make_worker, workers, 1, lambda *_: None)
     found, rows = [], {}
     try:
         for t in range(rounds):
@@ -125,12 +125,12 @@ def test_stacked_replies_are_the_loop_s_to_rounding(executor, workers, method):
 class Breaks(Piece):
     """Fails on clients of 17 and of 5 samples, each in its own way."""
 
-    def upload(self, delta, own, v):
-        if v.samples == 17:
+    def upload(self, delta, ctx):
+        if ctx.samples == 17:
             raise RuntimeError("too much")
-        if v.samples == 5:
+        if ctx.samples == 5:
             raise KeyError("nothing there")
-        return delta, {}, own
+        return delta, {}, ctx.state
 
 
 @every
@@ -143,7 +143,7 @@ def test_clients_that_fail_are_named_and_the_others_answer(executor, workers):
 
 @dataclass(frozen=True)
 class Refuses(Piece):
-    def upload(self, delta, own, v):
+    def upload(self, delta, ctx):
         raise MethodError("this cannot be meant")
 
 
@@ -156,14 +156,14 @@ def test_what_cannot_be_meant_ends_the_run_everywhere(executor, workers):
 
 @every
 def test_closing_twice_and_closing_unused_do_nothing(executor, workers):
-    runner = build(executor, lab.parts().make, workers, 1, lambda *_: None)
+    runner = build(executor, lab.parts().make_worker, workers, 1, lambda *_: None)
     runner.close()
     runner.close()
 
 
 @every
 def test_an_empty_cohort_is_answered_by_nothing(executor, workers):
-    runner = build(executor, lab.parts().make, workers, 1, lambda *_: None)
+    runner = build(executor, lab.parts().make_worker, workers, 1, lambda *_: None)
     assert list(runner.train(())) == []
     runner.close()
 
@@ -177,13 +177,13 @@ class Dies(Piece):
 
     marker: str = ""
 
-    def upload(self, delta, own, v):
+    def upload(self, delta, ctx):
         again = bool(self.marker) and Path(self.marker).exists()
-        if v.samples == 17 and os.getpid() != PARENT and not again:
+        if ctx.samples == 17 and os.getpid() != PARENT and not again:
             if self.marker:
                 Path(self.marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return delta, {}, own
+        return delta, {}, ctx.state
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -198,12 +198,12 @@ def test_a_worker_that_dies_is_replaced_and_its_client_tried_again(tmp_path, wor
 def test_a_client_that_kills_its_worker_twice_is_left_out_and_named(workers):
     found = lab.play(Dies(), executor="processes", workers=workers, cohort=6)
     assert all([r[:2] for r in row["refused"]] == [[0, "lost"]] for row in found.rows)
-    assert all(row["moved"] for row in found.rows)
+    assert all(row["updated"] for row in found.rows)
 
 
 def test_processes_refuse_more_than_one_intra_op_thread():
     with pytest.raises(ConfigError, match=r"local\.threads=1"):
-        build("processes", lab.parts().make, 2, 2, lambda *_: None)
+        build("processes", lab.parts().make_worker, 2, 2, lambda *_: None)
 
 
 def test_two_runs_at_once_do_not_meet():

@@ -39,7 +39,7 @@ def test_t30_a_layer_above_four_megabytes_trains_in_processes():
     assert 4 * made.setup.layout.entries["0.weight"].shape.numel() > 4 << 20
     holder = lab.engine(made)
     works = plan_round(holder.server, made.method, made.setup, "share", 1e-5, lambda *_: None, lambda _: None).works
-    runner = build("processes", made.make, 1, 1, lambda *_: None)
+    runner = build("processes", made.make_worker, 1, 1, lambda *_: None)
     try:
         there = sorted(runner.train(works), key=lambda r: r.cohort_index)
     finally:

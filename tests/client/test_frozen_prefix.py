@@ -46,8 +46,8 @@ class Only(Piece):
 
     train: str = "all"
 
-    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
-        return replace(plan, train=setup.layout.select(self.train) & setup.layout.parameters)
+    def plan(self, plan, ctx):
+        return replace(plan, train=ctx.layout.select(self.train) & ctx.layout.parameters)
 
 
 def made(task=IMAGES, n=N):
@@ -88,7 +88,7 @@ def turn(pieces, toy="layer", **settings):
 def kept_and_not(pieces, toy="layer", **settings):
     """The replies of the same turn with what is kept, and without."""
     with_it, without = (train_client(*turn(pieces, toy, keep=keep, **settings)) for keep in (256, 0))
-    assert without.front == {}
+    assert without.activation_cache_use == {}
     return with_it, without
 
 
@@ -100,7 +100,7 @@ def told(pieces, toy="layer", **settings):
     """What is said of the kept values, in a turn that equals the one without them."""
     with_it, without = kept_and_not(pieces, toy, **settings)
     assert gap(with_it, without) <= 1e-5
-    return with_it.front
+    return with_it.activation_cache_use
 
 
 # ---- exact
@@ -114,7 +114,7 @@ def test_weights_equal_those_without_it_to_1e_5_for_every_group(name, group):
     for optimizer, lr in (("sgd", 0.1), ("adam", 1e-3)):
         settings = {"local_optimizer": optimizer, "local_lr": lr}
         with_it, without = kept_and_not(Only(f"group:{group}"), (made(task), model_of(name)), **settings)
-        assert with_it.front == ({} if first else {"local: kept": 1})
+        assert with_it.activation_cache_use == ({} if first else {"local: cached": 1})
         assert gap(with_it, without) <= 1e-5
         assert with_it.loss == pytest.approx(without.loss, rel=1e-5)
 
@@ -173,14 +173,14 @@ def test_a_cut_through_a_residual_block_is_two_tensors():
 def test_executors_agree_bit_for_bit(executor, workers):
     ways = [lab.play(Only("group:second"), executor=e, workers=w) for e, w in (("loop", 1), (executor, workers))]
     assert lab.differences(*ways) == []
-    assert all(row["front"] == {"local: kept": 3} for way in ways for row in way.rows)
+    assert all(row["activation_cache"] == {"local: cached": 3} for way in ways for row in way.rows)
 
 
 def test_stacked_clients_agree_to_1e_6_and_say_that_nothing_is_kept():
     loop, batched = (lab.play(Only("group:second"), executor=e) for e in ("loop", "batched"))
     assert lab.gap(batched.params, loop.params) <= 1e-6
-    assert {said for row in batched.rows for said in row["front"]} == {
-        "local: not kept, executor=batched runs all layers of a stack"
+    assert {said for row in batched.rows for said in row["activation_cache"]} == {
+        "local: not cached, executor=batched runs all layers of a stack"
     }
 
 
@@ -197,7 +197,7 @@ def test_every_draw_computes_a_sample_once_at_most(draw):
         == sum(seen.values())
         <= reply.samples
     )
-    assert told(Only("role:head"), local_steps=11, local_draw=draw) == {"local: kept": 1}
+    assert told(Only("role:head"), local_steps=11, local_draw=draw) == {"local: cached": 1}
 
 
 def test_what_is_read_lies_in_memory_as_what_was_computed():
@@ -220,7 +220,7 @@ def test_what_is_read_lies_in_memory_as_what_was_computed():
 
 
 def test_reduced_precision_is_kept_as_it_was_computed():
-    assert told(Only("role:head"), local_precision="bfloat16") == {"local: kept": 1}
+    assert told(Only("role:head"), local_precision="bfloat16") == {"local: cached": 1}
 
 
 def test_batch_norm_behind_the_cut_still_moves_its_statistics():
@@ -238,7 +238,7 @@ def test_batch_norm_behind_the_cut_still_moves_its_statistics():
             return self.head(self.norm(self.second(self.first(x).relu())))
 
     with_it, without = kept_and_not(Only("group:second"), (lab.federation(), lab.filled(Late())))
-    assert with_it.front == {"local: kept": 1}
+    assert with_it.activation_cache_use == {"local: cached": 1}
     assert torch.equal(with_it.statistics.flat, without.statistics.flat)
     assert gap(with_it, without) <= 1e-5
 
@@ -257,14 +257,14 @@ def test_dropout_behind_the_cut_draws_the_masks_that_it_drew():
         def forward(self, x):
             return self.head(self.drop(self.second(self.first(x).relu()).relu()))
 
-    assert told(Only("group:second"), (lab.federation(), lab.filled(Late()))) == {"local: kept": 1}
+    assert told(Only("group:second"), (lab.federation(), lab.filled(Late()))) == {"local: cached": 1}
 
 
 def test_images_in_channels_last_keep_their_bits():
     module = model_of("small_cnn(padding=2)")
     assert module.channels_last
     with_it, without = kept_and_not(Only("group:hidden.0"), (made(n=2 * BATCH), module))
-    assert with_it.front == {"local: kept": 1}
+    assert with_it.activation_cache_use == {"local: cached": 1}
     assert lab.bits(with_it.delta) == lab.bits(without.delta)
 
 
@@ -287,12 +287,12 @@ class Scaled(Piece):
 class Smooth(Piece):
     """A second term on features of the batch in hand, and one on a second model's."""
 
-    def objective(self, loss, v):
-        teacher = v.anchor.frozen("eval")
+    def objective(self, loss, ctx):
+        teacher = ctx.received.frozen("eval")
 
         def term(p, b):
-            z = v.net.features(p, b.x)
-            return b.mean((z - v.net.features(teacher, b.x)).square().sum(1)) + 0.1 * b.mean(z.abs().sum(1))
+            z = ctx.net.features(p, b.x)
+            return b.mean((z - ctx.net.features(teacher, b.x)).square().sum(1)) + 0.1 * b.mean(z.abs().sum(1))
 
         return lambda p, b: loss(p, b) + term(p, b)
 
@@ -303,32 +303,32 @@ def test_other_pieces_see_the_values_they_would_see(pieces, train):
     chain = lab.parse(pieces).pieces if isinstance(pieces, str) else (pieces,)
     runs = [lab.play(Method((Only(train), *chain)), **{"local.keep": keep, "cohort": 6}) for keep in (256, 0)]
     assert lab.gap(runs[0].params, runs[1].params) <= 1e-5
-    assert all(row["front"] == {"local: kept": 6} for row in runs[0].rows)
-    assert all(row["front"] is None for row in runs[1].rows)
+    assert all(row["activation_cache"] == {"local: cached": 6} for row in runs[0].rows)
+    assert all(row["activation_cache"] is None for row in runs[1].rows)
 
 
 def test_phases_that_train_the_head_keep_the_body():
     runs = [lab.play("fedrep(head_epochs=4)", **{"local.keep": keep}) for keep in (256, 0)]
     assert lab.gap(runs[0].params, runs[1].params) <= 1e-5
-    assert all(row["front"] == {"head: kept": 3} for row in runs[0].rows), "nothing lies in front of the body"
+    assert all(row["activation_cache"] == {"head: cached": 3} for row in runs[0].rows), "nothing lies in front of the body"
 
 
 def test_private_fits_of_the_head_keep_the_body():
     @dataclass(frozen=True)
     class Tune(Piece):
-        def receive(self, p, own, v):
-            first, second = (v.fit(p, "tune", epochs=3, train=v.layout.select("role:head")) for _ in range(2))
+        def receive(self, model, ctx):
+            first, second = (ctx.fit(model, "tune", epochs=3, train=ctx.layout.select("role:head")) for _ in range(2))
             assert torch.equal(first.flat, second.flat)
-            return p, own
+            return model, ctx.state
 
     reply = train_client(*turn(Tune()))
-    assert reply.activation_cache_use == {"tune.tune: kept": 2}
+    assert reply.activation_cache_use == {"tune.tune: cached": 2}
     assert reply.cost_by_phase["prefix tune.tune"] == 2 * reply.samples
 
 
 def test_methods_that_train_everything_say_nothing():
     for method in ("fedavg", "fedprox(mu=0.1)", "fedbabu(epochs=0)", "ditto(mu=0.5)"):
-        assert all(row["front"] is None for row in lab.play(method).rows), method
+        assert all(row["activation_cache"] is None for row in lab.play(method).rows), method
 
 
 # ---- refused
@@ -459,7 +459,7 @@ def why(pieces, given="layer", **settings):
     """The reason, in a turn that equals the one without anything kept."""
     with_it, without = kept_and_not(pieces, given, **settings)
     assert lab.bits(with_it.delta) == lab.bits(without.delta), "nothing is kept, so nothing differs"
-    (said,) = with_it.front
+    (said,) = with_it.activation_cache_use
     return said
 
 
@@ -474,18 +474,18 @@ def test_refused_augmentation():
     data, module = lab.TOYS["layer"]()
     assert (
         why(Only("role:head"), (replace(data, augment=Turning()), module))
-        == "local: not kept, samples are augmented, anew in each epoch"
+        == "local: not cached, samples are augmented, anew in each epoch"
     )
 
 
 def test_refused_dropout_in_front():
-    assert why(Only("role:head"), "dropout") == "local: not kept, dropout in front of what is trained (drop)"
+    assert why(Only("role:head"), "dropout") == "local: not cached, dropout in front of what is trained (drop)"
 
 
 def test_refused_batch_norm_in_front():
     assert (
         why(Only("role:head"), "batch")
-        == "local: not kept, a batch norm in front of what is trained looks at the batch (norm)"
+        == "local: not cached, a batch norm in front of what is trained looks at the batch (norm)"
     )
 
 
@@ -497,23 +497,23 @@ def test_refused_by_the_memory_bound():
     within, beyond = (
         train_client(*turn(Only("group:layers.1.linear"), (data, module()), keep=keep)) for keep in (2, 1)
     )
-    assert within.front == {"local: kept": 1}
-    assert beyond.front == {"local: not kept, a client's samples would take more than local.keep=1 MB": 1}
+    assert within.activation_cache_use == {"local: cached": 1}
+    assert beyond.activation_cache_use == {"local: not cached, a client's samples would take more than local.keep=1 MB": 1}
     assert gap(within, beyond) <= 1e-5
 
 
 def test_refused_model_that_cannot_be_traced():
-    assert why(Only("role:head"), toy(Choosy())).startswith("local: not kept, the model cannot be traced (TraceError:")
+    assert why(Only("role:head"), toy(Choosy())).startswith("local: not cached, the model cannot be traced (TraceError:")
 
 
 def test_refused_samples_that_see_each_other():
-    assert why(Only("role:head"), toy(Crowd())) == "local: not kept, samples see each other in front of what is trained"
+    assert why(Only("role:head"), toy(Crowd())) == "local: not cached, samples see each other in front of what is trained"
 
 
 def test_refused_value_without_a_row_for_each_sample():
     assert (
         why(Only("group:second"), toy(Across()))
-        == "local: not kept, values in front of what is trained do not hold one row a sample"
+        == "local: not cached, values in front of what is trained do not hold one row a sample"
     )
 
 
@@ -521,38 +521,38 @@ def test_refused_graph_that_computes_something_else():
     """Tracing does not see ``no_grad``, so that gradients would reach layers that the model keeps from them."""
     assert (
         why(Only("group:second,role:head"), toy(Silent()))
-        == "local: not kept, the traced model does not compute what the model computes"
+        == "local: not cached, the traced model does not compute what the model computes"
     )
 
 
 def test_refused_values_that_are_overwritten_later():
     assert (
         why(Only("group:shift"), toy(Overwriting()))
-        == "local: not kept, the traced model does not compute what the model computes"
+        == "local: not cached, the traced model does not compute what the model computes"
     )
 
 
 def test_refused_for_methods_that_look_elsewhere():
-    said = "local: not kept, the method looks at other points or at parts of batches"
+    said = "local: not cached, the method looks at other points or at parts of batches"
     assert (
         why((Only("role:head"), *lab.parse("perfedavg").pieces))
-        == "local: not kept, the method looks at parts of batches"
+        == "local: not cached, the method looks at parts of batches"
     )
     assert why((Only("role:head"), *lab.parse("pfedme(lam=5, inner=2)").pieces)) == said
 
 
 def test_refused_where_each_sample_is_read_once():
-    assert why(Only("role:head"), local_epochs=1) == "local: not kept, each sample is read once"
-    assert why(Only("role:head"), local_steps=2) == "local: not kept, each sample is read once"
+    assert why(Only("role:head"), local_epochs=1) == "local: not cached, each sample is read once"
+    assert why(Only("role:head"), local_steps=2) == "local: not cached, each sample is read once"
 
 
 def test_a_layer_that_cannot_be_looked_into_is_taken_as_a_whole():
-    assert told(Only("role:head"), toy(Inside())) == {"local: kept": 1}
+    assert told(Only("role:head"), toy(Inside())) == {"local: cached": 1}
 
 
 @pytest.mark.parametrize("group", ["third", "second", "head"])
 def test_operations_in_place_change_nothing_that_is_kept(group):
-    assert told(Only(f"group:{group}"), toy(InPlace())) == {"local: kept": 1}
+    assert told(Only(f"group:{group}"), toy(InPlace())) == {"local: cached": 1}
 
 
 @pytest.mark.parametrize("group", ["mid", "again", "second"])
@@ -567,12 +567,12 @@ def test_tied_weights_are_trained_wherever_they_are_used(group):
     n = train_client(kit, work).samples
     behind = {"mid": ("mid", "again"), "again": ("again",), "second": ()}[group]
     assert seen == {layer: n * (EPOCHS if layer in behind else 1) for layer in ("first", "mid", "again")}
-    assert told(Only(f"group:{group}"), toy(Tied())) == {"local: kept": 1}
+    assert told(Only(f"group:{group}"), toy(Tied())) == {"local: cached": 1}
 
 
 @pytest.mark.parametrize("module", [Turned, Crossed])
 def test_values_that_lie_across_are_computed_anew_from_rows_that_are_kept(module):
-    assert told(Only("group:second"), toy(module())) == {"local: kept": 1}
+    assert told(Only("group:second"), toy(module())) == {"local: cached": 1}
 
 
 # ---- the bill, the folder
@@ -600,7 +600,7 @@ def test_the_bill_of_clients_with_and_without_kept_values_is_each_their_own():
     front, head = 2 * (F * 5 + 5 * 4), 2 * 2 * 4 * K
     once = {17: 12, 12: 12, 9: 9}  # samples read in three batches, each once
     more = {8: 12, 5: 9, 3: 9}  # and some of them again
-    assert row["front"] == {"local: kept": 3, "local: not kept, each sample is read once": 3}
+    assert row["activation_cache"] == {"local: cached": 3, "local: not cached, each sample is read once": 3}
     assert row["flops"] == sum(once.values()) * (front + head) + sum(more.values()) * head + sum(more) * front
 
 
@@ -636,8 +636,8 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_ends(tmp_path):
     again = resume(tmp_path / "halves", **given())
     assert again.summary["model_sha256"] == whole.summary["model_sha256"]
     assert again.summary["flops"] == whole.summary["flops"]
-    assert again.summary["front"] == whole.summary["front"] == {"local: kept": 12}
-    assert [r["front"] for r in again.rounds] == [r["front"] for r in whole.rounds]
+    assert again.summary["activation_cache"] == whole.summary["activation_cache"] == {"local: cached": 12}
+    assert [r["activation_cache"] for r in again.rounds] == [r["activation_cache"] for r in whole.rounds]
 
 
 def test_a_folder_from_before_the_setting_is_the_same_run():
@@ -645,7 +645,7 @@ def test_a_folder_from_before_the_setting_is_the_same_run():
 
 
 def test_a_run_that_trains_everything_says_nothing_in_its_summary(tmp_path):
-    assert run(settings(tmp_path, "plain"), federation=lab.federation(), module=lab.small()).summary["front"] is None
+    assert run(settings(tmp_path, "plain"), federation=lab.federation(), module=lab.small()).summary["activation_cache"] is None
 
 
 def test_workers_are_left_as_they_were_by_the_trial_of_a_cut():

@@ -94,7 +94,7 @@ def turn(method="fedavg", toy="layer", **settings):
         run.server, made.method, made.setup, made.config.bn, made.lr(0), lambda *_: None, lambda _: None
     )
     run.close()
-    return made.make(), planned.works
+    return made.make_worker(), planned.works
 
 
 def test_a_reply_says_what_was_done():
@@ -138,7 +138,7 @@ def test_dropout_masks_differ_by_client_round_and_occurrence():
 def test_learning_rate_factors_of_phases_count():
     @dataclass(frozen=True)
     class Slow(Piece):
-        def plan(self, plan, slot, answers, round, setup):  # noqa: A002
+        def plan(self, plan, ctx):
             return replace(plan, phases=(Phase(lr=0.5),))
 
     assert lab.bits(lab.play(Slow(), local_lr=0.1).params) == lab.bits(lab.play(local_lr=0.05).params)
@@ -149,13 +149,13 @@ def test_noise_is_derived_from_client_round_piece_and_name():
 
     @dataclass(frozen=True)
     class Noisy(Piece):
-        def upload(self, delta, own, v):
-            u, again, z = v.noise("a", (50,)), v.noise("a", (50,)), v.noise("b", (50,), "normal")
+        def upload(self, delta, ctx):
+            u, again, z = ctx.noise("a", (50,)), ctx.noise("a", (50,)), ctx.noise("b", (50,), "normal")
             assert torch.equal(u, again)
             assert 0 <= u.min() <= u.max() < 1
             assert z.min() < 0
-            seen[v.round, v.samples] = u  # sizes name the clients; the ledger's probe draws the same numbers again
-            return delta, {}, own
+            seen[ctx.round, ctx.samples] = u  # sizes name the clients; the ledger's probe draws the same numbers again
+            return delta, {}, ctx.state
 
     lab.play(Noisy())
     assert len({tuple(u.tolist()) for u in seen.values()}) == len(seen) == 9
@@ -168,12 +168,12 @@ class Shaky(Piece):
     The loss by a second name.
     """
 
-    def objective(self, loss, v):
-        push = v.noise("push", (5,)).mean()
-        return lambda p, b: loss(p, b) + 0.1 * (push + v.noise("pull", (len(b.y),)).sum()) * p["head.bias"].sum()
+    def objective(self, loss, ctx):
+        push = ctx.noise("push", (5,)).mean()
+        return lambda p, b: loss(p, b) + 0.1 * (push + ctx.noise("pull", (len(b.y),)).sum()) * p["head.bias"].sum()
 
-    def gradient(self, gradient, v):
-        return lambda p, b: gradient(p, b) + p.new(0.01 * v.noise("shake", p.flat.shape, "normal"))
+    def gradient(self, gradient, ctx):
+        return lambda p, b: gradient(p, b) + p.new(0.01 * ctx.noise("shake", p.flat.shape, "normal"))
 
 
 @pytest.mark.parametrize("toy", ["layer", "dropout", "equal"])
@@ -188,17 +188,17 @@ def test_noise_of_a_local_step_is_its_own():
 
     @dataclass(frozen=True)
     class Noisy(Piece):
-        def objective(self, loss, v):
-            outside = v.noise("a", (4,))
+        def objective(self, loss, ctx):
+            outside = ctx.noise("a", (4,))
 
             def within(p, b):
-                u = v.noise("a", (4,))
-                assert torch.equal(u, v.noise("a", (4,)))
-                assert torch.equal(u[:3], v.noise("a", (3,)))
-                seen.setdefault((v.round, v.samples), []).append(tuple(u.tolist()))
+                u = ctx.noise("a", (4,))
+                assert torch.equal(u, ctx.noise("a", (4,)))
+                assert torch.equal(u[:3], ctx.noise("a", (3,)))
+                seen.setdefault((ctx.round, ctx.samples), []).append(tuple(u.tolist()))
                 return loss(p, b)
 
-            seen.setdefault((v.round, v.samples), []).append(tuple(outside.tolist()))
+            seen.setdefault((ctx.round, ctx.samples), []).append(tuple(outside.tolist()))
             return within
 
     rows = lab.play(Noisy(), rounds=2).rows
@@ -211,16 +211,16 @@ def test_noise_of_a_local_step_is_its_own():
 def test_private_fits_leave_the_start_alone_and_read_another_order():
     @dataclass(frozen=True)
     class Private(Piece):
-        def receive(self, p, own, v):
-            before = p.flat.clone()
-            fitted = v.fit(p, "private")
-            assert torch.equal(p.flat, before)
+        def receive(self, model, ctx):
+            before = model.flat.clone()
+            fitted = ctx.fit(model, "private")
+            assert torch.equal(model.flat, before)
             assert not torch.equal(fitted.flat, before)
-            assert torch.equal(v.fit(p, "private").flat, fitted.flat)
-            frozen = v.fit(p, "private", train=v.layout.select("role:head"))
-            assert torch.equal(frozen["first.weight"], p["first.weight"])
-            assert not torch.equal(frozen["head.weight"], p["head.weight"])
-            return p, own
+            assert torch.equal(ctx.fit(model, "private").flat, fitted.flat)
+            frozen = ctx.fit(model, "private", train=ctx.layout.select("role:head"))
+            assert torch.equal(frozen["first.weight"], model["first.weight"])
+            assert not torch.equal(frozen["head.weight"], model["head.weight"])
+            return model, ctx.state
 
     assert lab.bits(lab.play(Private()).params) == lab.bits(lab.play().params), "a private fit changes nothing else"
 
@@ -228,11 +228,11 @@ def test_private_fits_leave_the_start_alone_and_read_another_order():
 def test_scan_reads_the_client_s_samples_once():
     @dataclass(frozen=True)
     class Means(Piece):
-        def upload(self, delta, own, v):
-            total, count = v.scan(
+        def upload(self, delta, ctx):
+            total, count = ctx.scan(
                 lambda c, b: (c[0] + b.x.sum(0), c[1] + len(b.y)), (torch.zeros(lab.FEATURES), 0), "means"
             )
-            return delta, {"total": total, "count": torch.tensor([count])}, own
+            return delta, {"total": total, "count": torch.tensor([count])}, ctx.state
 
     run = lab.engine(lab.parts(Means(), cohort=6))
     run.round()
@@ -248,23 +248,23 @@ def test_scan_reads_the_client_s_samples_once():
 def test_a_client_that_raises_is_left_out_and_named():
     @dataclass(frozen=True)
     class Breaks(Piece):
-        def upload(self, delta, own, v):
-            if v.samples == 17:
+        def upload(self, delta, ctx):
+            if ctx.samples == 17:
                 raise RuntimeError("out of memory")
-            return delta, {}, own
+            return delta, {}, ctx.state
 
     run = lab.engine(lab.parts(Breaks(), cohort=6))
     row = run.round()
     run.close()
     assert row["refused"] == [[0, "raised", "RuntimeError: out of memory"]]
-    assert row["moved"]
+    assert row["updated"]
     assert row["replies"] == 5
 
 
 def test_what_cannot_be_meant_ends_the_run():
     @dataclass(frozen=True)
     class Refuses(Piece):
-        def upload(self, delta, own, v):
+        def upload(self, delta, ctx):
             raise MethodError("this cannot be")
 
     with pytest.raises(MethodError, match="this cannot be"):
@@ -340,7 +340,7 @@ def test_k_batches_and_one_sample_train_under_batch_norm_in_every_method(example
     found = lab.play(
         example, (lab.federation((9, 5, 17, 13, 9)), lab.small("batch")), cohort=3, rounds=2
     )  # nobody holds more than a third
-    assert all(row["refused"] == [] and row["moved"] for row in found.rows)
+    assert all(row["refused"] == [] and row["updated"] for row in found.rows)
     assert np.isfinite(found.params.flat.numpy()).all()
 
 
@@ -353,7 +353,7 @@ def test_steps_of_a_merged_tail_are_the_steps_that_were_taken():
 
     @dataclass(frozen=True)
     class Counts(Piece):
-        def gradient(self, gradient, v):
+        def gradient(self, gradient, ctx):
             def count(p, b):
                 counted.append(len(b.y))
                 return gradient(p, b)
@@ -374,9 +374,9 @@ def test_steps_of_a_merged_tail_are_the_steps_that_were_taken():
 def test_a_gradient_middleware_may_call_twice_and_a_view_s_gradient_is_the_plain_one():
     @dataclass(frozen=True)
     class Halves(Piece):
-        def gradient(self, gradient, v):
+        def gradient(self, gradient, ctx):
             def both(p, b):
-                one, two = gradient(p, b), v.gradient(p, b)
+                one, two = gradient(p, b), ctx.gradient(p, b)
                 assert torch.allclose(one.flat, two.flat, atol=1e-7)
                 return one / 2 + two / 2
 
@@ -405,10 +405,10 @@ def test_row_71_uploads_hold_exactly_what_the_plan_sends_up(example, toy):
 def test_row_71_weight_decay_does_not_move_a_frozen_head(optimizer):
     @dataclass(frozen=True)
     class Looks(Piece):
-        def upload(self, delta, own, v):
-            head = v.layout.select("role:head")
-            assert lab.bits(v.end.pick(head)) == lab.bits(v.anchor.pick(head)), "not in local training either"
-            return delta, {}, own
+        def upload(self, delta, ctx):
+            head = ctx.layout.select("role:head")
+            assert lab.bits(ctx.trained.model.pick(head)) == lab.bits(ctx.received.pick(head)), "not in local training either"
+            return delta, {}, ctx.state
 
     made = lab.engine(lab.parts(lab.parse("fedbabu(epochs=0)") + Looks(), **optimizer))
     head, start = made.parts.setup.layout.select("role:head"), made.parts.setup.model
@@ -416,7 +416,7 @@ def test_row_71_weight_decay_does_not_move_a_frozen_head(optimizer):
         assert made.round()["refused"] == []
         assert lab.bits(made.server.model.pick(head)) == lab.bits(start.pick(head))
         for client in range(6):
-            assert lab.bits(lab.own_model(made, client).pick(head)) == lab.bits(start.pick(head))
+            assert lab.bits(lab.client_model(made, client).pick(head)) == lab.bits(start.pick(head))
     made.close()
     assert lab.bits(made.server.model) != lab.bits(start)
 

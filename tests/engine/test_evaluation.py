@@ -84,8 +84,8 @@ def test_row_4_a_loss_that_is_no_number_is_left_out_and_the_weights_are_kept():
 class Huge(Piece):
     """Moves the model so far that it is finite and its outputs are not."""
 
-    def merge(self, step, slot, v):
-        return step.new(torch.full_like(step.flat, 3e38)) if v.round else step, slot
+    def merge(self, step, ctx):
+        return step.new(torch.full_like(step.flat, 3e38)) if ctx.round else step, ctx.state
 
 
 @pytest.mark.parametrize("classes", [True, False])

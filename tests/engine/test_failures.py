@@ -38,14 +38,14 @@ def test_a_client_with_one_sample_and_a_batch_norm_is_tested_on_the_model_it_was
 class Overflows(Piece):
     """A server step that leaves float32 in round 1."""
 
-    def merge(self, step, slot, v):
-        return (step if v.round == 0 else step * 1e38 * 1e38), slot
+    def merge(self, step, ctx):
+        return (step if ctx.round == 0 else step * 1e38 * 1e38), ctx.state
 
 
 def test_a_server_step_that_is_not_finite_leaves_the_model_as_it_was():
     made = lab.engine(lab.parts(Overflows(), rounds=3))
     first, second, third = made.rounds()
-    assert (first["moved"], second["moved"], third["moved"]) == (True, False, False)
+    assert (first["updated"], second["updated"], third["updated"]) == (True, False, False)
     assert {code for _, code, _ in second["refused"]} == {"overflow"}
     assert second["replies"] == 0
     assert finite(made.server.model.flat)
@@ -63,7 +63,7 @@ def test_a_method_that_overflows_ends_with_a_finite_model(tmp_path, method):
 def raising(error):
     @dataclass(frozen=True)
     class Raises(Piece):
-        def objective(self, loss, v):
+        def objective(self, loss, ctx):
             def bad(p, b):
                 raise error("a bug of the user's own")
 
@@ -138,5 +138,5 @@ def test_t32_a_client_that_raises_is_counted_and_the_others_make_the_model(error
 def test_t32_fewer_replies_than_the_quorum_leave_the_model(quorum, moved):
     made = lab.parts(Raises(), cohort=6, quorum=quorum)
     found = lab.play(Raises(), cohort=6, quorum=quorum)
-    assert [row["moved"] for row in found.rows] == [moved] * 3
+    assert [row["updated"] for row in found.rows] == [moved] * 3
     assert (lab.bits(found.params) == lab.bits(made.setup.model)) is not moved

@@ -127,13 +127,13 @@ def test_a_client_with_broken_data_is_refused_every_round_and_the_others_train()
 def test_a_learning_rate_of_a_million_ends_with_a_finite_model(method):
     found = lab.play(method, local_lr=1e6)
     assert np.isfinite(found.params.flat.numpy()).all()
-    assert all(row["moved"] is (row["replies"] > 0) for row in found.rows)
+    assert all(row["updated"] is (row["replies"] > 0) for row in found.rows)
 
 
 def test_with_every_reply_refused_the_model_is_the_initial_one():
     found = run_with("scaffold", lambda replies: [replace(r, samples=0) for r in replies])
     assert lab.bits(found.params) == lab.bits(lab.parts("scaffold").setup.model)
-    assert [(row["moved"], row["replies"], row["loss"]) for row in found.rows] == [(False, 0, None)] * 3
+    assert [(row["updated"], row["replies"], row["loss"]) for row in found.rows] == [(False, 0, None)] * 3
     assert all(len(row["refused"]) == 3 and {r[1] for r in row["refused"]} == {"empty"} for row in found.rows)
     assert found.clients == [None] * 6
 
@@ -156,11 +156,11 @@ class Wild(Piece):
 
     factor: float = 1e7
 
-    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
+    def plan(self, plan, ctx):
         return replace(
             plan,
-            places={
-                place: {"phases": (Phase(lr=self.factor),)} for place, client in enumerate(plan.cohort) if client == 1
+            per_client={
+                index: {"phases": (Phase(lr=self.factor),)} for index, client in enumerate(plan.cohort) if client == 1
             },
         )
 

@@ -35,7 +35,7 @@ some_method = pytest.mark.parametrize("method", SOME)
 def finite(found):
     assert np.isfinite(found.params.flat.numpy()).all()
     assert all(np.isfinite(m.flat.numpy()).all() for m in found.models)
-    assert all(row["moved"] for row in found.rows)
+    assert all(row["updated"] for row in found.rows)
 
 
 # ---- odd federations
@@ -86,7 +86,7 @@ def test_nobody_has_a_sample():
     data = dataclasses.replace(lab.federation((0, 0, 8)), heldout=(2,))
     found = lab.play("scaffold", (data, lab.small()), cohort=2)
     assert lab.bits(found.params) == lab.bits(lab.parts("scaffold").setup.model)
-    assert [row["moved"] for row in found.rows] == [False] * 3
+    assert [row["updated"] for row in found.rows] == [False] * 3
     assert all({r[1] for r in row["refused"]} == {"empty"} for row in found.rows)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.core.piece import Piece, draw_without_replacement
-from fedstrata.engine.server import base_plan
+from fedstrata.engine.server import fedavg_plan
 from helpers import lab
 from helpers.examples import finite, in_folder
 
@@ -55,14 +55,14 @@ def test_local_statistics_stay_with_each_client():
     assert all(len(r.statistics.flat) == 0 for r in run.executor.replies[0]), "and are not sent"
     for client in range(6):
         expected = own.get(client, run.parts.setup.model.statistics.flat)
-        assert torch.equal(lab.own_model(run, client).statistics.flat, expected)
+        assert torch.equal(lab.client_model(run, client).statistics.flat, expected)
     assert sorted(own) == sorted(row["cohort"])
 
 
 def test_under_local_statistics_the_server_test_uses_those_of_the_lowest_client_that_has_trained():
     run, row = one_round("local")
-    served = run.served()
-    assert torch.equal(served.statistics.flat, lab.own_model(run, min(row["cohort"])).statistics.flat)
+    served = run.serving.model()
+    assert torch.equal(served.statistics.flat, lab.client_model(run, min(row["cohort"])).statistics.flat)
     assert torch.equal(served.flat, run.server.model.flat)
 
 
@@ -71,15 +71,15 @@ def test_untouched_statistics_are_the_initial_ones_everywhere(bn):
     run, _ = one_round(bn)
     initial = run.parts.setup.model.statistics.flat
     assert torch.equal(run.server.model.statistics.flat, initial)
-    assert all(torch.equal(lab.own_model(run, i).statistics.flat, initial) for i in range(6))
+    assert all(torch.equal(lab.client_model(run, i).statistics.flat, initial) for i in range(6))
     assert all(len(r.statistics.flat) == 0 and r.client_state == {} for r in run.executor.replies[0])
 
 
 def test_only_statistics_of_trained_layers_are_averaged():
     @dataclass(frozen=True)
     class HeadOnly(Piece):
-        def plan(self, plan, slot, answers, round, setup):  # noqa: A002
-            return replace(plan, train=setup.layout.select("role:head"))
+        def plan(self, plan, ctx):
+            return replace(plan, train=ctx.layout.select("role:head"))
 
     run, _ = one_round("trained", HeadOnly())
     assert torch.equal(run.server.model.statistics.flat, run.parts.setup.model.statistics.flat)
@@ -108,7 +108,7 @@ def test_the_first_round_s_parameters_do_not_depend_on_the_policy():
 @pytest.mark.parametrize("bn", POLICIES)
 def test_every_policy_trains_with_partial_updates(bn):
     found = lab.play("fedrep", "batch", bn=bn)
-    assert all(row["moved"] for row in found.rows)
+    assert all(row["updated"] for row in found.rows)
     assert np.isfinite(found.params.flat.numpy()).all()
 
 
@@ -129,7 +129,7 @@ def test_counters_of_batches_are_neither_averaged_nor_sent():
 def planned(**changes):
     @dataclass(frozen=True)
     class Plans(Piece):
-        def plan(self, plan, slot, answers, round, setup):  # noqa: A002
+        def plan(self, plan, ctx):
             return replace(plan, **changes)
 
     return Plans()
@@ -159,7 +159,7 @@ def test_a_phase_that_trains_nothing_is_refused():
 
 def test_private_and_without_take_names_out_of_every_set():
     layout = lab.parts(toy="batch").setup.layout
-    plan = base_plan(layout, "share")
+    plan = fedavg_plan(layout, "share")
     head = layout.select("role:head")
     private, absent = plan.private(head), plan.without(head)
     assert private.keep == head
@@ -214,8 +214,8 @@ class Draws(Piece):
 
     clients: tuple = ()
 
-    def sample(self, eligible, slot, answers, rng, cohort):
-        return self.clients or [i for i in eligible if rng.random() < 0.1]
+    def sample(self, eligible, ctx):
+        return self.clients or [i for i in eligible if ctx.rng.random() < 0.1]
 
 
 @pytest.mark.parametrize("client", [3, 6, -1])
@@ -229,14 +229,14 @@ def test_a_piece_that_samples_who_may_not_take_part_is_refused(client):
 def test_a_cohort_of_random_size_may_be_empty(executor):
     found = lab.play(Draws(), executor=executor, rounds=6)
     assert {len(row["cohort"]) > 0 for row in found.rows} == {True, False}
-    assert all(row["moved"] is bool(row["cohort"]) for row in found.rows)
+    assert all(row["updated"] is bool(row["cohort"]) for row in found.rows)
 
 
 def test_weights_for_several_models_need_a_reducer_of_their_own():
     @dataclass(frozen=True)
     class Soft(Piece):
-        def weigh(self, replies, slot, v):
-            return torch.full((len(replies), 2), 0.5)
+        def weigh(self, contributions, ctx):
+            return torch.full((len(contributions), 2), 0.5)
 
     with pytest.raises(MethodError, match="needs a piece that does it in `reduce`"):
         lab.play(Soft())
@@ -271,7 +271,7 @@ def test_a_round_below_its_quorum_leaves_the_model(quorum, moved):
     )
     row = run.round()
     run.close()
-    assert row["moved"] is moved
+    assert row["updated"] is moved
     assert (lab.bits(run.server.model) == lab.bits(run.parts.setup.model)) is not moved
     assert run.server.round == 1, "the round is over all the same"
 

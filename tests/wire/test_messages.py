@@ -32,12 +32,12 @@ class Signs(Piece):
     wire: ClassVar[bool] = True
     codec: ClassVar[str] = "bits"
 
-    def upload(self, delta, own, v):
-        return delta.new(torch.where(delta.flat >= 0, 1.0, -1.0)), {"scale": delta.flat.abs().mean().reshape(1)}, own
+    def upload(self, delta, ctx):
+        return delta.new(torch.where(delta.flat >= 0, 1.0, -1.0)), {"scale": delta.flat.abs().mean().reshape(1)}, ctx.state
 
-    def reduce(self, replies, weights, slot, v):
+    def reduce(self, replies, weights, ctx):
         parts = [r.delta * (float(w) * r.up_payload["signs"]["scale"]) for r, w in zip(replies, weights, strict=True)]
-        return sum(parts[1:], start=parts[0]), slot
+        return sum(parts[1:], start=parts[0]), ctx.state
 
 
 def filled(p: Params | None, tensors, prefix):
