@@ -4,21 +4,31 @@ VENV := .venv
 BIN := $(VENV)/bin
 LIMIT := --quiet --disable-pip-version-check --constraint constraints.txt
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow lint bench docs format clean
+.PHONY: help demo test test-fast test-all test-processors lint bench docs format clean
 
 help:  ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo  ## Install, train a federation on digits, then compare three methods over three seeds and write a report
 	$(BIN)/fedstrata run configs/digits.toml rounds=30 seed=0
 	$(BIN)/fedstrata compare configs/digits.toml rounds=30 test=both validation=0.1 heldout=0.2 \
 	  --methods fedavg scaffold fedper --seeds 0 1 2
 
-test: $(VENV)/.dev  ## Install, then run the test suite (without the slow tests)
-	$(BIN)/python -m pytest -n 2 -m "not slow" tests
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+SHORT := -m "not full and not slow"
+FAST := tests/laws tests/golden tests/core tests/client tests/common tests/config tests/wire tests/analysis tests/test_readme.py
 
-slow: $(VENV)/.dev  ## Run the slow tests
-	$(BIN)/python -m pytest -m slow tests
+test: $(VENV)/.dev  ## Install, then test: every method under every law, each case once; minutes
+	$(PYTEST) $(SHORT) tests
+
+test-fast: $(VENV)/.dev  ## Test the core, the wire and the laws of a few methods; within a minute
+	$(PYTEST) $(SHORT) -k "not test_laws.py or fedavg or scaffold or fedper" $(FAST)
+
+test-all: $(VENV)/.dev  ## Run all tests: every example, pair and toy, and what takes minutes each
+	$(PYTEST) tests
+
+test-processors: $(VENV)/.dev  ## Test laws, golden runs and executors under each instruction set that this processor has
+	$(BIN)/python tests/processors.py
 
 lint: $(VENV)/.dev  ## Check style, format and types
 	$(BIN)/ruff check .

@@ -454,7 +454,7 @@ every_piece = pytest.mark.parametrize("piece", PIECES, ids=str)
 @every_piece
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 def test_no_executor_changes_a_bit(piece, executor):
-    assert lab.same(lab.play(piece), lab.play(piece, executor=executor, workers=2)) == []
+    assert lab.differences(lab.play(piece), lab.play(piece, executor=executor, workers=2)) == []
 
 
 @every_piece
@@ -470,4 +470,4 @@ def test_batched_equals_looped_or_is_refused(piece):
 @every_piece
 def test_replies_may_come_in_any_order(piece):
     rotated = {"order": lambda works: works[::-1], "change": lambda replies: replies[1:] + replies[:1]}
-    assert lab.same(lab.play(piece), lab.play(piece, wrap=rotated)) == []
+    assert lab.differences(lab.play(piece), lab.play(piece, wrap=rotated)) == []

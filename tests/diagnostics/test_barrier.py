@@ -186,17 +186,24 @@ def test_with_resets_the_clients_model_holds_its_own_start_outside_of_what_is_av
 
 @pytest.mark.parametrize(
     "method",
-    ["fedper", "fedrep", "fedbn", "fedpart + returning", "fedphoenix(theta=0.5)", "fedphoenix(theta=0.5, side=client)"],
+    [
+        "fedper",
+        "fedrep",
+        "fedbn",
+        "fedpart + incremental_download",
+        "fedphoenix(theta=0.5)",
+        "fedphoenix(theta=0.5, side=client)",
+    ],
 )
 def test_the_end_of_a_client_is_the_model_that_it_trained(method, monkeypatch):
     """Against what the client itself had in hand when it stopped."""
     toy = "images" if "phoenix" in method else "batch"
     ends, reply = [], ClientUpdate.reply
 
-    def recorded(self, end, loss, steps):
-        if not self.probe:
-            ends.append(lab.bits(end))
-        return reply(self, end, loss, steps)
+    def recorded(self, outcome):
+        if not self.tools.probe:
+            ends.append(lab.bits(outcome.model))
+        return reply(self, outcome)
 
     monkeypatch.setattr(ClientUpdate, "reply", recorded)
     rounds, _ = looked("barrier", method, toy)

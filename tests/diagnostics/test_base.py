@@ -1,7 +1,7 @@
 """Measures: the interface, the two that ship, and what becomes of one that fails."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -12,6 +12,8 @@ from fedstrata.core.piece import Piece
 from fedstrata.diagnostics import registry
 from fedstrata.diagnostics.base import Measure, RoundSnapshot, defined
 from fedstrata.engine.rounds import Engine
+from fedstrata.methods import NoLimit, Row
+from fedstrata.methods import registry as methods
 from helpers import lab
 
 
@@ -44,10 +46,15 @@ class Keeps(Measure):
         return {}
 
 
+def measured(measure, **settings):
+    """An engine that takes one more measure."""
+    parts = lab.parts(**{"eval.every": 1} | settings)
+    return Engine(replace(parts, measures={**parts.measures, "keeps": measure}), "loop", 1)
+
+
 def test_step_size_is_the_root_mean_square_move_of_each_layer():
     keeps = Keeps()
-    engine = Engine(lab.parts(**{"eval.every": 1, "measures": "step_size"}), "loop", 1)
-    engine.measures = dict(engine.measures) | {"keeps": keeps}
+    engine = measured(keeps, measures="step_size")
     rows = list(engine.rounds())
     for snapshot, row in zip(keeps.snapshots, rows, strict=True):
         moved = {n: (snapshot.after[n] - snapshot.before[n]).double() for n in snapshot.before}
@@ -60,8 +67,7 @@ def test_step_size_is_the_root_mean_square_move_of_each_layer():
 
 def test_drift_is_the_spread_of_updates_over_the_length_of_their_mean():
     keeps = Keeps()
-    engine = Engine(lab.parts(**{"eval.every": 1, "measures": "drift"}), "loop", 1)
-    engine.measures = dict(engine.measures) | {"keeps": keeps}
+    engine = measured(keeps, measures="drift")
     rows = list(engine.rounds())
     for snapshot, row in zip(keeps.snapshots, rows, strict=True):
         d = torch.stack([r.delta.flat.double() for r in snapshot.replies])
@@ -78,8 +84,7 @@ def test_drift_of_equal_updates_is_zero_and_of_one_reply_is_undefined():
 
 def test_features_are_those_in_front_of_the_head():
     keeps = Keeps()
-    engine = Engine(lab.parts(**{"eval.every": 1, "measures": "drift", "rounds": 1}), "loop", 1)
-    engine.measures = {"keeps": keeps}
+    engine = measured(keeps, measures="drift", rounds=1)
     list(engine.rounds())
     (snapshot,) = keeps.snapshots
     z, y = snapshot.features(snapshot.after, 10)
@@ -109,7 +114,7 @@ class Constant(Measure):
 
 @pytest.fixture
 def own(monkeypatch):
-    monkeypatch.setattr(registry, "_MEASURES", dict(registry._MEASURES))
+    monkeypatch.setattr(registry.MEASURES, "_entries", dict(registry.MEASURES.items()))
     registry.register("constant", Constant)
     registry.register("broken", Broken)
 
@@ -125,13 +130,13 @@ def test_a_measure_that_fails_ends_the_run_with_its_name_and_the_round(own):
         rounds(measures="broken")
 
 
-def test_a_piece_brings_its_measures_unless_the_run_says_none(own):
+def test_a_method_brings_its_measures_unless_the_run_says_none(own, monkeypatch):
     @dataclass(frozen=True)
     class Shows(Piece):
         """Shows a constant."""
 
-        measures: ClassVar[tuple[str, ...]] = ("constant",)
-
+    row = Row(Shows, "shows a constant", ("shows",), NoLimit("it changes nothing", ""), measures=("constant",))
+    monkeypatch.setattr(methods, "_ROWS", [*methods._ROWS, row])
     assert all(row["measures"]["constant"]["all"] == 1.0 for row in rounds(Shows())[1])
     assert all(row["measures"]["constant"]["all"] == 2.0 for row in rounds(Shows(), measures="constant(value=2)")[1])
     assert all("measures" not in row for row in rounds(Shows(), measures="none")[1])

@@ -108,8 +108,8 @@ def test_norms_that_stay_with_clients_are_those_that_the_server_is_tested_with()
     rounds, run = looked("feature_diversity", toy="batch", bn="local")
     snapshot, numbers = rounds[-1]
     assert not torch.equal(snapshot.served.statistics.flat, snapshot.after.statistics.flat)
-    assert lab_bits(snapshot.served) == lab_bits(run.served())
-    assert numbers["feature_diversity"]["all"] == effective_rank(run.evaluator.features(run.served(), 1000)[0])
+    assert lab_bits(snapshot.served) == lab_bits(run.serving.model())
+    assert numbers["feature_diversity"]["all"] == effective_rank(run.evaluator.features(run.serving.model(), 1000)[0])
 
 
 def lab_bits(p):

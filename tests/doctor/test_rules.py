@@ -8,11 +8,14 @@ from dataclasses import fields, replace
 
 import pytest
 
-from fedstrata.doctor import rules
 from fedstrata.doctor.advice import candidates, source_of, verdict_of
 from fedstrata.doctor.diagnosis import Advice
-from fedstrata.doctor.rules import MOST, RULES, FederationSummary
+from fedstrata.doctor.rules import MOST, rules
 from fedstrata.methods import method, rows
+from fedstrata.methods.parts import advice
+from fedstrata.methods.parts.advice import FederationSummary
+
+RULES = [(name, rule) for name, spoken in rules().items() for rule in spoken]
 
 PLAIN = FederationSummary(
     label="strong",
@@ -57,27 +60,30 @@ CASES = [
 
 
 def verdicts(seen):
-    spoken = {}
-    for rule in RULES:
-        spoken.setdefault(rule.method, []).append(rule)
-    return {name: verdict_of([rule for rule in own if rule.when(seen)]) for name, own in spoken.items()}
+    return {name: verdict_of([rule for rule in spoken if rule.when(seen)]) for name, spoken in rules().items()}
 
 
-@pytest.mark.parametrize("name", sorted({rule.method for rule in RULES}))
+@pytest.mark.parametrize("name", sorted(rules()))
 def test_every_rule_is_about_a_method_that_is_registered(name):
     assert set(method(name).named) <= {row.name for row in rows()}
     assert source_of(name)
 
 
 def test_every_method_of_ours_has_a_rule():
-    ruled = {name for rule in RULES for name in method(rule.method).named}
+    ruled = {known for name in rules() for known in method(name).named}
     ours = {row.name for row in rows() if row.piece.__module__.startswith("fedstrata.methods.")}
     assert ours <= ruled
 
 
-@pytest.mark.parametrize("place", range(len(RULES)), ids=lambda i: f"{i}-{RULES[i].method}-{RULES[i].speaks}")
-def test_every_rule_speaks_somewhere_and_is_silent_elsewhere_in_a_sentence_with_its_numbers(place):
-    rule = RULES[place]
+def test_methods_are_proposed_in_the_order_of_their_ranks():
+    ranks = [row.rank for row in rows() if row.piece.__module__.startswith("fedstrata.methods.")]
+    assert len(set(ranks)) == len(ranks)
+    assert list(rules())[:4] == ["fedavg", "fedprox", "scaffold", "feddyn"]
+
+
+@pytest.mark.parametrize("at", range(len(RULES)), ids=lambda i: f"{i}-{RULES[i][0]}-{RULES[i][1].speaks}")
+def test_every_rule_speaks_somewhere_and_is_silent_elsewhere_in_a_sentence_with_its_numbers(at):
+    _, rule = RULES[at]
     spoken = [seen for seen in CASES if rule.when(seen)]
     assert spoken
     assert len(spoken) < len(CASES) or rule.speaks == "baseline"
@@ -94,7 +100,7 @@ def test_every_rule_speaks_somewhere_and_is_silent_elsewhere_in_a_sentence_with_
 
 
 def test_what_speaks_against_weighs_more_than_what_speaks_for():
-    scaffold = [rule for rule in RULES if rule.method == "scaffold"]
+    scaffold = rules()["scaffold"]
     rare = replace(PLAIN, eligible=1000)
     assert {rule.speaks for rule in scaffold if rule.when(rare)} == {"for", "against"}
     assert verdicts(rare)["scaffold"] == "not advised"
@@ -156,22 +162,23 @@ def test_what_was_not_measured_speaks_neither_way():
 
 
 def test_equal_steps_are_fedavg_by_law():
-    rule = next(rule for rule in RULES if rule.method == "fednova" and rule.speaks == "against")
+    rule = next(rule for rule in rules()["fednova"] if rule.speaks == "against")
     limit = next(row.limit for row in rows() if row.name == "fednova")
     assert (limit.of, limit.uniform) == ("fedavg", True)  # the law that the reason leans on
     assert "bit for bit" in rule.source
 
 
 def test_a_first_comparison_has_a_baseline_a_control_and_an_end():
-    advice = [Advice("fedavg", "baseline", (), "")] + [Advice(f"m{i}", "candidate", (), "") for i in range(20)]
-    chosen = candidates([*advice, Advice("local", "control", (), "")])
+    advised = [Advice("fedavg", "baseline", (), "")] + [Advice(f"m{i}", "candidate", (), "") for i in range(20)]
+    chosen = candidates([*advised, Advice("local", "control", (), "")])
     assert (len(chosen), chosen[0], chosen[-1]) == (MOST, "fedavg", "local")
-    assert len(candidates(advice)) == MOST
+    assert len(candidates(advised)) == MOST
 
 
-def test_every_number_that_rules_may_look_at_is_looked_at():
-    text = "".join(rule.because for rule in RULES)
-    source = inspect.getsource(rules)
+def test_every_number_that_rules_may_read_is_read():
+    text = "".join(rule.because for _, rule in RULES)
+    files = [advice, *{inspect.getmodule(row.piece) for row in rows()}]
+    source = "".join(inspect.getsource(file) for file in files if file.__name__.startswith("fedstrata."))
     unused = [
         f.name
         for f in fields(FederationSummary)

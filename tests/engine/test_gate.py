@@ -50,7 +50,7 @@ def run_with(method, change, rounds=3, **settings):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_client_that_sends_nan_is_a_client_that_was_not_there(method, value):
     bad, twin = run_with(method, spoil(one_entry(value))), run_with(method, without)
-    assert lab.same(bad, twin) == []
+    assert lab.differences(bad, twin) == []
     assert all(row["refused"][0][:2] == [row["cohort"][1], "nonfinite"] for row in bad.rows)
     assert all("not finite" in row["refused"][0][2] for row in bad.rows)
 
@@ -75,7 +75,7 @@ WRONG = {
 def test_a_malformed_reply_is_named_and_left_out(wrong):
     change, code = WRONG[wrong]
     bad, twin = run_with("fedavg", spoil(change)), run_with("fedavg", without)
-    assert lab.same(bad, twin) == []
+    assert lab.differences(bad, twin) == []
     assert [row["refused"][0][1] for row in bad.rows] == [code] * 3
     assert all(row["replies"] == 2 for row in bad.rows)
 
@@ -85,7 +85,7 @@ def test_poisoned_mail_does_not_reach_the_server_s_state():
         control = reply.up_payload["scaffold"]["control"]
         return replace(reply, mail={"scaffold": {"control": control * float("nan")}})
 
-    assert lab.same(run_with("scaffold", spoil(change)), run_with("scaffold", without)) == []
+    assert lab.differences(run_with("scaffold", spoil(change)), run_with("scaffold", without)) == []
 
 
 def test_poisoned_statistics_are_refused():
@@ -93,12 +93,12 @@ def test_poisoned_statistics_are_refused():
         return replace(reply, statistics=reply.statistics * float("inf"))
 
     bad, twin = (lab.play("fedavg", "batch", wrap={"change": c}) for c in (spoil(change), without))
-    assert lab.same(bad, twin) == []
+    assert lab.differences(bad, twin) == []
 
 
 def test_an_update_above_the_norm_limit_is_refused():
     bad = run_with("fedavg", spoil(lambda r: with_delta(r, r.delta.flat * 1e6)), gate_norm=50.0)
-    assert lab.same(bad, run_with("fedavg", without)) == []
+    assert lab.differences(bad, run_with("fedavg", without)) == []
     assert [row["refused"][0][1] for row in bad.rows] == ["norm"] * 3
 
 

@@ -128,5 +128,5 @@ def test_the_probe_leaves_the_run_as_it_was():
     """A ledger has a worker of its own: a run with the bill is the run without it."""
     billed_run, free = lab.engine(lab.parts("moon(mu=1)")), lab.engine(lab.parts("moon(mu=1)"))
     free.ledger.round = lambda works, replies: None
-    assert lab.same(lab.finish(billed_run), lab.finish(free)) == []
+    assert lab.differences(lab.finish(billed_run), lab.finish(free)) == []
     assert isinstance(billed_run.ledger, Ledger)

@@ -148,7 +148,7 @@ def test_evaluation_does_not_change_a_run():
     data = lab.listed(*lab.arrays((20, 24, 28))[:2], (20, 24, 28), testing="own")
     for method in ("fedper", "perfedavg", "fedbabu(epochs=2)", "ditto"):
         often, once = (lab.play(method, (data, lab.small("batch")), eval_every=n) for n in (1, 100))
-        assert lab.same(often, once) == []
+        assert lab.differences(often, once) == []
         assert sum(row["evaluated"] for row in often.rows) == 3
         assert [row["evaluated"] for row in once.rows] == [False, False, True]
 
@@ -290,4 +290,4 @@ def test_row_20_equal_clients_make_one_model_whoever_answers_first():
     rotated = {"order": lambda works: works[::-1], "change": lambda replies: replies[2:] + replies[:2]}
     toy = data, lab.small()
     for method in ("fedavg", "scaffold", "fedadam(lr=0.05)"):
-        assert lab.same(lab.play(method, toy, cohort=4), lab.play(method, toy, cohort=4, wrap=rotated)) == []
+        assert lab.differences(lab.play(method, toy, cohort=4), lab.play(method, toy, cohort=4, wrap=rotated)) == []

@@ -2,17 +2,17 @@
 
 from fedstrata.testing.toy_runs import (
     Outcome,
-    Wrapped,
+    RecordingExecutor,
     bits,
     client_model,
     copied,
+    differences,
     engine,
     finish,
     gap,
     outcome,
     play,
     played,
-    same,
 )
 from fedstrata.testing.toys import (
     CLASSES,
@@ -42,13 +42,14 @@ __all__ = [
     "TOYS",
     "Images",
     "Outcome",
+    "RecordingExecutor",
     "Small",
-    "Wrapped",
     "arrays",
     "bits",
     "client_model",
     "config",
     "copied",
+    "differences",
     "engine",
     "federation",
     "filled",
@@ -60,6 +61,5 @@ __all__ = [
     "parts",
     "play",
     "played",
-    "same",
     "small",
 ]

@@ -64,7 +64,6 @@ def hand_made(
         else [Model(Params(Params.of(one).flat, places.spec), statistics) for one in sent]
     )
     replies = [
-        Reply(i, i, Params.of(delta), statistics, {}, (sizes or [1] * len(deltas))[i], 1, 0.0)
-        for i, delta in enumerate(deltas)
+        Reply(i, i, (sizes or [1] * len(deltas))[i], 1, Params.of(delta), statistics) for i, delta in enumerate(deltas)
     ]
     return RoundSnapshot(0, places, start, start, replies, given, start, {}, features, loss)

@@ -177,7 +177,7 @@ def test_mutations_leave_norm_statistics_alone():
     run.round()
     run.round()
     run.close()
-    works, params = run.executor.works[1], run.executor.works[0]
+    works, params = run.executor.tasks[1], run.executor.tasks[0]
     assert len({lab.bits(w.sent.flat) for w in works}) == 3
     assert len({lab.bits(w.sent.statistics) for w in works}) == 1
     assert not torch.equal(works[0].sent.statistics.flat, params[0].sent.statistics.flat)

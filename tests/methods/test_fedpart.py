@@ -65,7 +65,7 @@ def played_rounds(run, n):
     for _ in range(n):
         run.round()
     run.close()
-    return run.executor.replies, run.executor.works
+    return run.executor.replies, run.executor.tasks
 
 
 # ---- 1. groups
@@ -174,7 +174,7 @@ def test_3_a_partial_round_moves_the_active_group_and_nothing_else_on_server_and
     run.round()
     active = list(run.parts.setup.layout.groups.values())[turn].names
     ends = []
-    for work in run.executor.works[0]:
+    for work in run.executor.tasks[0]:
         session = ClientUpdate(run.worker, work)
         ends.append(session.train(session.begin()).model.clone())
     run.close()
@@ -501,7 +501,7 @@ def test_11_the_proximal_term_of_frozen_groups_is_exactly_zero(distance):
     run.round()
     run.round()
     active = frozenset(list(run.parts.setup.layout.groups.values())[1].names)
-    work = run.executor.works[-1][0]
+    work = run.executor.tasks[-1][0]
     session = ClientUpdate(run.worker, work)
     end = session.train(session.begin()).model.clone()
     run.close()

@@ -248,7 +248,7 @@ def test_6_moments_are_the_unbiased_ones_before_the_reset_and_read_once_a_round(
 )
 def test_7_without_theta_or_rounds_a_whole_run_is_fedavg_bit_for_bit(toy, off):
     found, plain = lab.play(f"fedphoenix({off}, layers=both)", toy), lab.played("fedavg", toy)
-    assert set(lab.same(found, plain)) <= {"states"}, "a piece without state has an empty one, FedAvg none"
+    assert set(lab.differences(found, plain)) <= {"states"}, "a piece without state has an empty one, FedAvg none"
 
 
 # ---- 8: parts of kernels and linear layers
@@ -409,7 +409,7 @@ def test_9_the_blend_trains_a_text_transformer():
     rows = list(run.rounds())
     run.close()
     assert all(row["updated"] and not row["refused"] and 1 < row["loss"] < 2 for row in rows)
-    assert all(len({lab.bits(w.sent.flat) for w in works}) == 3 for works in run.executor.works), (
+    assert all(len({lab.bits(w.sent.flat) for w in works}) == 3 for works in run.executor.tasks), (
         "every client starts from a copy of its own"
     )
 
@@ -545,7 +545,7 @@ def test_with_the_reset_on_the_client_the_server_sends_its_own_model():
     before = lab.bits(run.server.model)
     run.round()
     run.close()
-    assert all(lab.bits(work.sent) == before for work in run.executor.works[0])
+    assert all(lab.bits(work.sent) == before for work in run.executor.tasks[0])
 
 
 def test_a_reset_asks_for_as_many_bytes_as_fedavg():

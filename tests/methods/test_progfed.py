@@ -174,7 +174,7 @@ def test_a_stage_sends_the_front_of_resnet8_its_head_and_one_number_both_ways():
     for stage in range(3):
         row = run.round()
         numbers = sum(FRONT[: stage + 1]) + sum(STATISTICS[: stage + 1]) + 3 * ((64, 128, 256)[stage] + 1) + 1
-        for work, reply in zip(run.executor.works[-1], run.executor.replies[-1], strict=True):
+        for work, reply in zip(run.executor.tasks[-1], run.executor.replies[-1], strict=True):
             for letter in (messages.down(work), messages.up(reply)):
                 assert sum(4 * t.numel() for t in letter.tensors.values()) == 4 * numbers
                 heads = {
@@ -250,7 +250,7 @@ def test_a_run_that_is_taken_up_at_any_stage_ends_as_the_uninterrupted_one(after
         first.round()
     second.server = lab.copied(first.server)
     first.close()
-    assert lab.same(whole, lab.finish(second)) == []
+    assert lab.differences(whole, lab.finish(second)) == []
 
 
 def test_a_lost_round_delays_the_next_stage_and_the_calendar_is_caught_up_with():
@@ -380,11 +380,12 @@ def test_weight_decay_does_not_change_the_integer_buffer():
     run.round()
     assert float(run.server.model[LEFT]) == 2
     assert not any(reply.delta[LEFT].any() for reply in run.executor.replies[-1])
-    session = ClientUpdate(run.worker, run.executor.works[-1][0])
+    session = ClientUpdate(run.worker, run.executor.tasks[-1][0])
     assert float(session.tools.fit(session.context.received, "private", steps=3)[LEFT]) == 2
     run.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_an_exported_program_ends_where_the_run_ended(tmp_path, rounds):
     folder, _, given = toy_run(tmp_path, "progfed(each=2)", rounds=rounds)

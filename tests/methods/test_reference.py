@@ -154,7 +154,7 @@ def test_fedcross_models_move_between_clients_and_each_meets_all_others():
     for _ in range(3):
         run.round()
     run.close()
-    works, replies = run.executor.works, run.executor.replies
+    works, replies = run.executor.tasks, run.executor.replies
     for t in (0, 1):
         ends = {r.client: w.sent.flat + r.delta.flat for w, r in zip(works[t], replies[t], strict=True)}
         came_from = {

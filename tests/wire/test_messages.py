@@ -116,13 +116,13 @@ def test_a_run_over_bytes_alone_is_the_run(example, toy):
     """Clients get what the counted message holds and NaN for all else, the server likewise: not one bit changes, in
     model, slots and rows.
     """
-    assert lab.same(posted(example, toy), lab.played(example, toy)) == []
+    assert lab.differences(posted(example, toy), lab.played(example, toy)) == []
 
 
 @pytest.mark.parametrize("first", ["fedavg", "fedper", "fedbn", "fedbabu(epochs=0)"])
 def test_a_run_over_bytes_with_a_one_bit_codec_is_the_run(first):
     method = lab.parse(first) + Signs()
-    assert lab.same(posted(method, "batch"), lab.play(method, "batch")) == []
+    assert lab.differences(posted(method, "batch"), lab.play(method, "batch")) == []
 
 
 def test_the_post_would_notice_a_tensor_that_is_used_and_not_counted(monkeypatch):
@@ -133,7 +133,7 @@ def test_the_post_would_notice_a_tensor_that_is_used_and_not_counted(monkeypatch
         "down",
         lambda w: replace(real(w), tensors={n: t for n, t in real(w).tensors.items() if n != "model/head.bias"}),
     )
-    assert lab.same(posted("fedavg", "layer"), lab.played("fedavg", "layer")) != []
+    assert lab.differences(posted("fedavg", "layer"), lab.played("fedavg", "layer")) != []
 
 
 HEAD, BODY, STATISTICS, NORM = 18, 117, 16, 16
@@ -158,7 +158,7 @@ def test_t29_one_bit_and_a_scale_weigh_their_formula(first, toy, signs, dense):
     row = run.round()
     run.close()
     assert row["bytes_up"] == 3 * (-(-signs // 8) + 4 + 4 * dense)
-    works = run.executor.works[0]
+    works = run.executor.tasks[0]
     real = sum(
         len(encode(messages.up(r, codecs_of(run.worker, works[r.cohort_index].plan)))) for r in run.executor.replies[0]
     )
@@ -186,7 +186,7 @@ def test_packed_bytes_open_in_another_process_into_what_the_server_applied(tmp_p
     run.close()
     asked, applied, counted = [], [], 0
     for reply in run.executor.replies[0]:
-        codecs = codecs_of(run.worker, run.executor.works[0][reply.cohort_index].plan)
+        codecs = codecs_of(run.worker, run.executor.tasks[0][reply.cohort_index].plan)
         data = encode(messages.up(reply, codecs))
         (tmp_path / str(len(asked))).write_bytes(data)
         counted += len(data)

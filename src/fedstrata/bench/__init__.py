@@ -1,6 +1,4 @@
-"""``fedstrata bench``: the engine's executors beside a bare PyTorch loop, interleaved in one process, as ratios with
-their spread.
-"""
+"""Time the engine's executors against a bare PyTorch loop, interleaved in one process, as ratios with intervals."""
 
 from fedstrata.bench.timing import Row, main, measure
 

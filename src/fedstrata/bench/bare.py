@@ -1,4 +1,4 @@
-"""The baseline: a bare PyTorch loop that takes exactly the engine's local steps on the same samples."""
+"""Run the baseline: a bare PyTorch loop that takes exactly the engine's local steps on the same samples."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fedstrata.models import build
 
 CODE = """for client in cohort:
     model.load_state_dict(start); optimizer = torch.optim.SGD(model.parameters(), lr)
-    for index in order[client]:              # positions are given to it, they cost it nothing
+    for index in order[client]:              # positions are precomputed, at no cost to the loop
         optimizer.zero_grad(); cross_entropy(model(x[index]), y[index]).backward(); optimizer.step()
     ends.append({name: tensor.clone() for name, tensor in model.state_dict().items()})"""
 
 
 class Bare:
-    """The loop over one federation.
+    """A bare loop over one federation.
 
     Args:
         parts: of the job.
@@ -45,26 +45,25 @@ class Bare:
         self.x, self.y = data.take(torch.arange(len(data))), data.y
         self.ends: list[dict[str, Tensor]] = []
 
-    def orders(self, works: Sequence[ClientTask]) -> list[list[Tensor]]:
-        """For every client the sample positions of each of its steps, as the engine draws them."""
-        setup, found = self.parts.setup, []
-        for work in works:
-            index = self.parts.federation.training(work.client)
+    def orders(self, tasks: Sequence[ClientTask]) -> list[list[Tensor]]:
+        """Return for every client the sample positions of each of its steps, as the engine draws them."""
+        setup, local, orders = self.parts.setup, self.parts.setup.local, []
+        for task in tasks:
+            index = self.parts.federation.training(task.client)
             order = Order(
                 setup.seed,
-                ("local", work.round, work.client, work.occurrence),
+                ("local", task.round, task.client, task.occurrence),
                 len(index),
-                setup.local.batch,
+                local.batch,
                 "cycle",
                 merge_single=False,
             )
-            found.append(
-                [index[positions] for _, positions in order.batches(epochs=setup.local.epochs, steps=setup.local.steps)]
-            )
-        return found
+            batches = order.batches(epochs=local.epochs, steps=local.steps)
+            orders.append([index[positions] for _, positions in batches])
+        return orders
 
     def train(self, orders: Sequence[Sequence[Tensor]], lr: float) -> int:
-        """Run the loop; returns samples trained on."""
+        """Run the loop and return the number of samples trained on."""
         torch.set_num_threads(self.threads)
         self.ends, samples = [], 0
         model, x, y = self.model.train(), self.x, self.y

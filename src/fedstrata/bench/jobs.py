@@ -1,6 +1,6 @@
-"""The timing jobs: S, many small clients; M, the classic CNN; L, ResNet-18.
+"""Define the timing jobs: S, many small clients; M, the classic CNN; L, ResNet-18.
 
-Synthetic data of fixed seeds, FedAvg, plain SGD, no evaluation.
+They use synthetic data of fixed seeds, FedAvg and plain SGD, without evaluation.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Job:
-    """One job.
+    """A timing job.
 
     Attributes:
-        name: a letter; title: what it stands for.
-        federation: makes the data.
+        name: a letter; title: what it represents.
+        federation: creates the data.
         settings: of the run.
     """
 
@@ -36,13 +36,13 @@ class Job:
     settings: dict[str, object]
 
     def parts(self, threads: int = 1) -> RunComponents:
-        """Everything that its executors are made of."""
+        """Assemble the run that its executors train."""
         config = Config(**{"method": "fedavg", "test": "server", "seed": 0, "local.threads": threads, **self.settings})
         return assemble(config, self.federation())
 
 
 def small() -> Federation:
-    """784 features, class means and noise; 1,000 clients of 10 to 50 samples, log-normal, mean about 20."""
+    """Create 784 features, class means and noise; 1,000 clients of 10 to 50 samples, log-normal, mean about 20."""
     rng = np.random.default_rng(0)
     sizes = np.clip(np.round(rng.lognormal(np.log(19), 0.4, 1000)), 10, 50).astype(np.int64)
     y = rng.integers(0, 10, int(sizes.sum()))
@@ -51,7 +51,7 @@ def small() -> Federation:
 
 
 def images(largest: int | None) -> Callable[[], Federation]:
-    """20,000 images 3x32x32, low-frequency class blobs and noise.
+    """Return a function that creates 20,000 images 3x32x32 of low-frequency class blobs and noise.
 
     100 clients by Dirichlet 0.3, at least 20 samples, at most ``largest``.
     """

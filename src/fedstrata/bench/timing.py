@@ -1,4 +1,4 @@
-"""Interleaved timing: every contender trains the same cohort once a pair; ratios are taken within the pair."""
+"""Time contenders interleaved: each trains the same cohort once in a pair; ratios are taken within the pair."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Row:
-    """One contender of one job.
+    """The result of one contender in one job.
 
     Attributes:
-        job, name: which.
-        speed: local training samples a second, median.
+        job, name: of the job and the contender.
+        speed: local training samples in a second, median.
         same, same_low, same_high: ratio to the bare loop with one intra-op thread: median and its interval.
         best, best_low, best_high: ratio to the better bare loop of the same pair.
-        difference: largest relative difference of a client's end weights from the bare loop's.
+        difference: largest relative difference of a client's final weights from the bare loop's.
         pairs: number of pairs.
     """
 
@@ -58,14 +58,14 @@ class Row:
     pairs: int
 
 
-def measure(job: str, pairs: int, workers: int, tell: Callable[[str], None] = lambda _: None) -> list[Row]:
+def measure(job: str, pairs: int, workers: int, report: Callable[[str], None] = lambda _: None) -> list[Row]:
     """Time one job.
 
     Args:
         job: a letter of JOBS.
         pairs: at least 5.
         workers: of threads, processes and batched.
-        tell: progress.
+        report: receives progress messages.
     """
     parts = JOBS[job].parts()
     bare = {f"bare, {n} thread{'s' if n > 1 else ''}": Bare(parts, n) for n in (1, 2)}
@@ -74,21 +74,22 @@ def measure(job: str, pairs: int, workers: int, tell: Callable[[str], None] = la
     worst = dict.fromkeys(executors, 0.0)
     try:
         for pair in range(-1, pairs):  # the first warms up and checks that all compute the same
-            works = _works(parts, pair + 1)
+            tasks = _tasks(parts, pair + 1)
             names = list(speeds)
             shift = pair % len(names)
-            found: dict[str, float] = {}
+            measured: dict[str, float] = {}
             replies: dict[str, list[Reply]] = {}
             for name in (*names[shift:], *names[:shift]):
-                found[name] = (
-                    _bare(bare[name], works, parts) if name in bare else _ours(executors[name], works, replies, name)
-                )
-            for name, answers in replies.items():
-                worst[name] = max(worst[name], _difference(next(iter(bare.values())), answers))
+                if name in bare:
+                    measured[name] = _time_bare(bare[name], tasks, parts)
+                else:
+                    measured[name], replies[name] = _time_executor(executors[name], tasks, name)
+            for name, trained in replies.items():
+                worst[name] = max(worst[name], _difference(next(iter(bare.values())), trained))
             if pair >= 0:
-                for name, speed in found.items():
+                for name, speed in measured.items():
                     speeds[name].append(speed)
-            tell(f"{job} {pair + 1}/{pairs}: " + ", ".join(f"{n} {s:,.0f}/s" for n, s in found.items()))
+            report(f"{job} {pair + 1}/{pairs}: " + ", ".join(f"{n} {s:,.0f}/s" for n, s in measured.items()))
     finally:
         for executor in executors.values():
             executor.close()
@@ -96,38 +97,40 @@ def measure(job: str, pairs: int, workers: int, tell: Callable[[str], None] = la
 
 
 def _executors(job: str, parts: RunComponents, workers: int) -> dict[str, Executor]:
-    """Make the executors, processes first: they are forked before this process has threads."""
+    """Build the executors; processes first, as they are forked before this process starts threads."""
     kinds = [("processes", workers), ("threads", workers), ("loop", 1)] + ([("batched", workers)] if job == "S" else [])
     return {f"{n}, {w}" if w > 1 else n: build_executor(n, parts.make_worker, w, 1, lambda *_: None) for n, w in kinds}
 
 
-def _works(parts: RunComponents, number: int) -> tuple[ClientTask, ...]:
+def _tasks(parts: RunComponents, number: int) -> tuple[ClientTask, ...]:
     server = Server(number, parts.setup.model, {})
     return plan_round(server, parts.rules, parts.setup.local.lr, lambda *_: None, lambda _: None).tasks
 
 
-def _bare(loop: Bare, works: Sequence[ClientTask], parts: RunComponents) -> float:
-    orders = loop.orders(works)
+def _time_bare(loop: Bare, tasks: Sequence[ClientTask], parts: RunComponents) -> float:
+    """Return samples in a second of a bare loop."""
+    orders = loop.orders(tasks)
     gc.collect()
     start = time.perf_counter()
     samples = loop.train(orders, parts.setup.local.lr)
     return samples / (time.perf_counter() - start)
 
 
-def _ours(executor: Executor, works: Sequence[ClientTask], replies: dict[str, list[Reply]], name: str) -> float:
+def _time_executor(executor: Executor, tasks: Sequence[ClientTask], name: str) -> tuple[float, list[Reply]]:
+    """Return samples in a second of an executor, and its replies."""
     torch.set_num_threads(1)
     gc.collect()
     start = time.perf_counter()
-    answers = sorted(executor.train(works), key=lambda a: a.cohort_index)
+    results = sorted(executor.train(tasks), key=lambda result: result.cohort_index)
     seconds = time.perf_counter() - start
-    good = [a for a in answers if isinstance(a, Reply)]
-    if len(good) != len(answers):
-        raise ConfigError(f"{name}: {next(a for a in answers if not isinstance(a, Reply))}")
-    replies[name] = good
-    return sum(sum(r.cost_by_phase.values()) for r in good) / seconds
+    replies = [result for result in results if isinstance(result, Reply)]
+    if len(replies) != len(results):
+        raise ConfigError(f"{name}: {next(r for r in results if not isinstance(r, Reply))}")
+    return sum(sum(reply.cost_by_phase.values()) for reply in replies) / seconds, replies
 
 
 def _difference(bare: Bare, replies: Sequence[Reply]) -> float:
+    """Return the largest relative difference of a client's final weights from the bare loop's."""
     worst = 0.0
     for end, reply in zip(bare.ends, replies, strict=True):
         for name, delta in reply.delta.views.items():
@@ -145,8 +148,9 @@ def _row(job: str, name: str, speeds: dict[str, list[float]], bare: Sequence[str
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Median, and the narrowest pair of order statistics that holds the true median with 95 % confidence (or all
-    values, where they are few).
+    """Compute the median and the narrowest pair of order statistics that holds the true median with 95 % confidence.
+
+    Of few values, the pair is their range.
     """
     ordered, n = sorted(values), len(values)
     cut, tail = 0, 0.0
@@ -161,14 +165,16 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def main(*, jobs: str, pairs: int, workers: int, as_json: bool) -> None:
     """Run jobs and print the table; with ``as_json`` also one JSON object on stdout."""
-    wrong = [j for j in jobs if j not in JOBS]
-    if wrong or not jobs:
-        raise ConfigError(f"jobs is {jobs!r}; it is made of {', '.join(JOBS)}.")
+    unknown = [j for j in jobs if j not in JOBS]
+    if unknown or not jobs:
+        raise ConfigError(f"jobs is {jobs!r}; its letters are {', '.join(JOBS)}.")
     console = Console(stderr=as_json, markup=False, highlight=False)
     if not console.is_terminal:
-        console.width = 150  # a table that goes to a file is not folded
-    kept = keep_freed_blocks()
-    console.print(f"{hardware()}, freed memory {'kept' if kept else 'returned'} by the allocator, for the baseline too")
+        console.width = 150  # a table in a file is not folded
+    keeps = keep_freed_blocks()
+    console.print(
+        f"{hardware()}, freed memory {'kept' if keeps else 'returned'} by the allocator, for the baseline too"
+    )
     console.print(f"baseline (float32, eager, torch.optim.SGD, best of 1 and 2 intra-op threads):\n{CODE}")
     threads, rows = torch.get_num_threads(), []
     try:
@@ -182,8 +188,8 @@ def main(*, jobs: str, pairs: int, workers: int, as_json: bool) -> None:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Ratios with intervals."""
-    shown = Table(
+    """Build the table of ratios with intervals."""
+    ratios = Table(
         title="local training samples a second; ratios within interleaved pairs: median [95 % interval of the median]"
     )
     for column in (
@@ -195,13 +201,13 @@ def table(rows: Sequence[Row]) -> Table:
         "end weights differ by",
         "pairs",
     ):
-        shown.add_column(column, justify="left" if column in ("job", "how") else "right")
+        ratios.add_column(column, justify="left" if column in ("job", "how") else "right")
     for r in rows:
         same, best = (
             f"{a:.2f} [{b:.2f}, {c:.2f}]"
             for a, b, c in ((r.same, r.same_low, r.same_high), (r.best, r.best_low, r.best_high))
         )
-        shown.add_row(
+        ratios.add_row(
             f"{r.job} {JOBS[r.job].title}",
             r.name,
             f"{r.speed:,.0f}",
@@ -210,11 +216,11 @@ def table(rows: Sequence[Row]) -> Table:
             f"{r.difference:.1e}" if r.difference else "0",
             str(r.pairs),
         )
-    return shown
+    return ratios
 
 
 def hardware() -> str:
-    """The machine and the versions, in one line."""
+    """Describe the machine and the versions in one line."""
     cpu = next(
         (
             line.split(":")[1].strip()

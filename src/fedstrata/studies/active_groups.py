@@ -57,20 +57,20 @@ class ServedNetwork(nn.Module):
 
     def __init__(self, run: Finished) -> None:
         super().__init__()
-        self._kit = run.engine.worker
-        self._kit.bound.load(run.served)
-        self._kit.bound.mode(training=False)
+        self._worker = run.engine.worker
+        self._worker.bound.load(run.served)
+        self._worker.bound.mode(training=False)
 
     def owner(self, weight: str) -> nn.Module | None:
         """Return the module that holds this weight; None where the method holds it outside of all modules."""
-        bound = self._kit.bound
+        bound = self._worker.bound
         modules = (module for root in (bound.body, bound.head) for module in root.modules())
         return next((module for module in modules if module._parameters.get("weight") is bound.parts[weight]), None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, *shape] to [B, classes]."""
-        self._kit.features.clear()
-        return self._kit.net(self._kit.bound.model, x)
+        self._worker.features.clear()
+        return self._worker.net(self._worker.bound.model, x)
 
 
 def left_out(layout: Layout, shown: Collection[str]) -> list[str]:

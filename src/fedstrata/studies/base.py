@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from fedstrata.common.errors import ConfigError
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.engine.rounds import Engine
 from fedstrata.inference.finished_run import Finished
@@ -122,7 +122,7 @@ def _finite(value: Any, name: str, lost: list[str]) -> Any:
     return value
 
 
-def replay(run: Finished) -> Iterator[tuple[int, Params]]:
+def replay(run: Finished) -> Iterator[tuple[int, Model]]:
     """Train a finished run again in memory, in one thread.
 
     Yields:

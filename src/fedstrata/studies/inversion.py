@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from fedstrata.client.update import ClientUpdate
 from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError
-from fedstrata.core import piece as vocabulary
 from fedstrata.core.layout import Layout
 from fedstrata.core.params import Params
+from fedstrata.core.piece import Outcome as Trained
 from fedstrata.core.piece import require
 from fedstrata.core.state import State
 from fedstrata.diagnostics.panel import Panel
@@ -312,7 +312,7 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
         ConfigError: no method of the chain changes uploads.
     """
     chain = method(text)
-    if not any(piece.overrides("upload", "compress") for piece in chain.pieces):
+    if not chain.has("upload", "compress"):
         raise ConfigError(
             f"inversion.codec is {text!r}, and none of its methods changes what is sent; name one that does, or leave"
             " codec out."
@@ -321,19 +321,19 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
     task = replace(engine.serving.task_of(client, run.served), client_state=None, down_payload={})
     update = ClientUpdate(replace(engine.worker, method=chain), task)
     received = update.context.received
-    delta = Params.of({n: -task.lr * gradient.get(n, torch.zeros_like(t)) for n, t in received.items()})
-    outcome = vocabulary.Outcome(received.new(received.flat + delta.flat), None, 0.0)
-    plain = delta
+    plain = delta = Params.of({n: -task.lr * gradient.get(n, torch.zeros_like(t)) for n, t in received.items()})
+    outcome = Trained(received.new(received.flat + delta.flat), opt_state=None, loss=0.0)
     for name, piece in chain.named.items():
         try:
             delta, _, state = piece.upload(delta, update.at(name, outcome=outcome))
             update.states[name] = State(state)
-            delta = piece.compress(delta, update.at(name, outcome=outcome))
         except KeyError as error:
             raise ConfigError(
                 f"inversion.codec is {text!r}, and the upload of {name} needs {error} of a whole run; leave it out of"
                 " codec."
             ) from None
+    owner = chain.owner("compress")
+    delta = owner.compress(delta, update.at(owner.name, outcome=outcome)) if owner.overrides("compress") else delta
     if delta.spec == plain.spec and torch.equal(delta.flat, plain.flat):
         raise ConfigError(
             f"inversion.codec is {text!r}, which sends this update unchanged; name a method that changes it, or leave"

@@ -160,7 +160,7 @@ def recompute_statistics(worker: Worker, model: Model, drawn: Sequence[Tensor]) 
             worker.net(bound.model, x)
     worker.features.clear()
     bound.mode(training=False)
-    return Params(bound.statistics.flat.clone(), bound.statistics.spec)
+    return bound.statistics.clone()
 
 
 def _has_statistics(surface: Surface) -> bool:

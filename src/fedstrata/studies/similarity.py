@@ -49,8 +49,8 @@ def output_kernels(worker: Worker, model: Model, x: Tensor, *, batch_statistics:
     The output is that of the last layer of the group that is called, before any activation.
 
     Args:
-        worker: its vector holds ``params`` afterwards.
-        model: the model, with statistics.
+        worker: its vector holds ``model`` afterwards.
+        model: with statistics.
         x: [N, *shape] samples, in one pass.
         batch_statistics: norms use the statistics of these samples (``bn=batch``).
     Returns:

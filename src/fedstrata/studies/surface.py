@@ -45,7 +45,7 @@ class Surface:
         self.worker, self.layout, self.dtype = run.engine.worker, run.engine.parts.setup.layout, dtype
         self.eval_mode: EvalMode = "batch_stats" if run.engine.evaluator.batch_statistics else "eval"
         self.centre = run.served.flat.to(dtype)
-        self.statistics = self._cast(run.served.statistics)
+        self.statistics = run.served.statistics.new(run.served.statistics.flat.to(dtype))
         if not bool(self.centre.isfinite().all()):
             raise ConfigError(
                 f"{run.folder}: the model is not finite: its training diverged, and the loss around it is undefined."
@@ -54,9 +54,6 @@ class Surface:
         whole = x.to(dtype) if x.is_floating_point() else x
         target = y.to(dtype) if y.is_floating_point() else y
         self.batches = [(whole[part], target[part]) for part in cut(torch.arange(len(y)), batch)]
-
-    def _cast(self, statistics: Params) -> Params:
-        return Params(statistics.flat.to(self.dtype), statistics.spec)
 
     def loss(self, flat: Tensor, statistics: Params | None = None) -> float:
         """Compute the mean loss at these values, [P]; it may be infinite or NaN."""
@@ -70,7 +67,7 @@ class Surface:
             statistics: of norms; default: the served ones.
         """
         total, right = 0.0, 0
-        p = Model(Params(flat, self.layout.spec, eval_mode=self.eval_mode), statistics or self.statistics)
+        p = self._model(Params(flat, self.layout.spec, eval_mode=self.eval_mode), statistics)
         for x, y in self.batches:
             with torch.no_grad():
                 output = self._output(p, x)
@@ -126,19 +123,18 @@ class Surface:
 
     def used(self) -> Names:
         """Return the names of the parameters that the loss depends on; a network that grows has unused layers."""
-        return used_parameters(
-            self.worker, Model(Params(self.centre, self.layout.spec), self.statistics), self.batches[0][0]
-        )
+        return used_parameters(self.worker, self._model(Params(self.centre, self.layout.spec)), self.batches[0][0])
 
-    def _leaves(self, names: Sequence[str]) -> tuple[list[Tensor], Params]:
+    def _leaves(self, names: Sequence[str]) -> tuple[list[Tensor], Model]:
         views = dict(Params(self.centre, self.layout.spec).views)
         leaves = [views[name].detach().requires_grad_() for name in names]
         views |= dict(zip(names, leaves, strict=True))
-        return leaves, Model(
-            Params(self.centre, self.layout.spec, eval_mode=self.eval_mode, views=views), self.statistics
-        )
+        return leaves, self._model(Params(self.centre, self.layout.spec, eval_mode=self.eval_mode, views=views))
 
-    def _output(self, p: Params, x: Tensor) -> Tensor:
+    def _model(self, params: Params, statistics: Params | None = None) -> Model:
+        return Model(params, self.statistics if statistics is None else statistics)
+
+    def _output(self, p: Model, x: Tensor) -> Tensor:
         # the cache is keyed by the parameter vector, and here only views change; it would also hold every batch's graph
         self.worker.features.clear()
         return self.worker.net(p, x)

@@ -1,4 +1,4 @@
-"""The laws that every method keeps, as functions that raise AssertionError in words; each names what it compares.
+"""The laws of every method, as functions that raise AssertionError with what they compared.
 
 An *example* is a method in call syntax, a *toy* a name of ``toys.TOYS``.
 """
@@ -12,87 +12,97 @@ from dataclasses import FrozenInstanceError, fields, replace
 from torch import Tensor
 
 from fedstrata.common.errors import FedstrataError
+from fedstrata.core.layout import Names
 from fedstrata.core.params import Model
-from fedstrata.core.piece import Direction, Piece, Reply
+from fedstrata.core.piece import Piece, Reply
 from fedstrata.core.plan import Plan
 from fedstrata.methods import Limit, NoLimit
 from fedstrata.testing import toys
-from fedstrata.testing.toy_runs import Outcomes, Recorded, bits, copied, engine, finish, gap, play, played, same
+from fedstrata.testing.toy_runs import (
+    RecordingEngine,
+    Results,
+    bits,
+    copied,
+    differences,
+    engine,
+    finish,
+    gap,
+    play,
+    played,
+)
 from fedstrata.wire import decode, messages, unpack
 from fedstrata.wire.codec import Codecs
-from fedstrata.wire.frame import encode
+from fedstrata.wire.frame import Frame, encode
 
-Letters = list[tuple[bytes, dict[str, str]]]
+Messages = list[tuple[bytes, dict[str, str]]]
+"""The bytes of messages, and for each the digest of every tensor that was packed."""
 
 
-def claim(holds: object, words: str) -> None:
-    """Raise AssertionError in words, with or without python -O."""
+def check(holds: object, message: str) -> None:
+    """Raise AssertionError with a message, with or without python -O."""
     if not holds:
-        raise AssertionError(words)
+        raise AssertionError(message)
 
 
 # ---- limits
-# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def limit_is_exact(limit: Limit) -> None:
-    """Two chains agree bit for bit, on the server's model and on every client's own."""
+    """Check that two chains agree bit for bit, in the server's model and in every client's personal model."""
     toy = "equal" if limit.uniform else "layer"
     left, right = play(limit.method, toy), play(limit.of, toy)
-    claim(
+    check(
         bits(left.model) == bits(right.model),
-        f"{limit}: server models differ by {gap(left.model, right.model):.3g}, not a bit is allowed",
+        f"{limit}: server models differ by {gap(left.model, right.model):.3g}; they must be equal bit for bit",
     )
     if not limit.shared_only:
-        differing = [i for i, (a, b) in enumerate(zip(left.models, right.models, strict=True)) if bits(a) != bits(b)]
-        claim(
+        pairs = enumerate(zip(left.models, right.models, strict=True))
+        differing = [i for i, (a, b) in pairs if bits(a) != bits(b)]
+        check(
             not differing,
-            f"{limit}: own models of clients {differing} differ; where only the server's agree, say Limit(...,"
+            f"{limit}: personal models of clients {differing} differ; if only the server's agree, write Limit(...,"
             " shared_only=True)",
         )
 
 
 def no_limit_says_why(limit: NoLimit) -> None:
-    """A method without a limit says why."""
-    claim(
+    """Check that a method without a limit law gives a reason."""
+    check(
         len(limit.why.split()) >= 3,
         f"the reason for having no limit law is {limit.why!r}; say in a few words why no setting gives FedAvg",
     )
 
 
 # ---- values
-# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def pieces_are_values(example: str) -> None:
-    """Pieces hold settings and nothing else: frozen, equal where their settings are, without a field that could
-    remember something.
-    """
+    """Check that pieces hold only settings: frozen, equal if their settings are, without any memory."""
     for piece in toys.parse(example).pieces:
         name = type(piece).__name__
-        _is_frozen(piece)
+        _check_frozen(piece)
         try:
             hash(piece)
         except TypeError as error:
             raise AssertionError(
-                f"{name} has a field that can change ({error}); settings are numbers, text, None and tuples"
+                f"{name} has a mutable field ({error}); settings are numbers, text, None and tuples"
             ) from error
-        missing = [n for n in vars(piece) if n not in {f.name for f in fields(piece)}]
-        claim(
-            not missing,
-            f"{name} keeps {', '.join(missing)} beside its settings; what must survive is returned as slot or row",
+        extra = [n for n in vars(piece) if n not in {f.name for f in fields(piece)}]
+        check(
+            not extra,
+            f"{name} keeps {', '.join(extra)} beside its settings; return what must survive as server or client state",
         )
     one, two = toys.parse(example), toys.parse(example)
-    claim(one == two, f"{example} made twice is not equal; a field takes no part in comparison")
+    check(one == two, f"{example} built twice is not equal; a field takes no part in comparison")
     before = [dict(vars(piece)) for piece in one.pieces]
     play(one)
-    claim(
+    check(
         [dict(vars(piece)) for piece in one.pieces] == before and one == two,
-        f"{example} changed while it ran; pieces never change",
+        f"{example} changed during a run; pieces never change",
     )
 
 
-def _is_frozen(piece: Piece) -> None:
+def _check_frozen(piece: Piece) -> None:
     name = fields(piece)[0].name if fields(piece) else "anything"
     try:
         setattr(piece, name, getattr(piece, name, None))
@@ -102,34 +112,33 @@ def _is_frozen(piece: Piece) -> None:
 
 
 def text_comes_back(text: str) -> None:
-    """What a method prints, parses to an equal method."""
-    made = toys.parse(text)
+    """Check that the text of a method parses to an equal method."""
+    method = toys.parse(text)
     try:
-        again = toys.parse(str(made))
+        again = toys.parse(str(method))
     except FedstrataError as error:
-        raise AssertionError(f"{text} prints as {made}, which cannot be read back: {error}") from error
-    claim(again == made, f"{text} prints as {made}, which means another method")
+        raise AssertionError(f"{text} prints as {method}, which cannot be parsed: {error}") from error
+    check(again == method, f"{text} prints as {method}, which is another method")
 
 
 # ---- executors
-# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def batched_equals_looped(example: str, toy: str = "layer") -> None:
-    """Stacked clients give the looped model to rounding: 1e-6 of its largest entry."""
+    """Check that stacked clients give the looped model up to rounding: 1e-6 of its largest entry."""
     tolerance = rounding(example)
     loop, stacked = played(example, toy), play(example, toy, "batched", 2)
     server = gap(stacked.model, loop.model)
-    claim(
+    check(
         server <= tolerance,
         f"{example}: batched and looped server models differ by {server:.3g}; client verbs must be pure tensor code",
     )
     worst = max(gap(a, b) for a, b in zip(stacked.models, loop.models, strict=True))
-    claim(worst <= tolerance, f"{example}: batched and looped own models of clients differ by {worst:.3g}")
+    check(worst <= tolerance, f"{example}: batched and looped personal models differ by {worst:.3g}")
 
 
 def rounding(example: str) -> float:
-    """How far two orders of the same float32 sums may leave two models apart, as a part of the largest entry.
+    """Return how far two orders of the same float32 sums may separate two models, relative to the largest entry.
 
     The toys are smooth, so rounding grows by bounded factors: 3e-7 was the most over 20 seeds and three instruction
     sets. A server optimizer that divides by ``sqrt(second) + tau`` multiplies the rounding of a small mean update by
@@ -139,7 +148,7 @@ def rounding(example: str) -> float:
 
 
 def batched_equals_looped_or_refuses(example: str, toy: str) -> str:
-    """For other models than the laws' toy: either equal, or refused with a reason."""
+    """Return "equal", or "refused" if the batched executor refuses the toy with a reason."""
     try:
         batched_equals_looped(example, toy)
     except FedstrataError as error:
@@ -148,197 +157,182 @@ def batched_equals_looped_or_refuses(example: str, toy: str) -> str:
 
 
 def batched_serves(example: str, toy: str) -> None:
-    """Batched equals looped with dropout and with images.
-
-    Norms that look at the batch may be refused, with the reason.
-    """
-    found = batched_equals_looped_or_refuses(example, toy)
-    claim(
-        found == "equal" or (toy == "batch" and found == "refused"), f"{example} on the toy {toy!r}, batched: {found}"
+    """Check that batched equals looped; norms that use the batch may be refused, with a reason."""
+    result = batched_equals_looped_or_refuses(example, toy)
+    check(
+        result == "equal" or (toy == "batch" and result == "refused"),
+        f"{example} on the toy {toy!r}, batched: {result}",
     )
 
 
 def executor_changes_no_bit(example: str, executor: str, workers: int, toy: str = "layer") -> None:
-    """Who trains does not matter, for the model, the slots, the clients' models and rows."""
-    differing = same(played(example, toy), play(example, toy, executor, workers))
-    claim(not differing, f"{example}: executor={executor} with {workers} workers changes {', '.join(differing)}")
+    """Check that an executor changes neither the model nor any server state, personal model or client state."""
+    differing = differences(played(example, toy), play(example, toy, executor, workers))
+    check(not differing, f"{example}: executor={executor} with {workers} workers changes {', '.join(differing)}")
 
 
-def mapped_rows_change_no_bit(example: str) -> None:
-    """Rows in a file serve as rows in memory do."""
-    differing = same(played(example), play(example, rows="mapped"))
-    claim(not differing, f"{example}: rows=mapped changes {', '.join(differing)}")
+def mapped_states_change_no_bit(example: str) -> None:
+    """Check that client states in a file equal client states in memory."""
+    differing = differences(played(example), play(example, rows="mapped"))
+    check(not differing, f"{example}: rows=mapped changes {', '.join(differing)}")
 
 
 # ---- layers outside the plan
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def untouched_stays_untouched(example: str, toy: str = "layer") -> None:
-    """What a round does not average does not move on the server; what clients keep for themselves does not travel."""
+    """Check that tensors outside ``aggregate`` do not change, and that local tensors are not sent."""
     run = engine(toys.parts(example, toy))
     try:
         while run.server.round < 3:
-            before = copied(run.server).model
+            before = run.server.model.clone()
             run.round()
-            _compare_outside(before, run.server.model, run.plan.aggregate)
-            for work, reply in zip(run.executor.works[-1], run.executor.replies[-1], strict=True):
-                plan = work.plan
-                sent, returned = (
-                    set(messages.down(work).tensors),
-                    set(
-                        messages.up(
-                            reply, messages.codecs_of(run.parts.method, run.parts.setup.layout, plan, "up")
-                        ).tensors
-                    ),
-                )
-                travelled = {
-                    name.split("/", 1)[1]
-                    for name in sent | returned
-                    if name.startswith(("model/", "delta/", "statistics/"))
-                }
-                leaked = travelled & (plan.client_local - plan.download - plan.upload)
-                claim(
-                    not leaked,
-                    f"{example}: {', '.join(sorted(leaked))} stays with the client by the plan, and travelled",
-                )
-                extra = {n.split("/", 1)[1] for n in returned if n.startswith("delta/")} - plan.upload
-                claim(not extra, f"{example}: {', '.join(sorted(extra))} is not sent up by the plan, and was returned")
+            _check_outside(before, run.server.model, run.plan.aggregate)
+            _check_sent(example, run)
     finally:
         run.close()
 
 
-def _compare_outside(before: Model, after: Model, average: frozenset[str]) -> None:
+def _check_outside(before: Model, after: Model, aggregate: Names) -> None:
     for old, new in ((before, after), (before.statistics, after.statistics)):
         for name, tensor in old.views.items():
-            claim(
-                name in average or bits(tensor) == bits(new[name]),
-                f"{name} is not averaged by the plan, and moved on the server",
+            check(
+                name in aggregate or bits(tensor) == bits(new[name]),
+                f"{name} is not aggregated by the plan, and changed on the server",
             )
 
 
+def _check_sent(example: str, run: RecordingEngine) -> None:
+    for task, reply in zip(run.executor.tasks[-1], run.executor.replies[-1], strict=True):
+        plan = task.plan
+        sent = set(messages.down_contents(task))
+        returned = set(messages.contents(reply))
+        crossed = {
+            name.split("/", 1)[1] for name in sent | returned if name.startswith(("model/", "delta/", "statistics/"))
+        }
+        leaked = crossed & (plan.client_local - plan.download - plan.upload)
+        check(not leaked, f"{example}: {', '.join(sorted(leaked))} stays with the client by the plan, and was sent")
+        extra = {n.split("/", 1)[1] for n in returned if n.startswith("delta/")} - plan.upload
+        check(not extra, f"{example}: {', '.join(sorted(extra))} is not in the plan's upload, and was returned")
+
+
 # ---- state
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def carried_over_state_is_all_state(example: str, toy: str = "layer") -> None:
-    """Resume: a fresh engine that is given server and rows after round 2 ends where the uninterrupted run ends."""
+    """Check that a run resumed after round 2, from server and client states alone, equals the uninterrupted run."""
     first = engine(toys.parts(example, toy))
     for _ in range(2):
         first.round()
     second = engine(toys.parts(example, toy))
     second.server = copied(first.server)
-    rows = {i: first.states.get(i) for i in range(first.parts.federation.clients)}
-    second.states.put(1, {i: row for i, row in rows.items() if row is not None})
+    stored = {i: first.states.get(i) for i in range(first.parts.federation.clients)}
+    second.states.put(1, {i: state for i, state in stored.items() if state is not None})
     first.close()
-    differing = same(played(example, toy), finish(second))
-    claim(
+    differing = differences(played(example, toy), finish(second))
+    check(
         not differing,
-        f"{example}: resumed after round 2, {', '.join(differing)} differ; all that must survive is returned as slot"
-        " or row",
+        f"{example}: resumed after round 2, {', '.join(differing)} differ; return everything that must survive as"
+        " server or client state",
     )
 
 
 def reply_order_is_irrelevant(example: str, toy: str = "layer") -> None:
-    """Clients may be trained, and may answer, in any order."""
-    rotated = {"order": lambda works: works[::-1], "change": lambda replies: replies[1:] + replies[:1]}
-    differing = same(played(example, toy), play(example, toy, wrap=rotated))
-    claim(not differing, f"{example}: another order of clients changes {', '.join(differing)}")
+    """Check that clients may be trained, and may reply, in any order."""
+    rotated = {"order": lambda tasks: tasks[::-1], "change": lambda replies: replies[1:] + replies[:1]}
+    differing = differences(played(example, toy), play(example, toy, wrap=rotated))
+    check(not differing, f"{example}: another order of clients changes {', '.join(differing)}")
 
 
-def absent_clients_keep_their_rows(example: str, toy: str = "layer") -> None:
-    """A round writes rows of its participants only."""
+def absent_clients_keep_their_state(example: str, toy: str = "layer") -> None:
+    """Check that a round changes the states of its participants only."""
     run = engine(toys.parts(example, toy))
-    everyone = range(run.parts.federation.clients)
+    clients = range(run.parts.federation.clients)
     try:
         for _ in range(3):
-            before = [bits(run.states.get(i)) for i in everyone]
+            before = [bits(run.stored(i)) for i in clients]
             cohort = run.round()["cohort"]
-            touched = [i for i in everyone if i not in cohort and bits(run.states.get(i)) != before[i]]
-            claim(not touched, f"{example}: rows of clients {touched} changed, who were not in the round")
+            touched = [i for i in clients if i not in cohort and bits(run.stored(i)) != before[i]]
+            check(not touched, f"{example}: states of clients {touched} changed, who were not in the round")
     finally:
         run.close()
 
 
 def a_lost_round_changes_nothing(example: str, toy: str = "layer") -> None:
-    """Where every reply is refused, model, slots and rows are what they were."""
+    """Check that a round whose replies are all refused changes neither the model nor any state."""
     run = engine(toys.parts(example, toy))
-    everyone = range(run.parts.federation.clients)
     try:
         run.round()
         run.executor.change = poisoned
-        model, slots, rows = (
-            bits(run.server.model),
-            bits(dict(run.server.states)),
-            [bits(run.states.get(i)) for i in everyone],
-        )
+        before = _all_bits(run)
         row = run.round()
-        claim(not row["updated"], f"{example}: all replies of a round were refused, and the model moved")
-        claim(
+        check(not row["updated"], f"{example}: all replies of a round were refused, and the model was updated")
+        check(
             len(row["refused"]) == len(row["cohort"]),
-            f"{example}: {len(row['refused'])} of {len(row['cohort'])} wrong replies were refused",
+            f"{example}: {len(row['refused'])} of {len(row['cohort'])} invalid replies were refused",
         )
-        now = bits(run.server.model), bits(dict(run.server.states)), [bits(run.states.get(i)) for i in everyone]
-        claim(
-            now == (model, slots, rows), f"{example}: a round without good replies changed the model, the slots or rows"
-        )
+        check(_all_bits(run) == before, f"{example}: a round without valid replies changed the model or a state")
     finally:
         run.close()
 
 
-def poisoned(answers: Outcomes) -> Outcomes:
-    """The replies with a wrong sample count: a lie that every plan's reply can tell, also one that sends no tensor."""
-    return [replace(answer, samples=answer.samples + 1) if isinstance(answer, Reply) else answer for answer in answers]
+def _all_bits(run: RecordingEngine) -> bytes:
+    stored = [run.stored(i) for i in range(run.parts.federation.clients)]
+    return bits([run.server.model, dict(run.server.states), stored])
 
 
-# ---- the bill
-# -------------------------------------------------------------------------------------------------------------------------------
+def poisoned(results: Results) -> Results:
+    """Return the replies with a wrong sample count, which the gate refuses even if a reply has no tensor."""
+    return [replace(r, samples=r.samples + 1) if isinstance(r, Reply) else r for r in results]
+
+
+# ---- cost
 
 
 def counted_bytes_are_real(example: str, toy: str = "layer") -> None:
-    """The ledger's bytes are the lengths of the packed messages, which decode to what the server applies."""
-    for data, sent in billed_messages(example, toy):
-        claim(digests(decode(data).tensors) == sent, f"{example}: a message does not decode into what was packed")
+    """Check that the ledger's bytes equal the lengths of messages, which decode to what the server applies."""
+    for data, packed in counted_messages(example, toy):
+        check(digests(decode(data).tensors) == packed, f"{example}: a message does not decode to what was packed")
 
 
-def billed_messages(example: str, toy: str = "layer") -> Letters:
-    """(bytes, digest by tensor) of every message of a run, after the bill was held against their lengths."""
+def counted_messages(example: str, toy: str = "layer") -> Messages:
+    """Return every message of a run, after comparing their lengths with the ledger."""
     run = engine(toys.parts(example, toy))
-    letters: Letters = []
+    sent: Messages = []
     up = down = 0
     try:
-        billed = [run.round() for _ in range(2)]
+        rows = [run.round() for _ in range(2)]
     finally:
         run.close()
-    for works, replies in zip(run.executor.works, run.executor.replies, strict=True):
-        for work in works:
-            frame = messages.down(work, _codecs(run, work.plan, "down"))
-            letters.append((encode(frame), digests(frame.tensors)))
-            down += len(letters[-1][0])
+    for tasks, replies in zip(run.executor.tasks, run.executor.replies, strict=True):
+        for task in tasks:
+            down += _append(sent, messages.down(task, _codecs(run, task.plan, up=False)))
         for reply in replies:
-            codecs = _codecs(run, works[reply.cohort_index].plan, "up")
+            codecs = _codecs(run, tasks[reply.cohort_index].plan, up=True)
             frame = messages.up(reply, codecs)
-            letters.append((encode(frame), digests(frame.tensors)))
-            _unpacks_to_what_the_server_applies(frame.tensors, reply, codecs)
-            up += len(letters[-1][0])
-    for way, packed in (("down", down), ("up", up)):
-        counted = sum(r[f"bytes_{way}"] + r[f"framing_{way}"] for r in billed)
-        claim(counted == packed, f"{example}: {counted} bytes {way} are billed, and the messages have {packed}")
-    return letters
+            up += _append(sent, frame)
+            _check_unpacked(frame.tensors, reply, codecs)
+    for direction, length in (("down", down), ("up", up)):
+        counted = sum(row[f"bytes_{direction}"] + row[f"framing_{direction}"] for row in rows)
+        check(counted == length, f"{example}: {counted} bytes {direction} are counted, and the messages have {length}")
+    return sent
 
 
-def _codecs(run: Recorded, plan: Plan, direction: Direction) -> Codecs:
-    return messages.codecs_of(run.parts.method, run.parts.setup.layout, plan, direction)
+def _codecs(run: RecordingEngine, plan: Plan, *, up: bool) -> Codecs:
+    return messages.codecs_of(run.parts.method, run.parts.setup.layout, plan, "up" if up else "down")
 
 
-def _unpacks_to_what_the_server_applies(packed: Mapping[str, Tensor], reply: Reply, codecs: Codecs) -> None:
+def _append(sent: Messages, frame: Frame) -> int:
+    sent.append((encode(frame), digests(frame.tensors)))
+    return len(sent[-1][0])
+
+
+def _check_unpacked(packed: Mapping[str, Tensor], reply: Reply, codecs: Codecs) -> None:
     applied = messages.contents(reply)
     opened = unpack(packed, {n: (tuple(t.shape), t.dtype) for n, t in applied.items()}, codecs)
-    claim(
-        digests(opened) == digests(applied), "the codec loses something: what is unpacked is not what the client sent"
-    )
+    check(digests(opened) == digests(applied), "a codec is lossy: what is unpacked differs from what the client sent")
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """sha256 by tensor, over type, shape and bytes."""
+    """Compute sha256 by tensor, over type, shape and bytes."""
     return {n: hashlib.sha256(f"{t.dtype}{tuple(t.shape)}".encode() + bits(t)).hexdigest() for n, t in tensors.items()}

@@ -1,7 +1,4 @@
-"""Small federations and models to hold methods to their laws. Everything is derived from a seed.
-
-Nothing takes a tenth of a second.
-"""
+"""Small federations and models for the laws of methods. Everything is derived from a seed and takes under 0.1 s."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, softplus
 
-from fedstrata.common.call_syntax import parse_calls
 from fedstrata.config.config import Config
 from fedstrata.core import chain
 from fedstrata.core.chain import Method
@@ -24,14 +20,8 @@ from fedstrata.data.partition.base import ExplicitPartition
 from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.methods import find
 
-SIZES = (
-    17,
-    8,
-    5,
-    12,
-    3,
-    9,
-)  # with batches of 4: tails of one sample, a client smaller than a batch, one that divides evenly
+# with batches of 4: a last batch of one sample, a client smaller than a batch, one that divides evenly
+SIZES = (17, 8, 5, 12, 3, 9)
 EQUAL = (8, 8, 8, 8, 8, 8)
 FEATURES, CLASSES = 6, 3
 
@@ -61,7 +51,7 @@ class Small(nn.Module):
         self.exits = {"norm": 8, "second": 5}
 
     def forward(self, x: Tensor, exits: int | None = None) -> Tensor:
-        """[B, 6] -> [B, 3]; or the features behind so many layers."""
+        """Map [B, 6] to [B, 3], or to the features after so many layers."""
         out = softplus(self.norm(self.first(x)))
         if exits == 1:
             return out
@@ -70,7 +60,7 @@ class Small(nn.Module):
 
 
 class Images(nn.Module):
-    """One convolution with its norm, pooled by means, and a linear head: for 1x6x6 images; smooth, as Small is."""
+    """One convolution with its norm, mean pooling and a linear head, for 1x6x6 images; smooth like Small."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,13 +70,13 @@ class Images(nn.Module):
         self.exits = {"norm": 4 * 9}
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, 1, 6, 6] -> [B, 3]."""
+        """Map [B, 1, 6, 6] to [B, 3]."""
         out: Tensor = self.head(avg_pool2d(softplus(self.norm(self.conv(x))), 2).flatten(1))
         return out
 
 
 def filled(module: nn.Module, seed: int = 0) -> nn.Module:
-    """A module whose parameters are drawn from a generator of their own, so that no global generator matters."""
+    """Fill a module's parameters from a local generator, independent of global ones."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -96,14 +86,14 @@ def filled(module: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def small(norm: Norm = "layer", drop: float = 0.0) -> nn.Module:
-    """The laws' model."""
+    """Return the laws' model."""
     return filled(Small(norm, drop))
 
 
 def arrays(
     sizes: Sequence[int] = SIZES, seed: int = 0, shape: tuple[int, ...] = (FEATURES,)
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(x, y, client): every client has its own shift of the inputs and its own favourite class."""
+    """Return (x, y, client): inputs are shifted by client, and each client has a favourite class."""
     generator = torch.Generator().manual_seed(seed)
     total = sum(sizes)
     client = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
@@ -116,14 +106,14 @@ def arrays(
 def federation(
     sizes: Sequence[int] = SIZES, seed: int = 0, shape: tuple[int, ...] = (FEATURES,), **options: Any
 ) -> Federation:
-    """Clients of these sizes (0 is allowed), with a server test set of 30 samples."""
+    """Build clients of these sizes (0 is allowed), with a server test set of 30 samples."""
     x, y, _ = arrays(sizes, seed, shape)
     tx, ty, _ = arrays((30,), seed + 1, shape)
     return listed(x, y, sizes, test=(tx.numpy(), ty.numpy()), **options)
 
 
 def listed(x: Tensor, y: Tensor, sizes: Sequence[int], **options: Any) -> Federation:
-    """A federation whose clients hold consecutive stretches of these lengths."""
+    """Build a federation whose clients hold consecutive stretches of these lengths."""
     options = {"testing": "server"} | options
     if min(sizes):
         return Federation.of(x.numpy(), y.numpy(), client=np.repeat(np.arange(len(sizes)), sizes), **options)
@@ -144,7 +134,7 @@ TOYS: Mapping[str, Callable[[], tuple[Federation, nn.Module]]] = {
     "dropout": lambda: (federation(), small("layer", drop=0.3)),
     "images": lambda: (federation(shape=(1, 6, 6)), filled(Images())),
 }
-"""Data and model by name: norms of three kinds, equal sizes, dropout, images."""
+"""Data and model by name: three kinds of norms, equal sizes, dropout, images."""
 
 DEFAULTS: Mapping[str, Any] = {
     "rounds": 3,
@@ -161,35 +151,29 @@ _known: dict[str, type[Piece]] = {}
 
 
 def know(piece: type[Piece]) -> bool:
-    """Have :func:`parse` understand a piece that is not registered.
-
-    Says whether its name meant something else before.
-    """
-    name = piece.__name__.lower()
-    before, _known[name] = _known.get(name), piece
+    """Let :func:`parse` find a piece that is not registered; return whether its name had another meaning before."""
+    before, _known[piece.name] = _known.get(piece.name), piece
     return before is not piece
 
 
 def parse(text: str) -> Method:
-    """A method from call syntax, of registered pieces, installed ones, and those that :func:`know` was told of."""
-    names = {call.name for call in parse_calls(text)} - {"fedavg"}
-    known = {name: _known.get(name) or find(name).piece for name in sorted(names)}
-    return chain.parse(text, known.__getitem__)
+    """Return a method from call syntax, of registered and installed pieces, and of those of :func:`know`."""
+    return chain.parse(text, lambda name: _known.get(name) or find(name).piece)
 
 
 def config(**settings: Any) -> Config:
-    """The laws' settings, with changes; a length in steps replaces the one in epochs."""
-    known = dict(DEFAULTS) | {
+    """Return the laws' settings with changes; a length in steps replaces that in epochs."""
+    values = dict(DEFAULTS) | {
         k.replace("local_", "local.").replace("eval_", "eval.").replace("gate_", "gate."): v
         for k, v in settings.items()
     }
-    if known.get("local.steps") is not None:
-        known["local.epochs"] = None
-    return Config(**known)
+    if values.get("local.steps") is not None:
+        values["local.epochs"] = None
+    return Config(**values)
 
 
 def parts(method: str | Piece | Method = "fedavg", toy: Toy = "layer", **settings: Any) -> RunComponents:
-    """A toy run, connected; ``method`` is text, a piece or a chain, ``toy`` a name of TOYS or (federation, module)."""
+    """Assemble a toy run of a method (text, piece or chain) on a toy (a name of TOYS, or (federation, module))."""
     data, module = TOYS[toy]() if isinstance(toy, str) else toy
     chain = parse(method) if isinstance(method, str) else Method() + method
     settings = {"cohort": min(DEFAULTS["cohort"], data.clients)} | settings
