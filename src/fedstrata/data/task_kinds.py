@@ -39,6 +39,8 @@ class TaskKind(ABC):
         larger_is_better: False for an error.
         targets: what ``y`` holds: "classes" (int64 class numbers, by which clients can differ), "numbers" (float32
             values to predict), or "other" (float32 values that only the loss reads).
+        kept_axes: leading axes of a sample that the output keeps, such as the items of a pair or the positions of a
+            sequence: a sample [A, *item] then has outputs [A, C] with one kept axis.
         output_meaning: what the outputs of the model are, for its signature.
     """
 
@@ -46,6 +48,7 @@ class TaskKind(ABC):
     headline: ClassVar[str]
     larger_is_better: ClassVar[bool] = True
     targets: ClassVar[Targets] = "other"
+    kept_axes: ClassVar[int] = 0
     output_meaning: ClassVar[str] = "numbers"
 
     @abstractmethod
@@ -53,7 +56,7 @@ class TaskKind(ABC):
         """Return the loss of each sample, [B]; pure tensor code that runs under vmap.
 
         Args:
-            output: [B, C] outputs of the model.
+            output: [B, *kept, C] outputs of the model.
             y: [B] targets.
         """
 
@@ -62,7 +65,7 @@ class TaskKind(ABC):
         """Return every metric by name, always the same names; None where undefined.
 
         Args:
-            output: [N, C] outputs of the model.
+            output: [N, *kept, C] outputs of the model.
             y: [N] targets.
         """
 
@@ -75,7 +78,7 @@ class TaskKind(ABC):
         return float("nan") if value is None else value if self.larger_is_better else -value
 
     def predictions(self, output: Tensor) -> Tensor:
-        """Turn outputs [N, C] into what users read: [N] numbers, or [N, C] probabilities where targets are classes."""
+        """Turn outputs [N, *kept, C] into what users read: [N] numbers, or [N, C] probabilities where targets are classes."""
         return output[:, 0]
 
     def outputs(self, shape: tuple[int, ...], targets: Sequence[NDArray[Any]], labels: tuple[str, ...]) -> int:
