@@ -183,6 +183,7 @@ def test_the_fingerprint_is_that_of_the_data_and_the_split():
     assert len({one, *(load(spec).fingerprint for spec in changed)}) == 6
 
 
+@pytest.mark.full
 def test_the_fingerprint_is_the_same_in_another_process_and_folder(tmp_path):
     code = "from fedstrata.data import load, DataSpec; print(load(DataSpec(data='synthetic', clients=5)).fingerprint)"
     environment = {**os.environ, "PYTHONHASHSEED": "77"}
@@ -305,7 +306,7 @@ def test_recipe_t34_bundled_data_need_no_network_and_no_files(name):
 def test_recipe_t34_missing_files_name_the_folder_and_the_remedy(name, tmp_path):
     with pytest.raises(DataError, match=r"set data.root=FOLDER .*data=digits needs no files"):
         load(DataSpec(data=name))
-    with pytest.raises(DataError, match=r"nowhere does not exist; say data\.root=FOLDER"):
+    with pytest.raises(DataError, match=r"nowhere does not exist; set data\.root=FOLDER"):
         load(DataSpec(data=name, root=tmp_path / "nowhere"))
     with pytest.raises(DataError, match="found none of"):
         load(DataSpec(data=name, root=tmp_path))

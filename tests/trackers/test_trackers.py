@@ -22,6 +22,7 @@ def run(tmp_path, name="run", **more):
     return fedstrata.run("fedprox", out=str(tmp_path / "runs"), name=name, **SETTINGS | more)
 
 
+@pytest.mark.full
 def test_none_is_nothing_and_loads_nothing():
     code = (
         "import sys, fedstrata.trackers as t; assert t.trackers('none') == []; print([m for m in sys.modules if"
@@ -125,7 +126,7 @@ def test_a_tracker_is_closed_after_a_failure_and_a_close_that_fails_is_silent(ca
 
 def test_tracking_closes_however_the_run_ends(monkeypatch):
     breaking = Breaking()
-    monkeypatch.setattr("fedstrata.trackers._OURS", {"breaking": lambda: breaking})
+    monkeypatch.setattr("fedstrata.trackers.TRACKERS._entries", {"breaking": lambda: breaking})
     with pytest.raises(RuntimeError), tracking("breaking"):
         raise RuntimeError
     assert breaking.closed == 1
@@ -188,7 +189,7 @@ def test_a_library_of_somebody_elses_tracker_is_named_by_its_own_name(monkeypatc
     def needs_more():
         raise ImportError("No module named 'sundial'", name="sundial.clock")
 
-    monkeypatch.setattr("fedstrata.trackers._OURS", {"sun": needs_more})
+    monkeypatch.setattr("fedstrata.trackers.TRACKERS._entries", {"sun": needs_more})
     with pytest.raises(
         ConfigError, match=r"track=sun needs the package sundial, which is not installed: pip install sundial\."
     ):
