@@ -104,7 +104,6 @@ def told(pieces, toy="layer", **settings):
 
 
 # ---- exact
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "group"), [(m, g) for m in MODELS for g in groups_of(m)])
@@ -269,7 +268,6 @@ def test_images_in_channels_last_keep_their_bits():
 
 
 # ---- methods
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -332,7 +330,6 @@ def test_methods_that_train_everything_say_nothing():
 
 
 # ---- refused
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 class Body(nn.Module):
@@ -576,7 +573,6 @@ def test_values_that_lie_across_are_computed_anew_from_rows_that_are_kept(module
 
 
 # ---- the bill, the folder
-# -------------------------------------------------------------------------------------------------------------------
 
 
 F, H, G, K = lab.FEATURES, 8, 5, lab.CLASSES

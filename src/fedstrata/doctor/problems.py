@@ -54,7 +54,6 @@ def problems(case: Case) -> tuple[Problem, ...]:
 
 
 # ---- samples met more than once
-# ---------------------------------------------------------------------------------------------------------
 
 
 def _copies(case: Case) -> Iterator[Problem]:
@@ -113,7 +112,6 @@ def percent(share: float) -> str:
 
 
 # ---- clients too small
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def _small(case: Case) -> Iterator[Problem]:
@@ -178,7 +176,6 @@ def _labels(case: Case) -> Iterator[Problem]:
 
 
 # ---- tests
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 def _tests(case: Case) -> Iterator[Problem]:
