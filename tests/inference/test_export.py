@@ -57,6 +57,7 @@ def test_all_files_say_what_the_runs_evaluation_says(folder, tmp_path):
     assert max(made.difference.values()) < 1e-5
 
 
+@pytest.mark.full
 def test_a_program_needs_nothing_of_ours(folder, tmp_path):
     out = export(folder, tmp_path / "out").folder
     lines = (

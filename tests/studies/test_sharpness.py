@@ -386,6 +386,7 @@ def test_of_test_samples_the_loss_is_the_one_of_the_run(runs):
 # ---- the outcome
 
 
+@pytest.mark.full
 def test_the_same_runs_and_settings_give_the_same_bytes(runs, tmp_path):
     study = Sharpness(samples=30, iterations=4, directions=2)
     both = {"a": runs["layer"], "b": runs["batch"]}

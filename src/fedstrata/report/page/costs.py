@@ -92,7 +92,7 @@ def _front_note(context: PageContext, key: str) -> str:
     return (
         note
         if key.startswith("personal") or not out
-        else f"{note} Left out, as nobody uses the shared model: {listed(out)}."
+        else f"{note} Left out, as no client uses the shared model: {listed(out)}."
     )
 
 

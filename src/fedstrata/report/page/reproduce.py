@@ -51,7 +51,7 @@ def _methods(context: PageContext) -> DataTable:
     heads = [
         Head("method", words=True),
         Head("in call syntax", words=True),
-        Head("settings of its own", words=True),
+        Head("its settings", words=True),
         Head("runs"),
     ]
     rows = []
