@@ -26,7 +26,6 @@ BINS = 20
 
 
 # ---- who holds what
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 def partition(facts: Facts) -> Picture | None:
@@ -123,7 +122,6 @@ def _partition_table(facts: Facts, caption: str) -> DataTable:
 
 
 # ---- how well each is served
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def scores_of(context: PageContext) -> dict[int, list[float]]:
