@@ -64,7 +64,8 @@ def swap_dropout(module: nn.Module) -> nn.Module:
         ConfigError: alpha dropout, which has no counterpart here, or p = 1.
     """
     _has_shapes(module)
-    swapped = copy.deepcopy(module)
+    frozen = {id(p): p for p in module.parameters() if not p.requires_grad}  # a frozen base is shared, not copied
+    swapped = copy.deepcopy(module, dict(frozen))
     if isinstance(swapped, (nn.Dropout, *_CHANNELS)):
         return _ours(swapped, "the module itself")
     for name, part in list(swapped.named_modules()):
@@ -76,6 +77,18 @@ def swap_dropout(module: nn.Module) -> nn.Module:
         if isinstance(part, (nn.Dropout, *_CHANNELS)):
             swapped.set_submodule(name, _ours(part, f"layer {name}"))
     return swapped
+
+
+def to_float32(module: nn.Module) -> nn.Module:
+    """Convert what is trained, and float buffers, to float32, in place; a frozen base keeps its type."""
+    for part in module.modules():
+        for parameter in part._parameters.values():
+            if parameter is not None and parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.float32)
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                part._buffers[name] = buffer.to(torch.float32)
+    return module
 
 
 def _ours(layer: nn.Module, where: str) -> nn.Module:
@@ -113,11 +126,11 @@ def _has_shapes(module: nn.Module) -> None:
                 f"parameter {name} is {parameter.dtype}; parameters are real numbers, trained as float32. Make it a"
                 " buffer."
             )
-        if not parameter.requires_grad:
-            raise ConfigError(
-                f"parameter {name} has requires_grad=False, but all parameters are trained here. Make it a buffer, or"
-                " set it to True."
-            )
+    if any(True for _ in module.parameters()) and not any(p.requires_grad for p in module.parameters()):
+        raise ConfigError(
+            "every parameter of the model has requires_grad=False, so there is nothing to train. Set it to True for the"
+            " parameters that clients train; the others are a frozen base, which is never sent."
+        )
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.momentum is None:
             raise ConfigError(
