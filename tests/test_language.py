@@ -37,18 +37,7 @@ BANNED = {
 }
 SOURCES = sorted((ROOT / "src" / "fedstrata").rglob("*.py"))
 CLEAN = ("bench", "diagnostics")  # folders of src that hold to it already
-LATER = (
-    "CHANGELOG",
-    "CONTRIBUTING",
-    "0001-vocabulary",
-    "architecture",
-    "config",
-    "inferred",
-    "ledger",
-    "methods",
-    "names",
-    "own-method",
-)
+LATER = ("config", "inferred", "ledger", "methods", "names")
 CHECKED = [path for path in SOURCES if path.relative_to(ROOT / "src" / "fedstrata").parts[0] in CLEAN]
 PYTHON = [*SOURCES, *(path for name in ("tests", "bench", "docs") for path in sorted((ROOT / name).rglob("*.py")))]
 PAGES = [
@@ -115,7 +104,7 @@ def test_pages_are_in_plain_language(path):
 
 def test_help_is_in_plain_language():
     texts = list(helps(typer.main.get_command(app), "fedstrata"))
-    assert len(texts) > 100
+    assert len(texts) > 50
     assert not [message for name, text in texts for message in problems(name, [(1, text)])]
 
 

@@ -31,12 +31,6 @@ def test_version_is_that_of_the_package():
     assert fedstrata.__version__ == metadata.version("fedstrata")
 
 
-def test_run_stays_a_function_after_its_module_was_imported():
-    import fedstrata.run  # noqa: PLC0415
-
-    assert inspect.isfunction(fedstrata.run)
-
-
 def test_run_and_resume_from_python(tmp_path):
     from fedstrata.runs.run import Stopped  # noqa: PLC0415
 

@@ -1,1 +1,1 @@
-"""What makes parts of the documentation from the code."""
+"""Generators of parts of the documentation."""

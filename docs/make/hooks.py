@@ -1,5 +1,4 @@
-"""What MkDocs does beside turning Markdown into pages: generated tables, and formulas as MathML, which browsers draw
-without a script.
+"""Hooks of MkDocs: generated tables, and formulas as MathML, which browsers draw without a script.
 
 A line ``<!-- make: NAME -->`` in a page is replaced by what ``tables.MAKE[NAME]`` writes.
 """
@@ -24,7 +23,7 @@ _ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):<code>~?([^<]*)</code>")
 
 
 def on_config(config: Any) -> Any:
-    """Reports in docs/results come and go with what was measured: whatever is there is a part of the contents."""
+    """Add every page of docs/results to the contents."""
     pages = sorted(
         path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir, "results").glob("*.md")
     )
@@ -34,16 +33,16 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the generated parts in their places."""
-    return _MARK.sub(lambda found: MAKE[found[1]](), markdown)
+    """Replace marks by generated parts."""
+    return _MARK.sub(lambda match: MAKE[match[1]](), markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Formulas as MathML; roles of docstrings as plain code."""
+    """Turn formulas into MathML, and roles of docstrings into plain code."""
     return _ROLE.sub(r"<code>\1</code>", _FORMULA.sub(_mathml, content))
 
 
-def _mathml(found: re.Match[str]) -> str:
-    block = found[1] == "div"
-    drawn = convert(html.unescape(found[2]).strip(), display="block" if block else "inline")
+def _mathml(match: re.Match[str]) -> str:
+    block = match[1] == "div"
+    drawn = convert(html.unescape(match[2]).strip(), display="block" if block else "inline")
     return f'<div class="formula">{drawn}</div>' if block else drawn  # a wide formula scrolls in its box

@@ -1,7 +1,7 @@
-"""Make docs/inferred.md: every default that no source states, from the sentences in the code that say INFERRED.
+"""Make docs/inferred.md: every default that no source states, from the sentences in the code with INFERRED.
 
-Run it after such a sentence was written, moved or taken back: ``python docs/make/inferred.py``. A test holds the page
-to it.
+Run it after such a sentence was added, moved or removed: ``python docs/make/inferred.py``. A test compares the
+page.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ WORD = "INFERRED"
 
 HEAD = """# Inferred defaults
 
-A default that a paper states is the paper's. Where no paper and no published code of its authors states one, somebody has
-to choose, and the choice can decide a comparison. This page lists every such choice. Set these values yourself, or
+A default that a paper states is the paper's. If neither a paper nor its authors' code states one, a choice is needed,
+and the choice can decide a comparison. This page lists every such choice. Set these values yourself, or
 [search for them on validation data](choose.md#tune-before-you-judge), before you call a method weak.
 
-The table is made from the code by `python docs/make/inferred.py`: each row is a sentence in which the code says "INFERRED".
-A test fails when the page and the code disagree.
+`python docs/make/inferred.py` makes the table from the code: each line is a sentence of the code with "INFERRED".
+A test fails if the page and the code disagree.
 """
 
 TAIL = """
-The settings of a run (`rounds`, `local.lr`, `local.batch` and so on) are not in the table: they belong to no method, and no
-value of them is right for all data. [Settings](config.md) lists them with their defaults.
+The settings of a run (`rounds`, `local.lr`, `local.batch` and so on) are not in the table: they belong to no method,
+and no value of them is right for all data. [Settings](config.md) lists them with their defaults.
 """
 
 _SENTENCE = re.compile(r"(?<!Alg)(?<!sec)(?<!eq)(?<!al)(?<!e\.g)\.\s+(?=[\w`\"(])")
@@ -44,7 +44,7 @@ class Row:
     """One inferred value.
 
     Attributes:
-        name: what users write (ditto), or where the sentence stands (fedstrata.bench.jobs).
+        name: what users write (ditto), or where the sentence is (fedstrata.bench.jobs).
         setting: the setting, or "" for a part of a rule that is no setting.
         default: its value, as text.
         sentence: as the code has it.
@@ -57,7 +57,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Everything in the package that is said to be inferred, in the order of files and lines."""
+    """Return every inferred value of the package, in the order of files and lines."""
     found = [
         row
         for path in sorted((SOURCE / "fedstrata").rglob("*.py"))
@@ -67,7 +67,7 @@ def rows() -> list[Row]:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences that say it, on one line each."""
+    """Return the sentences with INFERRED, on one line each."""
     flat = [re.sub(r"\s+", " ", part).strip() for part in re.split(r"\n\s*\n", text)]
     return [s.strip().rstrip(".") + "." for part in flat for s in _SENTENCE.split(part) if WORD in s]
 

@@ -1,4 +1,4 @@
-"""Our docstrings set no blank line between their sections; the parser of mkdocstrings wants one."""
+"""Add the blank lines between sections of docstrings that the parser of mkdocstrings needs."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class Sections(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called for every module, class, function and attribute."""
         if obj.docstring is not None:
-            text = _HEAD.sub(lambda found: f"\n\n{found[1].capitalize()}:\n", obj.docstring.value)
+            text = _HEAD.sub(lambda match: f"\n\n{match[1].capitalize()}:\n", obj.docstring.value)
             obj.docstring.value = _EXAMPLE.sub(r"```pycon\n\1\n```", text)

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from fedstrata.core.chain import Method, chain
     from fedstrata.core.layout import Layout
     from fedstrata.core.network import Dropout, Net
-    from fedstrata.core.params import Params
-    from fedstrata.core.piece import ClientContext, Piece, Reply, ServerContext
+    from fedstrata.core.params import Model, Params
+    from fedstrata.core.piece import ClientContext, Piece, Reply, ServerContext, setting
     from fedstrata.core.plan import ClientQuery, Phase, Plan, Setup
+    from fedstrata.core.state import State
     from fedstrata.data.federation import Federation
     from fedstrata.diagnostics.base import Measure, RoundSnapshot
     from fedstrata.diagnostics.panel import Panel
@@ -56,9 +57,10 @@ _MODULES = {
     "core.chain": ("Method", "chain"),
     "core.layout": ("Layout",),
     "core.network": ("Dropout", "Net"),
-    "core.params": ("Params",),
-    "core.piece": ("ClientContext", "Piece", "Reply", "ServerContext"),
+    "core.params": ("Model", "Params"),
+    "core.piece": ("ClientContext", "Piece", "Reply", "ServerContext", "setting"),
     "core.plan": ("ClientQuery", "Phase", "Plan", "Setup"),
+    "core.state": ("State",),
     "data.federation": ("Federation",),
     "diagnostics.base": ("Measure", "RoundSnapshot"),
     "diagnostics.panel": ("Panel",),
@@ -109,6 +111,7 @@ __all__ = [
     "Budget",
     "Federation",
     "Piece",
+    "setting",
     "Plan",
     "Phase",
     "ClientQuery",
@@ -120,6 +123,8 @@ __all__ = [
     "chain",
     "Layout",
     "Params",
+    "Model",
+    "State",
     "Net",
     "Dropout",
     "Measure",

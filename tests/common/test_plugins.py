@@ -16,7 +16,7 @@ from fedstrata.common import plugins
 from fedstrata.config.config import Config
 from fedstrata.data.registry import find_dataset, find_partition
 from fedstrata.data.types import Task
-from fedstrata.diagnostics.registry import find as find_measure
+from fedstrata.diagnostics.registry import MEASURES
 from fedstrata.methods import find, method
 from fedstrata.models.registry import build
 from fedstrata.models.registry import find as find_model
@@ -155,7 +155,7 @@ def test_listing_shows_the_package_and_imports_nothing(package):
 def test_nothing_is_imported_because_it_is_installed(package):
     (package / "fedextra.py").write_text("raise RuntimeError('imported')")
     assert str(method("fedprox + fedavgm")) == "fedprox + fedavgm"
-    find_dataset("digits"), find_partition("iid"), find_model("mlp"), find_measure("drift")
+    find_dataset("digits"), find_partition("iid"), find_model("mlp"), MEASURES.find("drift")
     assert "fedextra" not in sys.modules
 
 
@@ -178,7 +178,7 @@ def test_an_unknown_name_is_told_the_nearest_plugin(package):
         ("datasets", "digits", find_dataset),
         ("partitions", "iid", find_partition),
         ("models", "mlp", find_model),
-        ("measures", "drift", find_measure),
+        ("measures", "drift", MEASURES.find),
     ],
 )
 def test_a_name_of_ours_is_refused_with_the_package(site, kind, name, look):
@@ -259,7 +259,7 @@ def no_task(width): ...
         ("models", "thing", "THING", find_model, "must be a function"),
         ("models", "bare", "Bare", find_model, "must be a function"),
         ("models", "notask", "no_task", find_model, "needs a parameter called task"),
-        ("measures", "bare", "Bare", find_measure, "must be a subclass of fedstrata.diagnostics.base.Measure"),
+        ("measures", "bare", "Bare", MEASURES.find, "must be a subclass of fedstrata.diagnostics.base.Measure"),
     ],
 )
 def test_an_object_of_a_wrong_type_names_the_package(site, kind, name, value, look, reason):

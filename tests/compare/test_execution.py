@@ -398,7 +398,7 @@ def test_fields_that_text_does_not_tell_are_no_identity(tmp_path):
 
 
 def test_names_that_were_registered_here_keep_runs_here(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_ROWS", dict(registry._ROWS))
+    monkeypatch.setattr(registry.MODELS, "_entries", dict(registry.MODELS.items()))
     base = made[0]
     assert not made[1].in_process
     parts = {"fedavg": assemble(base.config)}

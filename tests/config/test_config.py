@@ -7,8 +7,9 @@ import pytest
 
 from fedstrata.common.call_syntax import parse_call
 from fedstrata.common.errors import ConfigError
+from fedstrata.common.suggest import near
 from fedstrata.config.config import KEYS, MODELS, NON_RESULT_SETTINGS, Config
-from fedstrata.config.fields import flatten, near
+from fedstrata.config.fields import flatten
 from fedstrata.config.sections import LocalSettings
 from fedstrata.data.types import Task
 

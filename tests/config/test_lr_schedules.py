@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedstrata.common.errors import ConfigError
-from fedstrata.config.lr_schedules import SHAPES, schedule
+from fedstrata.config.lr_schedules import SCHEDULES, schedule
 
 
 def factors(text, rounds):
@@ -51,7 +51,7 @@ def test_warmup_rises_and_factors_multiply():
 
 def test_every_schedule_gives_finite_factors_and_does_not_remember():
     examples = {"step": "step(rounds=[2])", "exponential": "exponential(rate=0.5)", "warmup": "warmup(rounds=3)"}
-    for name in SHAPES:
+    for name in SCHEDULES.items():
         at = schedule(examples.get(name, name), 5)
         forward = [at(r) for r in range(5)]
         assert [at(r) for r in reversed(range(5))] == forward[::-1]

@@ -305,7 +305,7 @@ def test_recipe_t34_bundled_data_need_no_network_and_no_files(name):
 def test_recipe_t34_missing_files_name_the_folder_and_the_remedy(name, tmp_path):
     with pytest.raises(DataError, match=r"set data.root=FOLDER .*data=digits needs no files"):
         load(DataSpec(data=name))
-    with pytest.raises(DataError, match=r"nowhere does not exist; say data\.root=FOLDER"):
+    with pytest.raises(DataError, match=r"nowhere does not exist; set data\.root=FOLDER"):
         load(DataSpec(data=name, root=tmp_path / "nowhere"))
     with pytest.raises(DataError, match="found none of"):
         load(DataSpec(data=name, root=tmp_path))

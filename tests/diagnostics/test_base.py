@@ -114,7 +114,7 @@ class Constant(Measure):
 
 @pytest.fixture
 def own(monkeypatch):
-    monkeypatch.setattr(registry, "_MEASURES", dict(registry._MEASURES))
+    monkeypatch.setattr(registry.MEASURES, "_entries", dict(registry.MEASURES.items()))
     registry.register("constant", Constant)
     registry.register("broken", Broken)
 

@@ -212,7 +212,7 @@ def tiny():
     factory.__annotations__["task"] = Task
     models.register("tiny", factory)
     yield factory
-    del registry._ROWS["tiny"]
+    registry.MODELS.unregister("tiny")
 
 
 def test_a_registered_model_is_built_from_the_given_generator(tiny):

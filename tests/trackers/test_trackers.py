@@ -125,7 +125,7 @@ def test_a_tracker_is_closed_after_a_failure_and_a_close_that_fails_is_silent(ca
 
 def test_tracking_closes_however_the_run_ends(monkeypatch):
     breaking = Breaking()
-    monkeypatch.setattr("fedstrata.trackers._OURS", {"breaking": lambda: breaking})
+    monkeypatch.setattr("fedstrata.trackers.TRACKERS._entries", {"breaking": lambda: breaking})
     with pytest.raises(RuntimeError), tracking("breaking"):
         raise RuntimeError
     assert breaking.closed == 1
@@ -188,7 +188,7 @@ def test_a_library_of_somebody_elses_tracker_is_named_by_its_own_name(monkeypatc
     def needs_more():
         raise ImportError("No module named 'sundial'", name="sundial.clock")
 
-    monkeypatch.setattr("fedstrata.trackers._OURS", {"sun": needs_more})
+    monkeypatch.setattr("fedstrata.trackers.TRACKERS._entries", {"sun": needs_more})
     with pytest.raises(
         ConfigError, match=r"track=sun needs the package sundial, which is not installed: pip install sundial\."
     ):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedstrata.analysis.records import Difference, Findings, Line, Spread
 from fedstrata.analysis.scores import costs_of, scores_of
-from fedstrata.common.errors import ConfigError, FedstrataError, nearest
+from fedstrata.common.errors import ConfigError, FedstrataError
+from fedstrata.common.suggest import suggestion
 from fedstrata.runs.result import Result
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def picked(what: str, choices: Mapping[str, Any]) -> Any:
         ConfigError: there is none.
     """
     if what not in choices:
-        raise ConfigError(f"to_pandas({what!r}); it gives {', '.join(choices)}.{nearest(what, choices)}")
+        raise ConfigError(f"to_pandas({what!r}); it gives {', '.join(choices)}.{suggestion(what, choices)}")
     return choices[what]
 
 

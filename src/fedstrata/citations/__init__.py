@@ -12,7 +12,8 @@ from fedstrata.citations.data import DATA
 from fedstrata.citations.form import REQUIRED, Entry, key_of
 from fedstrata.citations.methods import METHODS
 from fedstrata.citations.models import MODELS
-from fedstrata.common.errors import ConfigError, nearest
+from fedstrata.common.errors import ConfigError
+from fedstrata.common.suggest import suggestion
 
 ENTRIES: Mapping[str, Entry] = {e.key: e for e in (*METHODS, *MODELS, *DATA)}
 """Every publication by key."""
@@ -26,7 +27,7 @@ def entry(key: str) -> Entry:
     """
     if key not in ENTRIES:
         raise ConfigError(
-            f"the bibliography has no {key!r}.{nearest(key, ENTRIES)} An entry of your own is given as BibTeX:"
+            f"the bibliography has no {key!r}.{suggestion(key, ENTRIES)} An entry of your own is given as BibTeX:"
             " '@article{...}'."
         )
     return ENTRIES[key]

@@ -89,12 +89,14 @@ def _models() -> Rows:
 
 
 def _measures() -> Rows:
-    from fedstrata.diagnostics.registry import table  # noqa: PLC0415
+    from fedstrata.diagnostics.registry import MEASURES as REGISTERED  # noqa: PLC0415
 
     scores = [
         {"measure": name, "where": "metrics of summary.json", "what it says": about} for name, about in MEASURES.items()
     ]
-    looks = [{"measure": name, "where": f"measures={name}", "what it says": m.text} for name, m in table().items()]
+    looks = [
+        {"measure": name, "where": f"measures={name}", "what it says": m.text} for name, m in REGISTERED.items().items()
+    ]
     plugged = [
         {"measure": p.name, "where": f"measures={p.name} ({p.origin})", "what it says": p.about}
         for p in _plugged("measures")

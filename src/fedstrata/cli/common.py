@@ -15,8 +15,8 @@ from rich.console import Console
 
 from fedstrata.cli.interrupt import Interrupt
 from fedstrata.common.errors import ConfigError
+from fedstrata.common.suggest import suggestion
 from fedstrata.config.config import KEYS, Config
-from fedstrata.config.fields import suggestion
 
 if TYPE_CHECKING:
     from fedstrata.common.events import Observer

@@ -11,7 +11,7 @@ import typer
 
 from fedstrata.cli.common import LOOSE, AsJson, Settings, app, console_for, read_for, read_settings, settings_help
 from fedstrata.common.errors import ConfigError
-from fedstrata.config.fields import suggestion
+from fedstrata.common.suggest import suggestion
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation

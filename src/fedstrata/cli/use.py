@@ -11,7 +11,7 @@ import typer
 
 from fedstrata.cli.common import AsJson, app, console_for
 from fedstrata.common.errors import ConfigError
-from fedstrata.config.fields import suggestion
+from fedstrata.common.suggest import suggestion
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run; it is only read.")]
 Client = Annotated[

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.common.errors import ConfigError, nearest
+from fedstrata.common.errors import ConfigError
+from fedstrata.common.suggest import suggestion
 
 Value: typing.TypeAlias = "str | int | float | bool | tuple[Value, ...] | None"
 T = typing.TypeVar("T")
@@ -158,7 +159,7 @@ def arguments(call: Call, factory: Callable[..., object], *, what: str) -> dict[
     for name, value in call.named.items():
         if name not in parameters:
             raise ConfigError(
-                f"{what} {call.name} has no setting {name!r}.{nearest(name, parameters)} It takes"
+                f"{what} {call.name} has no setting {name!r}.{suggestion(name, parameters)} It takes"
                 f" {_options(parameters)}."
             )
         if name in given:
@@ -213,7 +214,7 @@ def _fit_choice(value: Value, options: tuple[Any, ...], where: str) -> Any:
     if value is None and "none" in options:
         return "none"  # the bare word is read as no value
     choices = [str(c) for c in options]
-    raise ConfigError(f"{where} is {value!r}; it is one of {', '.join(choices)}.{nearest(str(value), choices)}")
+    raise ConfigError(f"{where} is {value!r}; it is one of {', '.join(choices)}.{suggestion(str(value), choices)}")
 
 
 def _number(value: Any, where: str) -> float:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
 
 class FedstrataError(ValueError):
     """Something a user can mend. The command prints it as one line and exits with code 2."""
@@ -32,13 +29,3 @@ class StateError(FedstrataError):
 
 class WireError(FedstrataError):
     """Bytes or a reply that must not touch the model."""
-
-
-def nearest(word: str, options: Iterable[str]) -> str:
-    """A suffix for a message: the nearest valid names, or nothing.
-
-    >>> nearest("metod", ["method", "model"])
-    " Did you mean 'method' or 'model'?"
-    """
-    hits = difflib.get_close_matches(word, list(options), n=2, cutoff=0.5)
-    return f" Did you mean {' or '.join(repr(hit) for hit in hits)}?" if hits else ""

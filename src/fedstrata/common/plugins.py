@@ -1,6 +1,4 @@
-"""Plug-ins of other packages, found by entry points.
-
-Methods, data sets, partition laws, models, measures, trackers and kinds of tasks can be plugged in.
+"""Find plug-ins of other packages by their entry points; a :class:`~fedstrata.common.registry.Registry` uses them.
 
 A package names what it offers in its ``pyproject.toml``:
 
@@ -22,7 +20,19 @@ from typing import Any, Literal, NoReturn, TypeAlias
 from fedstrata.common.call_syntax import parse_calls
 from fedstrata.common.errors import ConfigError, FedstrataError
 
-Kind: TypeAlias = Literal["methods", "datasets", "partitions", "models", "measures", "trackers", "tasks"]
+Kind: TypeAlias = Literal[
+    "methods",
+    "datasets",
+    "partitions",
+    "models",
+    "measures",
+    "trackers",
+    "tasks",
+    "codecs",
+    "executors",
+    "schedules",
+    "studies",
+]
 
 KINDS: Mapping[Kind, str] = {
     "methods": "method",
@@ -32,6 +42,10 @@ KINDS: Mapping[Kind, str] = {
     "measures": "measures",
     "trackers": "track",
     "tasks": "task",
+    "codecs": "codec",
+    "executors": "executor",
+    "schedules": "schedule",
+    "studies": "study",
 }
 """What can be plugged in, and the setting that asks for it.
 
@@ -154,10 +168,14 @@ def refuse(plugin: Plugin, reason: str, cause: BaseException | None = None) -> N
 
 def wanted(plugin: Plugin, offered: object, what: str) -> NoReturn:
     """Refuse an object of a wrong type."""
-    kind = (
-        f"the class {offered.__name__}" if isinstance(offered, type) else f"an object of type {type(offered).__name__}"
-    )
-    refuse(plugin, f"{plugin.entry.value} is {kind}; it must be {what}.")
+    refuse(plugin, f"{plugin.entry.value} is {described(offered)}; it must be {what}.")
+
+
+def described(offered: object) -> str:
+    """Say what an object is: a class by its name, any other by its type."""
+    if isinstance(offered, type):
+        return f"the class {offered.__name__}"
+    return f"an object of type {type(offered).__name__}"
 
 
 def versions(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedstrata.analysis.comparison import Entry
 from fedstrata.common.errors import ConfigError, FedstrataError
+from fedstrata.common.suggest import suggestion
 from fedstrata.config.config import KEYS, Config, command_line
-from fedstrata.config.fields import suggestion
 from fedstrata.core.chain import Method, chain
 from fedstrata.core.piece import Piece
 from fedstrata.methods import method as parse_method

@@ -18,13 +18,13 @@ from rich.table import Table
 from fedstrata.common.call_syntax import Call, parse_calls
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.common.random_streams import stream
+from fedstrata.common.suggest import suggestion
 from fedstrata.common.units import number
 from fedstrata.compare.entries import METHOD_SETTINGS, Competitor, read_competitors
 from fedstrata.compare.execution import RunExecutor, RunSet, open_executor
 from fedstrata.compare.request import ComparisonRequest, Observers, differences, make_request
 from fedstrata.compare.screening import best_score
 from fedstrata.config.config import KEYS, Config
-from fedstrata.config.fields import suggestion
 from fedstrata.runs.folder import as_json
 from fedstrata.storage.atomic_files import write_file
 

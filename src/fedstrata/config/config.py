@@ -16,8 +16,9 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 
 from fedstrata.common.call_syntax import parse_call, parse_calls
 from fedstrata.common.errors import ConfigError
+from fedstrata.common.suggest import near, suggestion
 from fedstrata.config import toml_files
-from fedstrata.config.fields import NULL_WORDS, Key, flatten, near, suggestion, table
+from fedstrata.config.fields import NULL_WORDS, Key, flatten, table
 from fedstrata.config.lr_schedules import schedule
 from fedstrata.config.sections import (
     Auto,

@@ -5,7 +5,6 @@ Made from a pydantic model.
 
 from __future__ import annotations
 
-import difflib
 import re
 import types
 import typing
@@ -17,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedstrata.common.errors import ConfigError
+from fedstrata.common.suggest import suggestion
 
 NULL_WORDS = ("none", "null")  # how "no value" is written in text and in TOML, which has no null
 _INTEGER = re.compile(r"[+-]?\d+(_\d+)*")
@@ -116,39 +116,6 @@ def _number(word: str) -> float | None:
 def _shown(value: object, limit: int = 200) -> str:
     text = repr(value)
     return text if len(text) <= limit else text[:limit] + "..."
-
-
-def suggestion(word: str, options: Iterable[str]) -> str:
-    """A suffix for a message: the nearest names, or nothing."""
-    hits = near(word, options)
-    return f" Did you mean {' or '.join(repr(h) for h in hits)}?" if hits else ""
-
-
-def near(word: str, options: Iterable[str], n: int = 3) -> list[str]:
-    """The ``n`` options that were most probably meant; case, hyphens and the level of a dotted name do not count
-    against a word.
-
-    >>> near("weight-decay", ["local.weight_decay", "weighting"], n=1)
-    ['local.weight_decay']
-    """
-    plain = _plain(word)
-    scored = sorted(
-        ((_alike(plain, _plain(option)), option) for option in options), key=lambda pair: (-pair[0], pair[1])
-    )
-    return [option for score, option in scored[:n] if score >= 0.5]
-
-
-def _plain(word: str) -> str:
-    return word.strip().strip("-").lower().replace("-", "_")
-
-
-def _alike(word: str, option: str) -> float:
-    whole = difflib.SequenceMatcher(None, word, option).ratio()
-    last = difflib.SequenceMatcher(None, re.split(r"\.", word)[-1], re.split(r"\.", option)[-1]).ratio()
-    joined = difflib.SequenceMatcher(
-        None, word.replace("_", "").replace(".", ""), option.replace("_", "").replace(".", "")
-    ).ratio()
-    return max(whole, joined, 0.98 * last)  # the same name on another level is nearly as good as the same name
 
 
 def table(model: type[BaseModel]) -> dict[str, Key]:

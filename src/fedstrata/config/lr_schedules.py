@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeAlias
 
 from fedstrata.common.call_syntax import bind, parse_calls
-from fedstrata.common.errors import ConfigError, nearest
+from fedstrata.common.errors import ConfigError
+from fedstrata.common.registry import Registry
 
 Schedule: TypeAlias = Callable[[int], float]
 """Factor on the local learning rate, by zero-based round."""
@@ -74,14 +75,20 @@ def _share(value: float, where: str) -> None:
         raise ConfigError(f"schedule {where} is {value}; it is a factor on the learning rate, in [0, 1].")
 
 
-SHAPES: Mapping[str, Callable[..., Shape]] = {
-    "constant": constant,
-    "cosine": cosine,
-    "linear": linear,
-    "step": step,
-    "exponential": exponential,
-    "warmup": warmup,
-}
+SCHEDULES: Registry[Callable[..., Shape]] = Registry(
+    "schedules",
+    "schedule",
+    accepts=callable,
+    wanted="a function of settings that returns a function of (round, rounds)",
+    entries={
+        "constant": constant,
+        "cosine": cosine,
+        "linear": linear,
+        "step": step,
+        "exponential": exponential,
+        "warmup": warmup,
+    },
+)
 
 
 def schedule(text: str, rounds: int) -> Schedule:
@@ -96,11 +103,5 @@ def schedule(text: str, rounds: int) -> Schedule:
     >>> schedule("step(rounds=[2], factor=0.5)", rounds=4)(3)
     0.5
     """
-    shapes: list[Shape] = []
-    for call in parse_calls(text):
-        if call.name not in SHAPES:
-            raise ConfigError(
-                f"no schedule is called {call.name!r}.{nearest(call.name, SHAPES)} Schedules: {', '.join(SHAPES)}."
-            )
-        shapes.append(bind(call, SHAPES[call.name], what="schedule"))
+    shapes = [bind(call, SCHEDULES.find(call.name), what="schedule") for call in parse_calls(text)]
     return lambda now: math.prod(shape(now, rounds) for shape in shapes)

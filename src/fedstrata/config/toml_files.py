@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.common.errors import ConfigError
-from fedstrata.config.fields import flatten, suggestion
+from fedstrata.common.suggest import suggestion
+from fedstrata.config.fields import flatten
 
 BASE = "base"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")

@@ -16,7 +16,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 
-from fedstrata.common.errors import LayoutError, nearest
+from fedstrata.common.errors import LayoutError
+from fedstrata.common.suggest import suggestion
 from fedstrata.core.params import Spec
 
 Names = frozenset[str]
@@ -133,7 +134,7 @@ class Layout:
         for name in groups:
             if name not in self.groups:
                 raise LayoutError(
-                    f"no group {name!r}.{nearest(name, self.groups)} The groups are {', '.join(self.groups)}."
+                    f"no group {name!r}.{suggestion(name, self.groups)} The groups are {', '.join(self.groups)}."
                 )
         wanted = frozenset(groups)
         return frozenset(e.name for e in self.entries.values() if e.group in wanted)
@@ -182,7 +183,7 @@ class Layout:
         if not hits:
             known = sorted({str(getattr(e, field)) for e in self.entries.values()})
             raise LayoutError(
-                f"selector {selector!r}: {term!r} matches nothing.{nearest(pattern, known)} {self._offers()}"
+                f"selector {selector!r}: {term!r} matches nothing.{suggestion(pattern, known)} {self._offers()}"
             )
         return hits
 

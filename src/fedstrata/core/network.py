@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedstrata.common.errors import MethodError, nearest
+from fedstrata.common.errors import MethodError
+from fedstrata.common.suggest import suggestion
 from fedstrata.core.layout import Entry, Layout, Role, entries_of
 from fedstrata.core.params import EvalMode, Model, Params, Spec
 
@@ -117,7 +118,7 @@ class Net:
     def without_parameter(self, name: str) -> Net:
         """Return a net without this parameter; features or head must not read it."""
         if name not in self.initial:
-            raise MethodError(f"the model has no parameter {name!r}.{nearest(name, self.initial)}")
+            raise MethodError(f"the model has no parameter {name!r}.{suggestion(name, self.initial)}")
         return replace(
             self,
             initial={n: t for n, t in self.initial.items() if n != name},

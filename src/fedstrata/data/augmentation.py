@@ -15,7 +15,8 @@ import torch.nn.functional as F  # the usual name  # noqa: N812
 from torch import Tensor
 
 from fedstrata.common.call_syntax import bind, parse_calls
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import ConfigError, DataError
+from fedstrata.common.suggest import suggestion
 
 Fill = Literal["black", "zero"]
 
@@ -219,7 +220,7 @@ def parse_moves(text: str | None) -> tuple[Move, ...]:
     moves: list[Move] = []
     for call in parse_calls(text):
         if call.name not in MOVES:
-            raise ConfigError(f"augment has no {call.name!r}; it has {', '.join(MOVES)}.{nearest(call.name, MOVES)}")
+            raise ConfigError(f"augment has no {call.name!r}; it has {', '.join(MOVES)}.{suggestion(call.name, MOVES)}")
         moves.append(bind(call, MOVES[call.name], what="augment"))
     return tuple(moves)
 

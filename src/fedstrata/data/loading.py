@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.common.call_syntax import Call, bind, parse_call
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.common.random_streams import stream
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.augmentation import parse_moves
 from fedstrata.data.io.samples import Joined, Samples
 from fedstrata.data.location import Reader
@@ -98,7 +99,7 @@ def read_convention(text: str) -> tuple[str, ClientTestSplit | None]:
     call: Call = parse_call(text)
     if call.name not in CONVENTIONS:
         raise ConfigError(
-            f"test is {text!r}; it is one of server, client, both, own(share=0.2).{nearest(call.name, CONVENTIONS)}"
+            f"test is {text!r}; it is one of server, client, both, own(share=0.2).{suggestion(call.name, CONVENTIONS)}"
         )
     if call.name == "own":
         return "own", bind(call, ClientTestSplit, what="test")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.common import plugins
 from fedstrata.common.call_syntax import Call, bind
-from fedstrata.common.errors import ConfigError, nearest
+from fedstrata.common.registry import Registry
 from fedstrata.data.location import Reader
 from fedstrata.data.partition import label_skew, laws
 from fedstrata.data.partition.laws import Law
@@ -38,98 +38,17 @@ class Row:
     uncited: str = ""
 
 
-_DATASETS: dict[str, Row] = {}
-_LAWS: dict[str, Row] = {}
+def _with(verb: str) -> Callable[[object], bool]:
+    return lambda offered: isinstance(offered, Row) and callable(getattr(offered.factory, verb, None))
 
 
-def register_dataset(
-    name: str, factory: Callable[..., Reader], *, about: str, source: str, offline: bool = False
-) -> None:
-    """Make a data set known by name.
-
-    Raises:
-        ConfigError: the name is taken.
-    """
-    _add(_DATASETS, "data set", Row(name, factory, about, source, offline))
-
-
-def register_law(name: str, factory: Callable[..., Law], *, about: str, source: str) -> None:
-    """Make a partition law known by name.
-
-    Raises:
-        ConfigError: the name is taken.
-    """
-    _add(_LAWS, "partition", Row(name, factory, about, source))
-
-
-def _add(table: dict[str, Row], what: str, row: Row) -> None:
-    if row.name in table:
-        raise ConfigError(f"a {what} named {row.name!r} is registered already; choose another name.")
-    table[row.name] = row
-
-
-def datasets() -> tuple[Row, ...]:
-    """All data sets, in the order registered."""
-    return tuple(_DATASETS.values())
-
-
-def partitions() -> tuple[Row, ...]:
-    """All partition laws, in the order registered."""
-    return tuple(_LAWS.values())
-
-
-def find_dataset(name: str) -> Row:
-    """The data set of that name, ours or of an installed package, which is imported then.
-
-    Raises:
-        ConfigError: unknown; the message has the nearest names. A plug-in that cannot be used.
-    """
-    return _find("datasets", name, _DATASETS, "a dataclass of settings with read(place), or a fedstrata.data.Row")
-
-
-def find_partition(name: str) -> Row:
-    """The partition law of that name, as :func:`find_dataset`."""
-    return _find(
-        "partitions", name, _LAWS, "a dataclass of settings with deal(pool, clients, seed), or a fedstrata.data.Row"
-    )
-
-
-def _find(kind: plugins.Kind, name: str, table: Mapping[str, Row], form: str) -> Row:
-    plugged = plugins.load(kind, name, table)
-    if plugged is not None:
-        return _row(*plugged, form)
-    if name not in table:
-        names = [*table, *plugins.installed(kind)]
-        raise ConfigError(f"{plugins.KINDS[kind]} has no {name!r}.{nearest(name, names)} It has {', '.join(names)}.")
-    return table[name]
-
-
-def _row(plugin: plugins.Plugin, offered: object, form: str) -> Row:
-    """A plug-in's row, of a factory or of a row of its own."""
-    row = (
-        offered
-        if isinstance(offered, Row)
-        else Row(plugin.name, offered, plugin.about, plugin.origin, offline=False)
-        if callable(offered)
-        else None
-    )
-    if row is None or not callable(getattr(row.factory, "read" if plugin.kind == "datasets" else "deal", None)):
-        plugins.wanted(plugin, offered, form)
-    if row.name != plugin.name:
-        plugins.refuse(plugin, f"its row is called {row.name!r}, so the entry point must be called that, too.")
-    return row
-
-
-def find_law(call: Call) -> Law:
-    """The law that ``call`` means, with its settings.
-
-    Raises:
-        ConfigError: unknown, or settings that it does not have.
-    """
-    if call.name not in _LAWS and call.name.endswith("Partitioner"):
-        return hub.FlowerLaw(call)
-    law: Law = bind(call, find_partition(call.name).factory, what="partition")
-    return law
+def _row(plugin: plugins.Plugin, offered: object) -> object:
+    """Return a plug-in's row, or make one of a factory."""
+    if not isinstance(offered, Row) and callable(offered):
+        return Row(plugin.name, offered, plugin.about, plugin.origin, offline=False)
+    if isinstance(offered, Row) and offered.name != plugin.name:
+        plugins.refuse(plugin, f"its row is called {offered.name!r}, so the entry point must be called that, too.")
+    return offered
 
 
 def _cited(cite: tuple[str, ...] | str) -> tuple[tuple[str, ...], str]:
@@ -137,7 +56,7 @@ def _cited(cite: tuple[str, ...] | str) -> tuple[tuple[str, ...], str]:
     return ((), cite) if isinstance(cite, str) else (cite, "")
 
 
-for _name, _factory, _about, _source, _offline, _cite in (
+_DATASETS: tuple[tuple[str, Callable[..., Any], str, str, bool, tuple[str, ...] | str], ...] = (
     (
         "digits",
         bundled.Digits,
@@ -276,10 +195,8 @@ for _name, _factory, _about, _source, _offline, _cite in (
         False,
         "the data set's own page says how to cite it",
     ),
-):
-    _add(_DATASETS, "data set", Row(_name, _factory, _about, _source, _offline, *_cited(_cite)))
-
-for _law, _rule, _what, _from, _cite in (
+)
+_PARTITIONS: tuple[tuple[str, Callable[..., Any], str, str, tuple[str, ...] | str], ...] = (
     ("iid", laws.Iid, "equal sizes, uniform draws", "FedFN harness", "uniform draws need no source"),
     (
         "pooled",
@@ -325,5 +242,79 @@ for _law, _rule, _what, _from, _cite in (
         "FedPart",
         ("wang2024why",),
     ),
-):
-    _add(_LAWS, "partition", Row(_law, _rule, _what, _from, True, *_cited(_cite)))
+)
+
+DATASETS: Registry[Row] = Registry(
+    "datasets",
+    "data set",
+    accepts=_with("read"),
+    wanted="a dataclass of settings with read(place), or a fedstrata.data.Row",
+    entries={
+        name: Row(name, factory, about, source, offline, *_cited(cite))
+        for name, factory, about, source, offline, cite in _DATASETS
+    },
+    adapt=_row,
+)
+PARTITIONS: Registry[Row] = Registry(
+    "partitions",
+    "partition",
+    accepts=_with("deal"),
+    wanted="a dataclass of settings with deal(pool, clients, seed), or a fedstrata.data.Row",
+    entries={
+        name: Row(name, factory, about, source, True, *_cited(cite))
+        for name, factory, about, source, cite in _PARTITIONS
+    },
+    adapt=_row,
+)
+
+
+def register_dataset(
+    name: str, factory: Callable[..., Reader], *, about: str, source: str, offline: bool = False
+) -> None:
+    """Register a data set under a name.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+    DATASETS.register(name, Row(name, factory, about, source, offline))
+
+
+def register_law(name: str, factory: Callable[..., Law], *, about: str, source: str) -> None:
+    """Register a partition law under a name.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+    PARTITIONS.register(name, Row(name, factory, about, source))
+
+
+def datasets() -> tuple[Row, ...]:
+    """Return the built-in and registered data sets, in the order of registration."""
+    return tuple(DATASETS.items().values())
+
+
+def partitions() -> tuple[Row, ...]:
+    """Return the built-in and registered partition laws, in the order of registration."""
+    return tuple(PARTITIONS.items().values())
+
+
+def find_dataset(name: str) -> Row:
+    """Return a data set by name; see :meth:`Registry.find`."""
+    return DATASETS.find(name)
+
+
+def find_partition(name: str) -> Row:
+    """Return a partition law by name; see :meth:`Registry.find`."""
+    return PARTITIONS.find(name)
+
+
+def find_law(call: Call) -> Law:
+    """The law that ``call`` means, with its settings.
+
+    Raises:
+        ConfigError: unknown, or settings that it does not have.
+    """
+    if call.name not in PARTITIONS and call.name.endswith("Partitioner"):
+        return hub.FlowerLaw(call)
+    law: Law = bind(call, PARTITIONS.find(call.name).factory, what="partition")
+    return law

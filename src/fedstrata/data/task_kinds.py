@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedstrata.common import plugins
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import DataError
+from fedstrata.common.plugins import Plugin
+from fedstrata.common.registry import Registry
 from fedstrata.data.io.checks import class_labels, float32
 from fedstrata.data.metrics import Scores, classification_metrics, regression_metrics
 
@@ -37,6 +39,8 @@ class TaskKind(ABC):
         larger_is_better: False for an error.
         targets: what ``y`` holds: "classes" (int64 class numbers, by which clients can differ), "numbers" (float32
             values to predict), or "other" (float32 values that only the loss reads).
+        kept_axes: leading axes of a sample that the output keeps, such as the items of a pair or the positions of a
+            sequence: a sample [A, *item] then has outputs [A, C] with one kept axis.
         output_meaning: what the outputs of the model are, for its signature.
     """
 
@@ -44,6 +48,7 @@ class TaskKind(ABC):
     headline: ClassVar[str]
     larger_is_better: ClassVar[bool] = True
     targets: ClassVar[Targets] = "other"
+    kept_axes: ClassVar[int] = 0
     output_meaning: ClassVar[str] = "numbers"
 
     @abstractmethod
@@ -51,7 +56,7 @@ class TaskKind(ABC):
         """Return the loss of each sample, [B]; pure tensor code that runs under vmap.
 
         Args:
-            output: [B, C] outputs of the model.
+            output: [B, *kept, C] outputs of the model.
             y: [B] targets.
         """
 
@@ -60,7 +65,7 @@ class TaskKind(ABC):
         """Return every metric by name, always the same names; None where undefined.
 
         Args:
-            output: [N, C] outputs of the model.
+            output: [N, *kept, C] outputs of the model.
             y: [N] targets.
         """
 
@@ -73,7 +78,7 @@ class TaskKind(ABC):
         return float("nan") if value is None else value if self.larger_is_better else -value
 
     def predictions(self, output: Tensor) -> Tensor:
-        """Turn outputs [N, C] into what users read: [N] numbers, or [N, C] probabilities where targets are classes."""
+        """Turn outputs [N, *kept, C] into what users read: [N] numbers, or [N, C] probabilities where targets are classes."""
         return output[:, 0]
 
     def outputs(self, shape: tuple[int, ...], targets: Sequence[NDArray[Any]], labels: tuple[str, ...]) -> int:
@@ -173,12 +178,27 @@ class Regression(TaskKind):
         return -float((output.squeeze(-1) - y).double().square().mean().sqrt())
 
 
-_KINDS: dict[str, TaskKind] = {kind.name: kind for kind in (Classification(), Regression())}
+def _adapted(plugin: Plugin, offered: object) -> object:
+    """Make a kind of a plug-in's class, and refuse one of another name."""
+    kind = offered() if isinstance(offered, type) and issubclass(offered, TaskKind) else offered
+    if isinstance(kind, TaskKind) and kind.name != plugin.name:
+        plugins.refuse(plugin, f"its kind is called {kind.name!r}, so the entry point must have that name, too.")
+    return kind
+
+
+TASKS: Registry[TaskKind] = Registry(
+    "tasks",
+    "task",
+    accepts=lambda offered: isinstance(offered, TaskKind),
+    wanted="a subclass of fedstrata.data.TaskKind",
+    entries={kind.name: kind for kind in (Classification(), Regression())},
+    adapt=_adapted,
+)
 
 
 def task_kinds() -> Mapping[str, TaskKind]:
-    """Return the kinds of tasks of fedstrata itself, by name."""
-    return _KINDS
+    """Return the built-in and registered kinds of tasks, by name."""
+    return TASKS.items()
 
 
 def find_task(name: str) -> TaskKind:
@@ -187,16 +207,4 @@ def find_task(name: str) -> TaskKind:
     Raises:
         ConfigError: unknown; the message has the nearest names. A plug-in that cannot be used.
     """
-    if name in _KINDS:
-        return _KINDS[name]
-    plugged = plugins.load("tasks", name, _KINDS)
-    if plugged is None:
-        names = [*_KINDS, *plugins.installed("tasks")]
-        raise ConfigError(f"task has no {name!r}.{nearest(name, names)} It has {', '.join(names)}.")
-    plugin, offered = plugged
-    kind = offered() if isinstance(offered, type) and issubclass(offered, TaskKind) else offered
-    if not isinstance(kind, TaskKind):
-        plugins.wanted(plugin, offered, "a subclass of fedstrata.data.TaskKind")
-    if kind.name != name:
-        plugins.refuse(plugin, f"its kind is called {kind.name!r}, so the entry point must have that name, too.")
-    return kind
+    return TASKS.items()[name] if name in TASKS.items() else TASKS.find(name)  # many calls: no metadata for our own

@@ -65,6 +65,11 @@ class Task:
         return self.classes if self.has_classes else 1
 
     @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of one sample's outputs: (classes,), after the axes of the sample that the output keeps."""
+        return (*self.shape[: self.definition.kept_axes], self.classes)
+
+    @property
     def input_dtype(self) -> torch.dtype:
         """Type of a sample's values: int64 tokens or float32 numbers."""
         return torch.int64 if self.vocabulary else torch.float32

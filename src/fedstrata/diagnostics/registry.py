@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedstrata.common import plugins
 from fedstrata.common.call_syntax import bind, parse_calls
-from fedstrata.common.errors import ConfigError, nearest
+from fedstrata.common.errors import ConfigError
+from fedstrata.common.registry import Registry
 from fedstrata.diagnostics.barrier import Barrier
 from fedstrata.diagnostics.base import Measure, RoundSnapshot, Runs
 from fedstrata.diagnostics.conflict import Conflict
@@ -14,15 +14,27 @@ from fedstrata.diagnostics.diversity import FeatureDiversity
 from fedstrata.diagnostics.panel import Panel
 from fedstrata.diagnostics.updates import Drift, StepSize
 
-_MEASURES: dict[str, type[Measure]] = {
-    "drift": Drift,
-    "step_size": StepSize,
-    "conflict": Conflict,
-    "feature_diversity": FeatureDiversity,
-    "barrier": Barrier,
-}
-
 NONE, AUTO = "none", "auto"
+
+
+def _is_measure(offered: object) -> bool:
+    return isinstance(offered, type) and issubclass(offered, Measure)
+
+
+MEASURES: Registry[type[Measure]] = Registry(
+    "measures",
+    "measure",
+    accepts=_is_measure,
+    wanted="a subclass of fedstrata.diagnostics.base.Measure",
+    entries={
+        "drift": Drift,
+        "step_size": StepSize,
+        "conflict": Conflict,
+        "feature_diversity": FeatureDiversity,
+        "barrier": Barrier,
+    },
+    reserved=(NONE, AUTO),
+)
 
 
 def register(name: str, measure: type[Measure]) -> None:
@@ -31,32 +43,7 @@ def register(name: str, measure: type[Measure]) -> None:
     Raises:
         ConfigError: the name is taken.
     """
-    if name in _MEASURES or name in (NONE, AUTO):
-        raise ConfigError(f"a measure {name!r} is registered already; choose another name.")
-    _MEASURES[name] = measure
-
-
-def table() -> Mapping[str, type[Measure]]:
-    """Return the built-in and registered measures by name."""
-    return dict(_MEASURES)
-
-
-def find(name: str) -> type[Measure]:
-    """Return a measure by name, built-in or of an installed package, which is imported then.
-
-    Raises:
-        ConfigError: the name is unknown, or a plug-in is invalid.
-    """
-    plugged = plugins.load("measures", name, (NONE, AUTO, *_MEASURES))
-    if plugged is not None:
-        plugin, offered = plugged
-        if not (isinstance(offered, type) and issubclass(offered, Measure)):
-            plugins.wanted(plugin, offered, "a subclass of fedstrata.diagnostics.base.Measure")
-        return offered
-    if name not in _MEASURES:
-        names = [*_MEASURES, *plugins.installed("measures")]
-        raise ConfigError(f"there is no measure {name!r}; `fedstrata list measures` prints them.{nearest(name, names)}")
-    return _MEASURES[name]
+    MEASURES.register(name, measure)
 
 
 def build_measures(text: str, brought: Sequence[str] = ()) -> dict[str, Measure]:
@@ -70,11 +57,11 @@ def build_measures(text: str, brought: Sequence[str] = ()) -> dict[str, Measure]
     """
     if text == NONE:
         return {}
-    chosen = {name: find(name)() for name in brought}
+    chosen = {name: MEASURES.find(name)() for name in brought}
     for call in [] if text == AUTO else parse_calls(text):
         if call.name in chosen and call.name not in brought:
             raise ConfigError(f"measures names {call.name!r} twice; name it once.")
-        chosen[call.name] = bind(call, find(call.name), what="measures")
+        chosen[call.name] = bind(call, MEASURES.find(call.name), what="measures")
     return chosen
 
 
@@ -92,7 +79,7 @@ def panels(runs: Runs) -> list[Panel]:
 
 def _installed(name: str) -> Measure:
     """Return the measure, or a stand-in that draws the numbers of one that is not installed."""
-    return find(name)() if name in _MEASURES or name in plugins.installed("measures") else _NotInstalled(name)
+    return MEASURES.find(name)() if name in MEASURES else _NotInstalled(name)
 
 
 class _NotInstalled(Measure):

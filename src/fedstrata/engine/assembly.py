@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-import torch
 from torch import Tensor, nn
 
 from fedstrata.client.activation_cache import CachePlanner
@@ -30,7 +29,8 @@ from fedstrata.methods import measures_of
 from fedstrata.methods import method as parse_method
 from fedstrata.methods.finetune import FineTune
 from fedstrata.models import build, check, swap_dropout
-from fedstrata.models.check import made_up, trains_on_one
+from fedstrata.models.check import made_up, to_float32, trains_on_one
+from fedstrata.storage import sha256_of
 
 TRACE_SAMPLES = 7  # made-up samples that a split of the model is tried on: no other axis is likely to be as long
 PROBE_SAMPLES = 8  # samples of a batch that costs are measured on
@@ -46,6 +46,7 @@ class RunComponents:
         make_worker: builds one worker; every call gives a new one.
         lr: local learning rate by round.
         measures: what is measured in training, by name.
+        frozen_base: SHA-256 over the model's frozen parameters, "" where it has none.
     """
 
     config: Config
@@ -55,6 +56,7 @@ class RunComponents:
     make_worker: Callable[[], Worker]
     lr: Callable[[int], float]
     measures: Mapping[str, Measure] = field(default_factory=dict)
+    frozen_base: str = ""
 
     @property
     def parameters(self) -> int:
@@ -138,7 +140,17 @@ def assemble(
     measures = build_measures(config.measures, measures_of(method))
     factor = schedule(config.schedule, config.rounds)
     lr = config.local.lr
-    return RunComponents(config, federation, method, parts.setup, parts.make_worker, lambda t: lr * factor(t), measures)
+    frozen = [p for p in module.parameters() if not p.requires_grad]
+    return RunComponents(
+        config,
+        federation,
+        method,
+        parts.setup,
+        parts.make_worker,
+        lambda t: lr * factor(t),
+        measures,
+        sha256_of(frozen) if frozen else "",
+    )
 
 
 def _method(config: Config, method: Method | None) -> Method:
@@ -168,7 +180,7 @@ class _Parts:
             layout=self.bound.layout,
             net=net,
             model=self.bound.snapshot(),
-            classes=federation.task.classes,
+            classes=federation.task.num_classes,
             clients=federation.clients,
             cohort=config.cohort_of(len(eligible)),
             rounds=config.rounds,
@@ -329,7 +341,7 @@ def _module(config: Config, federation: Federation, module: nn.Module | None) ->
             raise ConfigError(
                 f"module is {module!r}; it must be an instance of nn.Module (a class is called first: Net())."
             )
-        module = swap_dropout(module).to(torch.float32)
+        module = to_float32(swap_dropout(module))
     head = check(module, task)
     if head is None:
         raise ConfigError(
@@ -338,4 +350,4 @@ def _module(config: Config, federation: Federation, module: nn.Module | None) ->
         )
     if config.bn != "share" and not any(isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules()):
         raise ConfigError(f"bn={config.bn} is set, but the model has no batch norm; leave bn out, or use norm=batch.")
-    return module.to(torch.float32), head
+    return to_float32(module), head

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fedstrata.common.errors import ConfigError, StateError, nearest
+from fedstrata.common.errors import ConfigError, StateError
+from fedstrata.common.suggest import suggestion
 from fedstrata.core.chain import Method, chain
 from fedstrata.core.params import Model
 from fedstrata.core.piece import Piece
@@ -105,7 +106,7 @@ class Finished:
         if number is None:
             some = f" Their names: {', '.join(names[:MANY])}{', ...' if len(names) > MANY else ''}." if names else ""
             raise ConfigError(
-                f"there is no client {text!r}; clients are 0 to {federation.clients - 1}.{nearest(text, names)}{some}"
+                f"there is no client {text!r}; clients are 0 to {federation.clients - 1}.{suggestion(text, names)}{some}"
             )
         return number
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstrata.common.call_syntax import bind, parse_call
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import ConfigError, DataError
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.inputs import InputPreprocessor, Numbers, PreparedInputs
 from fedstrata.data.inputs.base import Unknown
 from fedstrata.data.io.columns import read_columns
@@ -78,7 +79,7 @@ def read(
     if split is None and str(data) != finished.federation.name and not _is_data_set(str(data)):
         raise DataError(
             f"{data} does not exist; give a file, a folder of images, or a data set such as"
-            f" digits.{nearest(str(data), _names())}"
+            f" digits.{suggestion(str(data), _names())}"
         )
     return data_set(str(data), finished, client, split or "test")
 

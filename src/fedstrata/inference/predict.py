@@ -137,7 +137,7 @@ def predict(
             engine.worker, finished.params(client_id), prepared.samples, torch.arange(len(prepared.samples))
         )
         if not bool(outputs.isfinite().all()):
-            row = int((~outputs.isfinite().all(1)).nonzero()[0])
+            row = int((~outputs.isfinite().flatten(1).all(1)).nonzero()[0])
             raise StateError(
                 f"the model's output for {prepared.names[row]} is not finite; its values are far from the"
                 " training data."

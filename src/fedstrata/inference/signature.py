@@ -27,7 +27,7 @@ def signature(finished: Finished, client: int | None) -> dict[str, Any]:
         },
         "before_the_model": preprocessor_of(finished).facts(),
         "output": {
-            "shape": ["batch", task.classes],
+            "shape": ["batch", *task.output_shape],
             "dtype": "float32",
             "meaning": task.definition.output_meaning,
         },

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import get_args
 
 from fedstrata.common import plugins
-from fedstrata.common.errors import ConfigError, nearest
+from fedstrata.common.errors import ConfigError
+from fedstrata.common.suggest import suggestion
 from fedstrata.core import chain
 from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
@@ -63,7 +64,7 @@ def find(name: str) -> Row:
         return _row(*plugged)
     if name not in known:
         names = ["fedavg", *known, *plugins.installed("methods")]
-        raise ConfigError(f"no method is called {name!r}.{nearest(name, names)} `fedstrata list methods` shows all.")
+        raise ConfigError(f"no method is called {name!r}.{suggestion(name, names)} `fedstrata list methods` shows all.")
     return known[name]
 
 

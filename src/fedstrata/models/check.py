@@ -65,7 +65,8 @@ def swap_dropout(module: nn.Module) -> nn.Module:
         ConfigError: alpha dropout, which has no counterpart here, or p = 1.
     """
     _has_shapes(module)
-    swapped = copy.deepcopy(module)
+    frozen = {id(p): p for p in module.parameters() if not p.requires_grad}  # a frozen base is shared, not copied
+    swapped = copy.deepcopy(module, dict(frozen))
     if isinstance(swapped, (nn.Dropout, *_CHANNELS)):
         return _ours(swapped, "the module itself")
     for name, part in list(swapped.named_modules()):
@@ -77,6 +78,18 @@ def swap_dropout(module: nn.Module) -> nn.Module:
         if isinstance(part, (nn.Dropout, *_CHANNELS)):
             swapped.set_submodule(name, _ours(part, f"layer {name}"))
     return swapped
+
+
+def to_float32(module: nn.Module) -> nn.Module:
+    """Convert what is trained, and float buffers, to float32, in place; a frozen base keeps its type."""
+    for part in module.modules():
+        for parameter in part._parameters.values():
+            if parameter is not None and parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.float32)
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                part._buffers[name] = buffer.to(torch.float32)
+    return module
 
 
 def _ours(layer: nn.Module, where: str) -> nn.Module:
@@ -114,11 +127,11 @@ def _has_shapes(module: nn.Module) -> None:
                 f"parameter {name} is {parameter.dtype}; parameters are real numbers, trained as float32. Make it a"
                 " buffer."
             )
-        if not parameter.requires_grad:
-            raise ConfigError(
-                f"parameter {name} has requires_grad=False, but all parameters are trained here. Make it a buffer, or"
-                " set it to True."
-            )
+    if any(True for _ in module.parameters()) and not any(p.requires_grad for p in module.parameters()):
+        raise ConfigError(
+            "every parameter of the model has requires_grad=False, so there is nothing to train. Set it to True for the"
+            " parameters that clients train; the others are a frozen base, which is never sent."
+        )
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._NormBase) and part.momentum is None:
             raise ConfigError(
@@ -184,7 +197,7 @@ def _diagnosis(module: nn.Module, task: Task, error: Exception) -> str:
 
 
 def _fits(out: Tensor, module: nn.Module, task: Task) -> None:
-    if out.dim() == 2 and out.shape[0] == 2 and out.shape[1] != task.classes:
+    if out.dim() == 2 and len(task.output_shape) == 1 and out.shape[0] == 2 and out.shape[1] != task.classes:
         last = [
             f" (layer {n})"
             for n, m in module.named_modules()
@@ -195,10 +208,10 @@ def _fits(out: Tensor, module: nn.Module, task: Task) -> None:
             f"the task has {task.classes} classes, but the model's head{where} gives {out.shape[1]} outputs. Give it"
             f" {task.classes}."
         )
-    if tuple(out.shape) != (2, task.classes):
+    if tuple(out.shape) != (2, *task.output_shape):
         raise DataError(
-            f"a batch of 2 samples gives outputs of shape {tuple(out.shape)}; [batch, classes] = (2, {task.classes}) is"
-            " wanted."
+            f"a batch of 2 samples has outputs of shape {tuple(out.shape)}; they must have the shape"
+            f" {(2, *task.output_shape)}."
         )
     _finite(out, "evaluation")
     if (
@@ -299,16 +312,17 @@ def _head(trial: nn.Module, probe: Tensor, out: Tensor, task: Task, *, declared:
     candidates = [
         n for n, m in trial.named_modules() if n and isinstance(m, nn.Linear) and m.out_features == task.classes
     ]
+    kept = task.output_shape[:-1]
     if declared is not None:
-        if declared not in candidates or not _ends_in(trial, declared, probe, out):
+        if declared not in candidates or not _ends_in(trial, declared, probe, out, kept):
             raise ConfigError(
                 f"head_name is {declared!r}, but the model's output is not the output of a linear layer of that name."
             )
         return declared
-    return next((name for name in reversed(candidates) if _ends_in(trial, name, probe, out)), None)
+    return next((name for name in reversed(candidates) if _ends_in(trial, name, probe, out, kept)), None)
 
 
-def _ends_in(trial: nn.Module, name: str, probe: Tensor, out: Tensor) -> bool:
+def _ends_in(trial: nn.Module, name: str, probe: Tensor, out: Tensor, kept: tuple[int, ...]) -> bool:
     without = copy.deepcopy(trial)
     head = without.get_submodule(name)
     without.set_submodule(name, nn.Identity())
@@ -316,10 +330,6 @@ def _ends_in(trial: nn.Module, name: str, probe: Tensor, out: Tensor) -> bool:
         features = without(probe)
     except Exception:  # noqa: BLE001
         return False
-    if (
-        not isinstance(features, Tensor)
-        or features.dim() != 2
-        or features.shape != (2, getattr(head, "in_features", -1))
-    ):
+    if not isinstance(features, Tensor) or features.shape != (2, *kept, getattr(head, "in_features", -1)):
         return False
     return torch.allclose(head(features), out, rtol=1e-5, atol=1e-6)

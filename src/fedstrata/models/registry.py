@@ -13,7 +13,9 @@ from torch import nn
 
 from fedstrata.common import plugins
 from fedstrata.common.call_syntax import Call, arguments, parse_call
-from fedstrata.common.errors import ConfigError, nearest
+from fedstrata.common.errors import ConfigError
+from fedstrata.common.registry import Registry
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.types import Task
 from fedstrata.models import attention, cnn, dense, mobilenet, recurrent, resnet
 from fedstrata.models.blocks import Conv, Model, Norm
@@ -63,9 +65,6 @@ class Row:
         return count(self.name, task, norm)
 
 
-_ROWS: dict[str, Row] = {}
-
-
 def register(name: str, factory: Factory, *, summary: str = "", source: str = "registered by the user") -> None:
     """Add a model under ``name``.
 
@@ -79,12 +78,9 @@ def register(name: str, factory: Factory, *, summary: str = "", source: str = "r
     Raises:
         ConfigError: the name is taken or cannot be written in call syntax, or the factory takes no task.
     """
-    if not name.isidentifier():
-        raise ConfigError(f"a model's name is a Python name such as my_net; {name!r} is not.")
-    if name in _ROWS:
-        raise ConfigError(f"a model {name!r} is registered already. Choose another name.")
-    _check_factory(name, factory)
-    _ROWS[name] = Row(name, summary or (inspect.getdoc(factory) or "").partition("\n")[0], source, factory)
+    if name not in MODELS:
+        _check_factory(name, factory)
+    MODELS.register(name, Row(name, summary or (inspect.getdoc(factory) or "").partition("\n")[0], source, factory))
 
 
 def _check_factory(name: str, factory: Factory) -> None:
@@ -104,7 +100,7 @@ def rows() -> tuple[Row, ...]:
 
     Those of installed packages are in ``fedstrata.common.plugins``.
     """
-    return tuple(_ROWS.values())
+    return tuple(MODELS.items().values())
 
 
 def find(name: str) -> Row:
@@ -113,16 +109,10 @@ def find(name: str) -> Row:
     Raises:
         ConfigError: an unknown name; the nearest ones are offered. A plug-in that cannot be used.
     """
-    plugged = plugins.load("models", name, _ROWS)
-    if plugged is not None:
-        return _row(*plugged)
-    if name not in _ROWS:
-        names = [*_ROWS, *plugins.installed("models")]
-        raise ConfigError(f"no model is called {name!r}.{nearest(name, names)} Models: {', '.join(names)}.")
-    return _ROWS[name]
+    return MODELS.find(name)
 
 
-def _row(plugin: plugins.Plugin, offered: object) -> Row:
+def _row(plugin: plugins.Plugin, offered: object) -> object:
     """A plug-in's row, of a factory or of a row of its own."""
     row = (
         offered
@@ -132,7 +122,7 @@ def _row(plugin: plugins.Plugin, offered: object) -> Row:
         else None
     )
     if row is None or isinstance(offered, type):
-        plugins.wanted(plugin, offered, "a function (task, settings...) -> nn.Module, or a fedstrata.models.Row")
+        return None
     if row.name != plugin.name:
         plugins.refuse(plugin, f"its row is called {row.name!r}, so the entry point must be called that, too.")
     try:
@@ -216,7 +206,7 @@ def _read(spec: str, norm: Norm | None) -> tuple[Row, dict[str, Any]]:
         return row, given
     if norm not in typing.get_args(Norm):
         raise ConfigError(
-            f"norm is {norm!r}; it is one of {', '.join(typing.get_args(Norm))}.{nearest(norm, typing.get_args(Norm))}"
+            f"norm is {norm!r}; it is one of {', '.join(typing.get_args(Norm))}.{suggestion(norm, typing.get_args(Norm))}"
         )
     if row.norm is not None:
         given["norm"] = norm
@@ -265,8 +255,12 @@ _OURS: tuple[tuple[str, Factory, str, tuple[str, ...]], ...] = (
     ("char_lstm", recurrent.char_lstm, "FedSMU", ("hochreiter1997long",)),
     ("transformer", attention.transformer, "FedPart", ("vaswani2017attention", "wang2024why")),
 )
-_ROWS.update(
-    {
+MODELS: Registry[Row] = Registry(
+    "models",
+    "model",
+    accepts=lambda offered: isinstance(offered, Row),
+    wanted="a function (task, settings...) -> nn.Module, or a fedstrata.models.Row",
+    entries={
         name: Row(
             name,
             (inspect.getdoc(factory) or "").partition("\n")[0],
@@ -277,5 +271,6 @@ _ROWS.update(
             uncited="" if cite else "a classical model, without one first paper",
         )
         for name, factory, source, cite in _OURS
-    }
+    },
+    adapt=_row,
 )

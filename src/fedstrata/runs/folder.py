@@ -73,6 +73,7 @@ def manifest_of(parts: RunComponents, custom: Sequence[str]) -> dict[str, Any]:
         "digest": parts.config.digest(),
         "fingerprint": parts.federation.fingerprint,
         "layout": sha256_of([torch.frombuffer(bytearray(shape.encode()), dtype=torch.uint8)]),
+        "frozen_base": parts.frozen_base,
         "method": str(parts.method),
         "seed": parts.config.seed,
         "parameters": parts.parameters,
@@ -80,7 +81,15 @@ def manifest_of(parts: RunComponents, custom: Sequence[str]) -> dict[str, Any]:
     }
 
 
-KINDS = {"config": dict, "digest": str, "custom": list, "fingerprint": str, "layout": str, "versions": dict}
+KINDS = {
+    "config": dict,
+    "digest": str,
+    "custom": list,
+    "fingerprint": str,
+    "layout": str,
+    "versions": dict,
+    "frozen_base": str,
+}
 """Of a manifest, what a run is identified by."""
 
 

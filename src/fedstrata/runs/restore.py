@@ -53,7 +53,11 @@ def recalled(
     same_run(config, manifest, folder)
     parts = assemble(config if root is None else config.replace(**{"data.root": str(root)}), federation, module, method)
     now = manifest_of(parts, custom=manifest["custom"])
-    for key, meaning in (("fingerprint", "data or partition"), ("layout", "model")):
+    for key, meaning in (
+        ("fingerprint", "data or partition"),
+        ("layout", "model"),
+        ("frozen_base", "frozen base of the model"),
+    ):
         if now[key] != manifest[key]:
             raise StateError(
                 f"{folder}: the {meaning} is not what the run began with ({key} {now[key][:12]} now,"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from fedstrata.common.call_syntax import bind, parse_call
-from fedstrata.common.errors import ConfigError, nearest
+from fedstrata.common.registry import Registry
 from fedstrata.studies.base import Study
 from fedstrata.studies.inversion import Inversion
 from fedstrata.studies.landscape import Landscape
@@ -18,22 +18,33 @@ from fedstrata.studies.settling import Settling
 from fedstrata.studies.sharpness import Sharpness
 from fedstrata.studies.steps import Steps
 
-_STUDIES: dict[str, type[Study]] = {
-    "inversion": Inversion,
-    "landscape": Landscape,
-    "masks": Masks,
-    "maximise": Maximise,
-    "memory": Memory,
-    "path": Path,
-    "settling": Settling,
-    "sharpness": Sharpness,
-    "steps": Steps,
-}
+
+def _is_study(offered: object) -> bool:
+    return isinstance(offered, type) and issubclass(offered, Study)
+
+
+STUDIES: Registry[type[Study]] = Registry(
+    "studies",
+    "study",
+    accepts=_is_study,
+    wanted="a subclass of fedstrata.Study",
+    entries={
+        "inversion": Inversion,
+        "landscape": Landscape,
+        "masks": Masks,
+        "maximise": Maximise,
+        "memory": Memory,
+        "path": Path,
+        "settling": Settling,
+        "sharpness": Sharpness,
+        "steps": Steps,
+    },
+)
 
 
 def table() -> Mapping[str, type[Study]]:
-    """Return the studies by name."""
-    return dict(_STUDIES)
+    """Return the built-in and registered studies by name."""
+    return STUDIES.items()
 
 
 def settings(kind: type[Study]) -> str:
@@ -61,9 +72,4 @@ def find(text: str) -> tuple[str, Study]:
         ConfigError: an unknown study or setting.
     """
     call = parse_call(text)
-    if call.name not in _STUDIES:
-        raise ConfigError(
-            f"there is no study {call.name!r}; `fedstrata list studies` prints"
-            f" them.{nearest(call.name, list(_STUDIES))}"
-        )
-    return call.name, bind(call, _STUDIES[call.name], what="study")
+    return call.name, bind(call, STUDIES.find(call.name), what="study")

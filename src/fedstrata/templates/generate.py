@@ -15,16 +15,17 @@ from pathlib import Path
 from string import Template
 
 from fedstrata.common import plugins
-from fedstrata.common.errors import ConfigError, StateError, nearest
+from fedstrata.common.errors import ConfigError, StateError
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.registry import datasets
-from fedstrata.diagnostics.registry import table as measures
+from fedstrata.diagnostics.registry import MEASURES
 from fedstrata.methods import rows as methods
 from fedstrata.templates.texts import FILES, KINDS
 
 _TAKEN: Mapping[str, Callable[[], set[str]]] = {
     "method": lambda: {"fedavg", *(row.name for row in methods()), *plugins.installed("methods")},
     "dataset": lambda: {*(row.name for row in datasets()), *plugins.installed("datasets")},
-    "measure": lambda: {"none", "auto", *measures(), *plugins.installed("measures")},
+    "measure": lambda: {"none", "auto", *MEASURES.items(), *plugins.installed("measures")},
 }
 
 
@@ -44,7 +45,7 @@ def new(kind: str, name: str, folder: str | Path = ".") -> Path:
     """
     if kind not in KINDS:
         raise ConfigError(
-            f"`fedstrata new` writes a {', '.join(KINDS)}; {kind!r} is none of them.{nearest(kind, KINDS)}"
+            f"`fedstrata new` writes a {', '.join(KINDS)}; {kind!r} is none of them.{suggestion(kind, KINDS)}"
         )
     lower = _name(kind, name)
     if Path(folder).exists() and not Path(folder).is_dir():

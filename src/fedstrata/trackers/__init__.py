@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
-from fedstrata.common import plugins
 from fedstrata.common.call_syntax import Call, arguments, parse_calls
-from fedstrata.common.errors import ConfigError, FedstrataError, nearest
+from fedstrata.common.errors import ConfigError, FedstrataError
 from fedstrata.common.events import Event
+from fedstrata.common.registry import Registry
 
 NONE = "none"
 Factory: TypeAlias = Callable[..., Callable[[Event], None]]
@@ -32,6 +32,7 @@ class Tracker(Protocol):
 
 
 def _tensorboard(folder: str = "runs/tensorboard") -> Tracker:
+    """Write event files for TensorBoard: tensorboard(folder='runs/tb')."""
     # its library is loaded only where it is asked for
     from fedstrata.trackers.tensorboard import TensorBoard  # noqa: PLC0415
 
@@ -39,12 +40,20 @@ def _tensorboard(folder: str = "runs/tensorboard") -> Tracker:
 
 
 def _mlflow(uri: str = "runs/mlflow", experiment: str = "fedstrata") -> Tracker:
+    """Write an MLflow run to a folder or a server: mlflow(uri='runs/mlflow', experiment='fedstrata')."""
     from fedstrata.trackers.mlflow import MLflow  # the same  # noqa: PLC0415
 
     return MLflow(uri, experiment)
 
 
-_OURS: Mapping[str, Callable[..., Tracker]] = {"tensorboard": _tensorboard, "mlflow": _mlflow}
+TRACKERS: Registry[Factory] = Registry(
+    "trackers",
+    "tracker",
+    accepts=callable,
+    wanted="a class or function of settings that returns an observer",
+    entries={"tensorboard": _tensorboard, "mlflow": _mlflow},
+    reserved=(NONE,),
+)
 
 
 class Guarded:
@@ -110,9 +119,9 @@ def _meant(text: str) -> list[tuple[Call, Factory, dict[str, Any]]]:
     for call in [] if text == NONE else parse_calls(text):
         if call.name in found:
             raise ConfigError(f"track names {call.name!r} twice; once is enough.")
-        factory = _factory(call.name)
+        factory = TRACKERS.find(call.name)
         settings: dict[str, Any] = arguments(call, factory, what="track")
-        if empty := [name for name, value in settings.items() if value == "" and call.name in _OURS]:
+        if empty := [name for name, value in settings.items() if value == "" and call.name in TRACKERS.items()]:
             raise ConfigError(f"track {call.name}.{empty[0]} is empty; say which, or leave it out.")
         found[call.name] = (call, factory, settings)
     return list(found.values())
@@ -126,7 +135,7 @@ def _made(call: Call, factory: Factory, settings: Mapping[str, Any]) -> Callable
         raise
     except ImportError as error:
         package = (error.name or call.name).partition(".")[0]
-        remedy = "'fedstrata[track]'" if package in _OURS else package
+        remedy = "'fedstrata[track]'" if package in TRACKERS.items() else package
         raise ConfigError(
             f"track={call.name} needs the package {package}, which is not installed: pip install {remedy}."
         ) from error
@@ -146,18 +155,4 @@ def tracking(text: str) -> Iterator[list[Guarded]]:
             tracker.close()
 
 
-def _factory(name: str) -> Factory:
-    plugged = plugins.load("trackers", name, (NONE, *_OURS))
-    if plugged is not None:
-        plugin, offered = plugged
-        if not callable(offered):
-            plugins.wanted(plugin, offered, "a class or function of settings that gives an observer")
-        factory: Factory = offered
-        return factory
-    if name not in _OURS:
-        names = [*_OURS, *plugins.installed("trackers")]
-        raise ConfigError(f"there is no tracker {name!r}.{nearest(name, names)} It is none, {', '.join(names)}.")
-    return _OURS[name]
-
-
-__all__ = ["NONE", "Guarded", "Tracker", "check", "trackers", "tracking"]
+__all__ = ["NONE", "TRACKERS", "Guarded", "Tracker", "check", "trackers", "tracking"]

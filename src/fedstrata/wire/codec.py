@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.common.errors import WireError, nearest
+from fedstrata.common.errors import WireError
+from fedstrata.common.suggest import suggestion
 from fedstrata.core.codec import Codec, Form, Shapes
 from fedstrata.storage.container import cut
 
@@ -189,7 +190,7 @@ def _groups(names: Mapping[str, object], codecs: Codecs) -> list[_Group]:
     for name, codec in codecs.items():
         if name not in names:
             raise WireError(
-                f"the codec {codec.name} is declared for {cut(name)}, which is not sent.{nearest(name, list(names))}"
+                f"the codec {codec.name} is declared for {cut(name)}, which is not sent.{suggestion(name, list(names))}"
             )
     members: dict[Codec, list[str]] = {}
     dense = Dense()

@@ -149,7 +149,7 @@ def test_pictures_a_level_too_deep_name_the_layout_that_is_meant(tmp_path):
         load(folder(tmp_path))
     with pytest.raises(DataError, match=r"holds no pictures by layout client/class/file; set layout='class/file'\."):
         load(folder(tmp_path / "ann", layout="client/class/file"))
-    with pytest.raises(DataError, match=r"nowhere does not exist; say path="):
+    with pytest.raises(DataError, match=r"nowhere does not exist; set path="):
         load(folder(tmp_path / "nowhere"))
 
 

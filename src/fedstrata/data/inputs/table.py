@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedstrata.common.errors import DataError, nearest
+from fedstrata.common.errors import DataError
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.inputs.base import InputPreprocessor, Numbers, PreparedInputs, Unknown, prepare
 from fedstrata.data.io.checks import finite_features, float32
 from fedstrata.data.io.columns import Column, Columns, column
@@ -103,7 +104,7 @@ class Rows(InputPreprocessor):
             word = str(words[new[0]])
             raise DataError(
                 f"{where}: column {name!r}, row {new[0]} is {word!r}, which no training row has ({len(new)} rows in"
-                f" all);{nearest(word, levels)} The levels are {', '.join(levels[:12])}. --unknown zeros encodes such words"
+                f" all);{suggestion(word, levels)} The levels are {', '.join(levels[:12])}. --unknown zeros encodes such words"
                 " as none of these."
             )
         return hot.astype(np.float64)
@@ -128,7 +129,7 @@ class Rows(InputPreprocessor):
         if wrong is not None:
             raise DataError(
                 f"{where}: label {name!r}, row {wrong} is {texts[wrong]!r}; the model's classes are"
-                f" {', '.join(self.labels[:12])}.{nearest(texts[wrong], self.labels)}"
+                f" {', '.join(self.labels[:12])}.{suggestion(texts[wrong], self.labels)}"
             )
         return np.array([class_numbers[text] for text in texts], dtype=np.int64)
 

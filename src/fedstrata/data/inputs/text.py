@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedstrata.common.errors import DataError, nearest
+from fedstrata.common.errors import DataError
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.inputs.base import InputPreprocessor, Numbers, PreparedInputs, Unknown, prepare
 from fedstrata.data.io.columns import Column, Columns, column
 
@@ -85,7 +86,7 @@ class Words(InputPreprocessor):
             if text not in by_name and text not in by_number:
                 raise DataError(
                     f"{where}: label {self.label!r}, row {row} is {text!r}; the model's classes are"
-                    f" {', '.join(self.labels)}.{nearest(text, self.labels)}"
+                    f" {', '.join(self.labels)}.{suggestion(text, self.labels)}"
                 )
         return np.array([by_name.get(text, by_number.get(text)) for text in texts], dtype=np.int64)
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstrata.common.errors import DataError, nearest
+from fedstrata.common.errors import DataError
+from fedstrata.common.suggest import suggestion
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # compared in lower case
 EXACT = float(2**53)
@@ -66,7 +67,7 @@ def column(columns: Columns, name: str, where: str) -> Column:
     """
     if name not in columns:
         raise DataError(
-            f"{where} has no column {name!r}.{nearest(name, columns)} It has {', '.join(list(columns)[:12])}."
+            f"{where} has no column {name!r}.{suggestion(name, columns)} It has {', '.join(list(columns)[:12])}."
         )
     return columns[name]
 

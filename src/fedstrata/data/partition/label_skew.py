@@ -9,8 +9,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.common.random_streams import stream
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.partition.base import ExplicitPartition, LabelView, Partition
 from fedstrata.data.partition.laws import check_positive, equal_parts, num_clients
 from fedstrata.data.types import Ints
@@ -259,7 +260,7 @@ class Natural:
         if by not in pool.groups:
             raise DataError(
                 f"partition natural: the data are grouped by {', '.join(pool.groups)}, not by"
-                f" {by!r}.{nearest(by, pool.groups)}"
+                f" {by!r}.{suggestion(by, pool.groups)}"
             )
         groups, name = pool.groups[by], f"natural(by={by})"
         parts = split_by(groups.train, len(groups.names))

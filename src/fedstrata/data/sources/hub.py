@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstrata.common.call_syntax import Call
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.common.random_streams import key
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.inputs.text import Words
 from fedstrata.data.io.checks import class_labels
 from fedstrata.data.io.columns import Column, arrow_columns
@@ -94,7 +95,7 @@ class Hub:
         for name in filter(None, (self.label, self.image, self.text, self.client)):
             if name not in sets[0].column_names:
                 raise DataError(
-                    f"hub {self.path} has no column {name!r}.{nearest(name, sets[0].column_names)} It has"
+                    f"hub {self.path} has no column {name!r}.{suggestion(name, sets[0].column_names)} It has"
                     f" {sets[0].column_names}."
                 )
         identity = (
@@ -205,7 +206,7 @@ class FlowerLaw:
         ]
         if self.call.name not in names:
             raise ConfigError(
-                f"flwr-datasets has no {self.call.name}, or it does not deal samples.{nearest(self.call.name, names)}"
+                f"flwr-datasets has no {self.call.name}, or it does not deal samples.{suggestion(self.call.name, names)}"
             )
         arguments = self._arguments(getattr(known, self.call.name), clients, seed)
         columns: dict[str, Any] = {"row": np.arange(pool.size)}
@@ -254,7 +255,7 @@ class FlowerLaw:
         for name in self.call.named:
             if name not in accepted:
                 raise ConfigError(
-                    f"partition {self.call.name} has no setting {name!r}.{nearest(name, accepted)} It accepts"
+                    f"partition {self.call.name} has no setting {name!r}.{suggestion(name, accepted)} It accepts"
                     f" {', '.join(accepted)}."
                 )
         given = {name: list(value) if isinstance(value, tuple) else value for name, value in self.call.named.items()}

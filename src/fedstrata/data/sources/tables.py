@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedstrata.common.errors import ConfigError, DataError, nearest
+from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.common.random_streams import stream
+from fedstrata.common.suggest import suggestion
 from fedstrata.data.inputs.table import MISSING_LEVEL, Rows
 from fedstrata.data.io.checks import class_labels, float32, mask_by
 from fedstrata.data.io.columns import Column, Columns, column, read_columns
@@ -201,7 +202,7 @@ def _features(columns: Columns, encoding: Encoding, where: str) -> dict[str, Col
     }
     if not kept:
         raise DataError(
-            f"{where} has no feature column besides {encoding.label} and {encoding.client}.{nearest(encoding.label, columns)}"
+            f"{where} has no feature column besides {encoding.label} and {encoding.client}.{suggestion(encoding.label, columns)}"
         )
     for name, values in kept.items():
         if encoding.missing == "refuse" and values.missing.any():
