@@ -29,7 +29,7 @@ from fedstrata.methods import measures_of
 from fedstrata.methods import method as parse_method
 from fedstrata.methods.finetune import FineTune
 from fedstrata.models import build, check, swap_dropout
-from fedstrata.models.check import to_float32, trains_on_one
+from fedstrata.models.check import synthetic_batch, to_float32, trains_on_one
 from fedstrata.storage import sha256_of
 
 TRACE_SAMPLES = 7  # made-up samples that a split of the model is tried on: no other axis is likely to be as long
