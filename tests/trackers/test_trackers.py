@@ -22,6 +22,7 @@ def run(tmp_path, name="run", **more):
     return fedstrata.run("fedprox", out=str(tmp_path / "runs"), name=name, **SETTINGS | more)
 
 
+@pytest.mark.full
 def test_none_is_nothing_and_loads_nothing():
     code = (
         "import sys, fedstrata.trackers as t; assert t.trackers('none') == []; print([m for m in sys.modules if"
@@ -65,7 +66,7 @@ def test_a_check_and_an_opening_refuse_the_same(text, said):
 
 def test_a_check_opens_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("fedstrata.trackers._made", None)
+    monkeypatch.setattr("fedstrata.trackers._build", None)
     check("none")
     check(f"tensorboard(folder='{tmp_path / 'new'}') + mlflow(uri='{tmp_path / 'file'}')")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
