@@ -14,5 +14,5 @@ def test_row_14_a_gradient_of_nothing_is_clipped_without_dividing_by_it():
 
     for optimizer in ("sgd", "adam"):
         found = lab.play(Nothing(), local_clip=1.0, local_optimizer=optimizer, local_lr=0.01)
-        assert lab.bits(found.params) == lab.bits(lab.parts().setup.model)
+        assert lab.bits(found.model) == lab.bits(lab.parts().setup.model)
         assert all(row["updated"] and row["refused"] == [] for row in found.rows)
