@@ -20,6 +20,7 @@ from fedstrata.core.piece import Piece, Reply
 from fedstrata.core.plan import Phase
 from fedstrata.engine.server import plan_round
 from helpers import lab
+from helpers.tiers import tiered
 
 EXACT = [("threads", 1), ("threads", 3), ("processes", 1), ("processes", 3), ("auto", 2)]
 CLOSE = [("batched", 1), ("batched", 3)]
@@ -93,7 +94,7 @@ def _plain(value):
 
 @exact
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "everything"])
-@pytest.mark.parametrize("toy", ["batch", "dropout"])
+@pytest.mark.parametrize("toy", tiered(["batch", "dropout"], ["batch"]))
 def test_replies_are_the_loop_s_in_every_field(executor, workers, method, toy):
     method = Everything() if method == "everything" else method
     assert [plain(a) for a in answers(executor, workers, method, toy)] == [
@@ -186,7 +187,7 @@ class Dies(Piece):
         return delta, {}, own
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", tiered([1, 2], [2]))
 def test_a_worker_that_dies_is_replaced_and_its_client_tried_again(tmp_path, workers):
     dead = lab.play(Dies(str(tmp_path / "died")), executor="processes", workers=workers, cohort=6)
     assert (tmp_path / "died").exists()
@@ -194,7 +195,7 @@ def test_a_worker_that_dies_is_replaced_and_its_client_tried_again(tmp_path, wor
     assert all(row["refused"] == [] for row in dead.rows)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", tiered([1, 2], [2]))
 def test_a_client_that_kills_its_worker_twice_is_left_out_and_named(workers):
     found = lab.play(Dies(), executor="processes", workers=workers, cohort=6)
     assert all([r[:2] for r in row["refused"]] == [[0, "lost"]] for row in found.rows)

@@ -328,6 +328,7 @@ def _started(folder: Path, *arguments: str) -> subprocess.Popen:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", tiered([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
 def test_ctrl_c_keeps_a_checkpoint_says_how_to_go_on_and_resume_reaches_the_same_model(here, call, number):
     settings = ["rounds=40", "cohort=4", "local.steps=60", "executor=loop", "model=logistic", "checkpoint.every=1000"]
@@ -375,6 +376,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once_and_it_can_still_be_resumed(here, 
     assert json.loads(out)["model_sha256"] == json.loads(whole)["model_sha256"]
 
 
+@pytest.mark.full
 def test_a_broken_pipe_is_no_traceback(here):
     command = f"{sys.executable} -m fedstrata run --help | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=here, capture_output=True, text=True, check=True)

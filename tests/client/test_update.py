@@ -14,7 +14,6 @@ from fedstrata.core.chain import chain
 from fedstrata.core.piece import Piece
 from fedstrata.core.plan import Phase
 from fedstrata.engine.server import plan_round
-from fedstrata.methods import rows
 from helpers import lab
 from helpers.examples import every_example, finite
 from helpers.tiers import tiered
@@ -29,7 +28,6 @@ def sizes(made, **length):
 
 
 # ---- order
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 9, 17])
@@ -83,7 +81,6 @@ def test_a_batch_larger_than_the_data_is_the_data():
 
 
 # ---- one client
-# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def turn(method="fedavg", toy="layer", **settings):
@@ -309,7 +306,6 @@ def test_bfloat16_trains_and_keeps_float32_parameters():
 
 
 # ---- odd clients
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_why_a_client_cannot_train_is_named():
@@ -335,7 +331,7 @@ def test_ten_samples_and_a_batch_of_64_train_on_the_ten():
     assert (reply.samples, reply.steps, sum(reply.cost_by_phase.values())) == (10, 2, 20)
 
 
-@pytest.mark.parametrize("example", ["fedavg", *(example for row in rows() for example in row.examples)])
+@every_example
 def test_k_batches_and_one_sample_train_under_batch_norm_in_every_method(example):
     found = lab.play(
         example, (lab.federation((9, 5, 17, 13, 9)), lab.small("batch")), cohort=3, rounds=2

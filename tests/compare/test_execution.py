@@ -47,7 +47,6 @@ def copied(made, tmp_path):
 
 
 # ---- pairs
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_methods_of_a_seed_share_data_cohorts_first_weights_and_order(made):
@@ -94,7 +93,6 @@ def test_data_are_read_once_a_seed_however_many_methods_there_are(tmp_path, monk
 
 
 # ---- the cache
-# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_second_call_runs_nothing(made, tmp_path):
@@ -188,7 +186,6 @@ def test_a_name_that_is_taken_by_another_comparison_is_refused(made, tmp_path):
 
 
 # ---- what goes wrong
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -205,7 +202,7 @@ def test_a_child_that_dies_goes_on_from_its_checkpoint_and_a_second_death_is_a_f
     grid, started = make(make_request, said=said, react=react)
     assert first[0] == 0
     assert first[1] >= 2, "it goes on after the rounds that were committed"
-    assert "was killed by SIGKILL (out of memory?); it goes on from its checkpoint" in said.getvalue()
+    assert "was killed by SIGKILL (out of memory?); it continues from its checkpoint" in said.getvalue()
     assert "SIGKILL (out of memory?), 2 times" in grid.failures[victim]
     assert set(grid.failures) == {victim}
     assert grid.done == {("fedavg", 0), ("fedprox(mu=0)", 0)}
@@ -272,7 +269,6 @@ def test_what_can_be_checked_is_refused_before_anything_runs(tmp_path):
 
 
 # ---- interruptions
-# --------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -283,7 +279,7 @@ def test_asked_to_stop_runs_finish_their_round_and_the_same_call_goes_on(made, t
         stop[0] = stop[0] or (message["event"] == "round" and message["done"] >= 2)
 
     make_request = asked(tmp_path, METHODS, how={"side_by_side": 1})
-    with pytest.raises(ComparisonStopped, match="of 6 runs finished; call the same command again to go on"):
+    with pytest.raises(ComparisonStopped, match="of 6 runs finished; run the same command again to continue"):
         make(make_request, stop=lambda: stop[0], react=react)
     assert json.loads((make_request.folder / comparison_file.FILE).read_text())["state"] == "stopped"
     begun = list((tmp_path / "cache").glob("*/checkpoints"))
@@ -334,7 +330,6 @@ def alive(pid):
 
 
 # ---- from Python
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

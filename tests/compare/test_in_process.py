@@ -40,7 +40,9 @@ def small(out, **more):
 def test_a_piece_from_python_that_raises_is_a_failed_run_and_the_others_go_on(tmp_path):
     grid, _ = make(asked(tmp_path, ["fedavg", Breaks(), "fedprox(mu=1)"], seeds=(0,), executor="loop"), observers=HERE)
     assert {label for label, _ in grid.done} == {"fedavg", "fedprox(mu=1)"}
-    assert grid.failures == {("breaks", 0): "ZeroDivisionError: server boom (where, is in the log of the comparison)"}
+    assert grid.failures == {
+        ("breaks", 0): "ZeroDivisionError: server boom (see the traceback in the log of the comparison)"
+    }
     assert "raise ZeroDivisionError(self.says)" in (grid.request.folder / LOG).read_text()
     told = json.loads((grid.request.folder / "comparison.json").read_text())
     assert told["failures"] == [{"label": "breaks", "seed": 0, "why": grid.failures["breaks", 0]}]

@@ -125,4 +125,4 @@ def test_a_sparse_line_says_that_it_is_still_alive(monkeypatch):
     assert out.getvalue() == ""
     monkeypatch.setattr(progress, "HEARTBEAT", -1.0)
     drawn.tick()
-    assert out.getvalue() == "still at: fedavg s0 3/10; about 34.0 s left\n"
+    assert out.getvalue() == "still running: fedavg s0 3/10; about 34.0 s left\n"

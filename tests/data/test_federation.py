@@ -183,6 +183,7 @@ def test_the_fingerprint_is_that_of_the_data_and_the_split():
     assert len({one, *(load(spec).fingerprint for spec in changed)}) == 6
 
 
+@pytest.mark.full
 def test_the_fingerprint_is_the_same_in_another_process_and_folder(tmp_path):
     code = "from fedstrata.data import load, DataSpec; print(load(DataSpec(data='synthetic', clients=5)).fingerprint)"
     environment = {**os.environ, "PYTHONHASHSEED": "77"}

@@ -4,6 +4,7 @@ and needs no network.
 
 import ast
 import doctest
+import functools
 import importlib
 import importlib.util
 import multiprocessing
@@ -50,7 +51,7 @@ PRELOADED = [
     *("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
 ]
 RUNS = [path for path in doc_pages.pages() if doc_pages.blocks(path)]
-SHORT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/own-method.md", "docs/config.md")]
+SHORT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/config.md")]
 NOT_RUN = (
     r"make [\w-]+|git push|source \S+|python3 -m venv \S+|pip install .*|mlflow ui.*|tensorboard --logdir.*|python -m"
     r" http\.server.*"
@@ -203,7 +204,6 @@ def test_the_bench_of_the_readme_runs(tmp_path):
 
 
 # ---- inferred defaults
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +212,7 @@ def inferred():
     module = importlib.util.module_from_spec(spec)
     sys.modules["make_inferred"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
+    module.rows = functools.cache(module.rows)
     yield module
     del sys.modules["make_inferred"]
 
@@ -243,7 +244,6 @@ def test_sentences_end_at_full_stops_and_not_at_abbreviations(inferred):
 
 
 # ---- pins
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_constraints_pin_every_dependency_of_the_library_its_tests_and_its_site():

@@ -39,7 +39,7 @@ class Raises(Piece):
 
     error: Exception | None = None
 
-    def upload(self, delta, own, v):
-        if v.samples == 17:
+    def upload(self, delta, ctx):
+        if ctx.samples == 17:
             raise self.error or RuntimeError("x")
-        return delta, {}, own
+        return delta, {}, ctx.state

@@ -92,7 +92,7 @@ def _row(r, rounds, every, rng, shape, method, what):
         "round": r,
         "cohort": cohort,
         "replies": 10,
-        "moved": True,
+        "updated": True,
         "refused": [],
         "loss": float(2.3 - 1.8 * grown),
         "bytes_up": int(10 * SIZE),
@@ -178,10 +178,10 @@ def _summary(method, seed, rows, validation, regression):
         "workers": 1,
         "refused": {},
         "rounds_without_update": 0,
-        "norms_of": None,
+        "norm_source_client": None,
         "bn": None,
         "stopped_by": None,
-        "private": int(method == "fedper"),
+        "num_private_tensors": int(method == "fedper"),
         "model_sha256": f"{zlib.crc32(repr((method, seed)).encode()):064x}",
     }
 

@@ -1,6 +1,6 @@
-"""Methods written out as in their papers, with loops of their own, in float64, on a network written out by hand.
+"""Methods written out as in their papers, with their own loops, in float64, on a network written out by hand.
 
-What is taken from the engine: who took part, the order of samples (so that both see the same batches) and the initial
+From the engine come: who took part, the order of samples (so that both see the same batches) and the initial
 weights. Weights are one flat vector; `mask` marks the entries that belong to some layers.
 """
 
@@ -83,25 +83,25 @@ class World:
         leaf = w.clone().requires_grad_()
         return torch.autograd.grad((loss or self.loss)(leaf, batch), leaf)[0]
 
-    def descend(self, w, batches, slope=None, *, moves=None, lr=None):
+    def descend(self, w, batches, gradient=None, *, moves=None, lr=None):
         """SGD (with the run's momentum) from w; `moves` marks what is trained."""
-        slope, lr = slope or self.grad, lr or self.lr
+        gradient, lr = gradient or self.grad, lr or self.lr
         velocity = torch.zeros_like(w)
         for batch in batches:
-            velocity = self.momentum * velocity + slope(w, batch)
+            velocity = self.momentum * velocity + gradient(w, batch)
             w = w - lr * (velocity if moves is None else velocity * moves)
         return w
 
 
 def alone(world, w):
-    """Own models where clients use the server's."""
+    """Return the personal models where clients use the server's."""
     return [w] * world.m
 
 
-def fedavg(world, slope=lambda world, w: world.grad):
+def fedavg(world, gradient=lambda world, w: world.grad):
     w = world.w0
     for t, cohort in enumerate(world.cohorts):
-        ends = [world.descend(w, world.batches(i, t), slope(world, w)) for i in cohort]
+        ends = [world.descend(w, world.batches(i, t), gradient(world, w)) for i in cohort]
         w = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
     return w, alone(world, w)
 
@@ -116,23 +116,23 @@ def fedprox(world, mu):
 
 def scaffold(world, lr=1.0):
     w, c = world.w0, torch.zeros_like(world.w0)
-    own = [torch.zeros_like(w) for _ in range(world.m)]
+    controls = [torch.zeros_like(w) for _ in range(world.m)]
     rho = world.momentum
     for t, cohort in enumerate(world.cohorts):
-        ends, fresh = [], []
+        ends, updated = [], []
         for i in cohort:
-            y = world.descend(w, world.batches(i, t), lambda z, b, i=i, c=c: world.grad(z, b) - own[i] + c)
+            y = world.descend(w, world.batches(i, t), lambda z, b, i=i, c=c: world.grad(z, b) - controls[i] + c)
             k = world.steps(i)
             if rho:
                 k = (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho)
             ends.append(y)
-            fresh.append(own[i] - c + (w - y) / (k * world.lr))
-        change = sum(f - own[i] for f, i in zip(fresh, cohort, strict=True)) / len(cohort)
+            updated.append(controls[i] - c + (w - y) / (k * world.lr))
+        change = sum(f - controls[i] for f, i in zip(updated, cohort, strict=True)) / len(cohort)
         w = w + lr * sum(y - w for y in ends) / len(cohort)
         c = c + len(cohort) / world.m * change
-        for f, i in zip(fresh, cohort, strict=True):
-            own[i] = f
-    return w, alone(world, w), {"server": c, "clients": own}
+        for f, i in zip(updated, cohort, strict=True):
+            controls[i] = f
+    return w, alone(world, w), {"server": c, "clients": controls}
 
 
 def fedopt(world, move):
@@ -186,20 +186,20 @@ def fednova(world, mu=0.0):
 
 def feddyn(world, alpha):
     w, h = world.w0, torch.zeros_like(world.w0)
-    own = [torch.zeros_like(w) for _ in range(world.m)]
+    controls = [torch.zeros_like(w) for _ in range(world.m)]
     for t, cohort in enumerate(world.cohorts):
         ends = []
         for i in cohort:
 
             def objective(z, b, i=i, w=w):
-                return world.loss(z, b) - own[i] @ z + alpha / 2 * ((z - w) ** 2).sum()
+                return world.loss(z, b) - controls[i] @ z + alpha / 2 * ((z - w) ** 2).sum()
 
             ends.append(world.descend(w, world.batches(i, t), lambda z, b, f=objective: world.grad(z, b, f)))
         for y, i in zip(ends, cohort, strict=True):
-            own[i] = own[i] - alpha * (y - w)
+            controls[i] = controls[i] - alpha * (y - w)
         h = h - alpha / world.m * sum(y - w for y in ends)
         w = sum(ends) / len(cohort) - h / alpha
-    return w, alone(world, w), {"server": h, "clients": own}
+    return w, alone(world, w), {"server": h, "clients": controls}
 
 
 def cosine(a, b):
@@ -247,14 +247,14 @@ def halves(batch, n):
 
 
 def perfedavg(world, alpha, delta=None):
-    def slope(w, batch):
+    def gradient(w, batch):
         one, two, *three = halves(batch, 2 if delta is None else 3)
         g = world.grad(w - alpha * world.grad(w, one), two)
         if delta is None:
             return g
         return g - alpha * (world.grad(w + delta * g, three[0]) - world.grad(w - delta * g, three[0])) / (2 * delta)
 
-    w, _ = fedavg(world, lambda *_: slope)
+    w, _ = fedavg(world, lambda *_: gradient)
     t = len(world.cohorts)
     return w, [world.descend(w, world.batches(i, t, "perfedavg.adapt", steps=1), lr=alpha) for i in range(world.m)]
 
@@ -282,14 +282,14 @@ LAYERS = (("first.weight", "first.bias", *NORM), ("second.weight", "second.bias"
 def fedprox_plain(world, mu):
     """L + mu sum over tensors |y_k - w_k|; its gradient at w is taken as 0."""
 
-    def slope(world, w):
+    def gradient(world, w):
         def at(y, b):
             g, apart = world.split(world.grad(y, b)), world.split(y - w)
             return torch.cat([(g[n] + (mu * d / d.norm() if d.any() else 0)).reshape(-1) for n, d in apart.items()])
 
         return at
 
-    return fedavg(world, slope)
+    return fedavg(world, gradient)
 
 
 def fedpart(world, active, able=lambda client: None, prox=0.0):
@@ -339,9 +339,9 @@ def fedphoenix(world, theta, stop, convs, rows=(), extra=lambda world, w: world.
     w = world.w0
     for t, cohort in enumerate(world.cohorts):
         starts, ends = [], []
-        for place, i in enumerate(cohort):
+        for index, i in enumerate(cohort):
             generator = torch.Generator().manual_seed(
-                int(stream(world.seed, "send.fedphoenix", t, place).integers(2**63))
+                int(stream(world.seed, "send.fedphoenix", t, index).integers(2**63))
             )
             parts = {n: v.clone() for n, v in world.split(w).items()}
             due = [n for d, n in enumerate(convs) if t * len(convs) < (d + 1) * stop] + [n for n in rows if t < stop]
@@ -362,7 +362,7 @@ def fedphoenix(world, theta, stop, convs, rows=(), extra=lambda world, w: world.
 
 
 def fedmut(world, alpha, bias, fade):
-    """One model a place; after a round each is the mean, mutated along the mean's last step."""
+    """One model a cohort index; after a round each is the mean, mutated along the mean's last step."""
     size = len(world.cohorts[0])
     models, before = [world.w0] * size, world.w0
     for t, cohort in enumerate(world.cohorts):
@@ -371,14 +371,14 @@ def fedmut(world, alpha, bias, fade):
         step, before = w - before, w
         back = -1 + bias * (1 - min(t / fade, 1))
         pairs = np.array([[1, back] * (size // 2)] * len(world.shapes), dtype=np.float32)
-        controls = stream(world.seed, "server.fedmut", t).permuted(pairs, axis=1).T.tolist()  # [place][tensor]
+        controls = stream(world.seed, "server.fedmut", t).permuted(pairs, axis=1).T.tolist()  # [cohort index][tensor]
         models = []
-        for place in range(size):
-            own = controls[place] if place < len(controls) else [0] * len(world.shapes)
+        for index in range(size):
+            control = controls[index] if index < len(controls) else [0] * len(world.shapes)
             each = torch.cat(
                 [
                     torch.full((s.numel(),), c, dtype=torch.float64)
-                    for s, c in zip(world.shapes.values(), own, strict=True)
+                    for s, c in zip(world.shapes.values(), control, strict=True)
                 ]
             )
             models.append(w + alpha * each * step)
@@ -390,7 +390,7 @@ def fedcross(world, alpha, *, unlike=False):
     size = len(world.cohorts[0])
     models = [world.w0] * size
     for t, cohort in enumerate(world.cohorts):
-        dealt = stream(world.seed, "fedcross.deal", t).permutation(size).tolist()  # model of each place
+        dealt = stream(world.seed, "fedcross.deal", t).permutation(size).tolist()  # model of each cohort index
         back = [world.descend(models[j], world.batches(cohort[dealt.index(j)], t)) for j in range(size)]
         if unlike:
             cosines = [[float(a @ b / (a.norm() * b.norm())) if a is not b else 2.0 for b in back] for a in back]
@@ -441,15 +441,15 @@ class Features:
             noise = torch.rand(batch, self.latent, generator=g).double()
             z = self(noise, y, weights)
             loss = diversity * torch.exp(-self.spread(noise, z))
-            for end, own in zip(ends, counts, strict=True):
+            for end, count in zip(ends, counts, strict=True):
                 logits = self.world.head(self.world.split(end), z)
                 ce = torch.logsumexp(logits, 1) - logits[torch.arange(batch), y]
-                share = torch.tensor([float(own[c]) / sum(float(n[c]) for n in counts) for c in y.tolist()]).double()
+                share = torch.tensor([float(count[c]) / sum(float(n[c]) for n in counts) for c in y.tolist()]).double()
                 loss = loss + (ce.mean() * share.mean() if product else (ce * share).mean())
-            slopes = torch.autograd.grad(loss, weights)
+            gradients = torch.autograd.grad(loss, weights)
             with torch.no_grad():
-                for w, slope, (m, v) in zip(weights, slopes, moments, strict=True):
-                    whole = slope + decay * w
+                for w, gradient, (m, v) in zip(weights, gradients, moments, strict=True):
+                    whole = gradient + decay * w
                     m.add_(0.1 * (whole - m))
                     v.add_(0.001 * (whole**2 - v))
                     w.sub_(lr * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8))
@@ -498,7 +498,7 @@ def clusteredsampling(world, *, uniform=False):
     w, updates = world.w0, [torch.zeros_like(world.w0) for _ in range(world.m)]
     for t, cohort in enumerate(world.cohorts):
         ends = [
-            world.descend(w, world.batches(i, t, occurrence=cohort[:place].count(i))) for place, i in enumerate(cohort)
+            world.descend(w, world.batches(i, t, occurrence=cohort[:index].count(i))) for index, i in enumerate(cohort)
         ]
         shares = [1 / len(cohort)] * len(cohort) if uniform else world.shares(cohort)
         for i, y in zip(cohort, ends, strict=True):
@@ -509,15 +509,15 @@ def clusteredsampling(world, *, uniform=False):
 
 
 def private_layers(world, private, train=None):
-    """Entries in `private` stay with the client; the rest is averaged. `train(start, i, t)` is local training."""
+    """Keep the entries in `private` with the client and average the rest. `train(start, i, t)` is local training."""
     train = train or (lambda start, i, t: world.descend(start, world.batches(i, t)))
-    w, kept = world.w0, {}
+    w, stored = world.w0, {}
     for t, cohort in enumerate(world.cohorts):
-        ends = [train(torch.where(private, kept.get(i, world.w0), w), i, t) for i in cohort]
-        kept |= dict(zip(cohort, ends, strict=True))
+        ends = [train(torch.where(private, stored.get(i, world.w0), w), i, t) for i in cohort]
+        stored |= dict(zip(cohort, ends, strict=True))
         mean = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
         w = torch.where(private, world.w0, mean)
-    return w, [torch.where(private, kept.get(i, world.w0), w) for i in range(world.m)]
+    return w, [torch.where(private, stored.get(i, world.w0), w) for i in range(world.m)]
 
 
 def fedper(world):
@@ -572,19 +572,19 @@ ROUNDING = 1e-5
 
 
 def against(method, rule, tolerance=ROUNDING, world=World, **settings):
-    """The engine's run and the written-out rule agree on the server's model and on all clients' own.
+    """Compare the engine's run with the written-out rule: the server's model and all clients' personal models.
 
     Returns both for more comparisons.
     """
     run = lab.engine(lab.parts(method, **settings))
-    found = lab.finish(run)
-    world = world(run, [row["cohort"] for row in found.rows])
+    result = lab.finish(run)
+    world = world(run, [row["cohort"] for row in result.rows])
     assert len({tuple(sorted(c)) for c in world.cohorts}) > 1, "partial participation"
-    w, own, *state = rule(world)
-    assert distance(world, found.model, w) <= tolerance, f"server: {distance(world, found.model, w):.2e}"
-    apart = [distance(world, model, v) for model, v in zip(found.models, own, strict=True)]
-    assert max(apart) <= tolerance, f"own models: {max(apart):.2e}"
-    return found, world, state[0] if state else {}
+    w, personal, *state = rule(world)
+    assert distance(world, result.model, w) <= tolerance, f"server: {distance(world, result.model, w):.2e}"
+    apart = [distance(world, model, v) for model, v in zip(result.models, personal, strict=True)]
+    assert max(apart) <= tolerance, f"personal models: {max(apart):.2e}"
+    return result, world, state[0] if state else {}
 
 
 def distance(world, params, w):

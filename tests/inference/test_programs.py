@@ -57,7 +57,7 @@ def trained(spec: str, norm: str) -> Engine:
 @pytest.mark.parametrize(
     ("spec", "norm"),
     [
-        pytest.param(*case, marks=() if case[0] in ("mlp", "small_cnn", "logistic") else pytest.mark.full)
+        pytest.param(*case, marks=() if case in (("mlp", "auto"), ("small_cnn", "auto")) else pytest.mark.full)
         for case in CASES
     ],
     ids=str,

@@ -47,7 +47,7 @@ def test_batched_equals_looped(example):
 
 
 @every_example
-@pytest.mark.parametrize("toy", ["batch", "dropout", "images"])
+@pytest.mark.parametrize("toy", tiered(["batch", "dropout", "images"], ["images"]))
 def test_batched_equals_looped_or_is_refused_with_a_reason(example, toy):
     batched_serves(example, toy)
 

@@ -23,6 +23,7 @@ from fedstrata.methods.budgets import Budgets
 from fedstrata.wire import messages
 from helpers import lab
 from helpers.networks import residual
+from helpers.tiers import tiered
 
 # ---- norm statistics (section 3.5)
 
@@ -359,7 +360,7 @@ def stand_in(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", tiered(CONFIGS, CONFIGS[:1]), ids=lambda path: path.stem)
 def test_published_settings_are_checked_and_take_a_step_of_one_client(path, stand_in, capfd):
     """By the command, and by one batch in a round of the whole model and in the first partial one."""
     with pytest.raises(SystemExit) as left:

@@ -385,6 +385,7 @@ def test_weight_decay_does_not_change_the_integer_buffer():
     run.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_an_exported_program_ends_where_the_run_ended(tmp_path, rounds):
     folder, _, given = toy_run(tmp_path, "progfed(each=2)", rounds=rounds)

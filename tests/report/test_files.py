@@ -259,7 +259,7 @@ def test_a_report_without_the_data_still_has_table_and_curve(tmp_path):
     console = Console(record=True, width=140, markup=False)
     files = report([Result.read(folder)], console)
     assert names_beside_pictures(files) == {"rounds.csv", "curve.png", "report.html"}
-    assert "not made anew" in console.export_text()
+    assert "not written again" in console.export_text()
 
 
 def test_runs_of_one_name_get_files_of_their_own(tmp_path):

@@ -104,6 +104,7 @@ def compare(ours: dict[str, Any], whole: dict[str, Any]) -> None:
         assert ours[key] == whole[key], key
 
 
+@pytest.mark.full
 def test_two_folders_one_model(tmp_path: Path) -> None:
     for name in ("a", "b/c"):
         start(tmp_path / name, "loop")

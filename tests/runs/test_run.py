@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import fedstrata
 from fedstrata.data import datasets
 
@@ -24,6 +26,7 @@ print(fedstrata.run(method="scaffold", seed=5, **settings).summary["model_sha256
 """
 
 
+@pytest.mark.full
 def test_t34_and_row_65_no_network_is_used_and_neither_hash_seed_nor_folder_changes_the_model(tmp_path, monkeypatch):
     bundled = ",".join(row.name for row in datasets() if row.offline)
     environment = {**os.environ, "PYTHONHASHSEED": "77"}

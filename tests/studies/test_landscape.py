@@ -156,6 +156,7 @@ def test_without_any_finite_loss_there_is_no_sheet():
     )
 
 
+@pytest.mark.full
 def test_the_same_runs_and_settings_give_the_same_bytes(runs, outcome, tmp_path):
     for name, one in (("one", outcome), ("two", SMALL.study(runs))):
         write_outcome(one, "landscape", SMALL, {}, tmp_path / name)

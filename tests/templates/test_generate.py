@@ -63,6 +63,7 @@ def test_its_own_tests_pass_where_it_was_written(tmp_path):
     assert re.search(r"^\d+ passed in", printed, re.MULTILINE), "nothing failed, nothing was skipped"
 
 
+@pytest.mark.full
 def test_the_command_runs_what_is_installed(installed, tmp_path):
     given = ["method=fedmine(reach=0.8) + fedprox(mu=0.1)", "data=rings(classes=4)", "partition=iid", "measures=length"]
     settings = ["rounds=2", "clients=6", "executor=loop", "local.epochs=1", "eval.every=1"]

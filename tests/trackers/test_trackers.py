@@ -22,6 +22,7 @@ def run(tmp_path, name="run", **more):
     return fedstrata.run("fedprox", out=str(tmp_path / "runs"), name=name, **SETTINGS | more)
 
 
+@pytest.mark.full
 def test_none_is_nothing_and_loads_nothing():
     code = (
         "import sys, fedstrata.trackers as t; assert t.trackers('none') == []; print([m for m in sys.modules if"

@@ -57,7 +57,7 @@ def compare(
         budget: where every run ends, if before its last round.
         target: accuracy that ends a run, and that the report tells the way to; the same as ``Budget("accuracy",
             target)``.
-        screen: successive halving first; a number is the share of the dropped that is trained to the end all the same
+        screen: successive halving first; a number is the share of the dropped that is trained to the end anyway
             (True: a quarter).
         side_by_side: runs at a time; default as many as cores and memory serve.
         federation: your own data instead of the configured ones.

@@ -109,8 +109,8 @@ def method_settings(text: str) -> dict[str, Any]:
     for key in settings:
         if key not in METHOD_SETTINGS:
             raise ConfigError(
-                f"{key} must be the same for all methods of a comparison, or their runs are no pairs; set it beside"
-                f" --methods. A method may have of its own: {', '.join(METHOD_SETTINGS)}."
+                f"{key} must be the same for all methods of a comparison, or their runs are not paired; set it beside"
+                f" --methods. A method may set: {', '.join(METHOD_SETTINGS)}."
             )
     return settings
 
@@ -211,7 +211,7 @@ def baseline_of(competitors: Sequence[Competitor], wanted: str | None) -> str:
         return plain[0] if plain else labels[0]
     hits = [r.entry.label for r in competitors if wanted in (r.entry.label, r.entry.method)]
     if len(hits) != 1:
-        why = "is not among the methods" if not hits else "means several of the methods"
+        why = "is not among the methods" if not hits else "matches several methods"
         raise ConfigError(
             f"baseline {wanted!r} {why}: {', '.join(labels)}.{suggestion(wanted, labels) if not hits else ''}"
         )

@@ -38,7 +38,7 @@ class ComparisonStopped(Exception):  # not an error: somebody asked for it  # no
     """
 
     def __init__(self, folder: Path, finished: int, runs: int) -> None:
-        super().__init__(f"stopped with {finished} of {runs} runs finished; call the same command again to go on")
+        super().__init__(f"stopped with {finished} of {runs} runs finished; run the same command again to continue")
         self.folder, self.finished, self.runs = folder, finished, runs
 
 
@@ -85,7 +85,6 @@ class RunSet:
 
 
 # ---- before
-# -----------------------------------------------------------------------------------------------------------------------------------
 
 
 def prepare(request: ComparisonRequest, *, in_process: bool = False) -> RunSet:
@@ -151,7 +150,6 @@ def _free(place: Path, method: str, seed: int) -> Path:
 
 
 # ---- making runs
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 class RunExecutor:

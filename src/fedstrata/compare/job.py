@@ -50,7 +50,7 @@ class Outcome:
 def reason(error: Exception) -> str:
     """Describe in one line an error that is not one of ours."""
     text = " ".join(str(error).split())[:MANY]
-    return f"{type(error).__name__}{f': {text}' if text else ''} (where, is in the log of the comparison)"
+    return f"{type(error).__name__}{f': {text}' if text else ''} (see the traceback in the log of the comparison)"
 
 
 Notify: TypeAlias = Callable[[Job, Mapping[str, Any]], None]

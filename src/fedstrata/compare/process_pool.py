@@ -193,7 +193,7 @@ class ProcessPool:
         if self.stop():
             outcomes[job.id] = Outcome("stopped")
         elif tries[job.id] < TRIES:
-            self.notify(job, {"event": "again", "why": f"its process {why}; it goes on from its checkpoint"})
+            self.notify(job, {"event": "again", "why": f"its process {why}; it continues from its checkpoint"})
             waiting.appendleft(job)
         else:
             outcomes[job.id] = Outcome("failed", f"its process {why}, {TRIES} times; what it printed is in {self.log}")

@@ -83,8 +83,8 @@ class ProgressBoard:
             self.say(f"{name}: waiting, as {message['why']}")
         elif event == "aside":
             self.say(
-                f"{name}: the cached run was damaged ({message['why']}); it lies in {message['place']}, and the run"
-                " starts anew"
+                f"{name}: the cached run was damaged ({message['why']}); it was moved to {message['place']}, and the run"
+                " starts again"
             )
         elif event == "again":
             cell.state = "waiting"
@@ -127,7 +127,7 @@ class ProgressBoard:
                 if c.state == "running"
             ]
             if running:
-                self.say(f"still at: {', '.join(running)}{self._left()}")
+                self.say(f"still running: {', '.join(running)}{self._left()}")
             self.said = now
 
     def _left(self) -> str:

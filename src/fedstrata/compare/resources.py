@@ -86,7 +86,7 @@ class Resources:
         if self.limit is None or len(peaks) > self.limit:
             self.limit = len(peaks)
             runs = "1 run" if self.limit == 1 else f"{self.limit} runs"
-            self.note = f"memory serves {runs} at a time: one takes up to {size(need)}, and {size(free)} are free"
+            self.note = f"memory allows {runs} at a time: one takes up to {size(need)}, and {size(free)} are free"
         return False
 
 

@@ -188,7 +188,7 @@ def _memory(parts: RunComponents, probe: CostProbe, memory: int) -> Iterator[Cos
         on = "memory" if parts.config.client_state == "memory" else "a file"
         how = f"{most:,} clients that can take part x {size(probe.client_state)} that a client keeps, in {on}"
         yield CostEstimate(
-            "rows of clients",
+            "state of clients",
             most * probe.client_state,
             "bytes",
             how,

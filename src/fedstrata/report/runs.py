@@ -78,7 +78,7 @@ def _of_one(result: Result, folder: Path, console: Console) -> tuple[list[Path],
     assert result.folder is not None, "a result that was read has a folder"
     if "federation" in manifest(result.folder).get("custom", ()):
         console.print(
-            "note: clients.csv and partition.png are not made anew: the run was given a federation from Python",
+            "note: clients.csv and partition.png are not written again: the run was given a federation from Python",
             soft_wrap=True,
         )
         return [curve([result], folder / "curve.png")], None
@@ -86,5 +86,5 @@ def _of_one(result: Result, folder: Path, console: Console) -> tuple[list[Path],
         federation = Config.read(result.folder / "config.toml").federation()
         return write(result, federation, folder), facts_of(federation)
     except FedstrataError as error:
-        console.print(f"note: clients.csv and partition.png are not made anew: {error}", soft_wrap=True)
+        console.print(f"note: clients.csv and partition.png are not written again: {error}", soft_wrap=True)
         return [curve([result], folder / "curve.png")], None

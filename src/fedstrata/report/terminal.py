@@ -237,7 +237,7 @@ def _legend(findings: Findings) -> str:
     if "no conclusion" in verdicts:
         parts.append("? no conclusion")
     if any(line.shared_unused for line in findings.lines):
-        parts.append("(unused): layers are private, nobody uses the shared model")
+        parts.append("(unused): layers are private, no client uses the shared model")
     return "; ".join(parts)
 
 

@@ -185,6 +185,7 @@ def test_words_sort_by_letters_and_numbers_in_them_by_value(shown):
     )
 
 
+@pytest.mark.full
 def test_a_column_sorts_by_the_keyboard(shown):
     view = shown("five")
     head = view.one("table.sort thead th:nth-child(2)")
@@ -259,6 +260,7 @@ return found.sort((x, y) => x[0] - y[0]);
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", tiered(["light", "dark"], ["light"]))
 def test_every_text_on_the_page_has_the_contrast_that_wcag_asks_for(shown, scheme):
     view = shown("failed")
@@ -285,6 +287,7 @@ def test_nothing_overflows_the_page(shown, name, width):
     assert wide == []
 
 
+@pytest.mark.full
 def test_a_table_that_is_wider_than_its_box_says_so(shown):
     view = shown("five")
     view.width(360)
@@ -297,6 +300,7 @@ def test_a_table_that_is_wider_than_its_box_says_so(shown):
         assert label
 
 
+@pytest.mark.full
 def test_paper_shows_all_tabs_and_no_buttons(shown):
     view = shown("five")
     view.media("print")
@@ -314,6 +318,7 @@ def test_paper_shows_all_tabs_and_no_buttons(shown):
     assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") >= 5 or pdf.count(b"/Page") > 5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", tiered([1000, 690], [1000]))  # A4 on its side, and upright where a printer insists
 @pytest.mark.parametrize("name", tiered(["eight", "twenty", "hostile", "panels"], ["eight"]))
 def test_nothing_is_cut_off_on_paper(shown, name, width):
@@ -338,6 +343,7 @@ def test_paper_is_light_even_by_night(shown):
     assert view.js("return getComputedStyle(document.body).color") == "rgb(27, 33, 41)"
 
 
+@pytest.mark.full
 def test_the_page_is_readable_without_javascript(shown, chromium, page):
     chromium.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     view = shown("five")
@@ -371,6 +377,7 @@ def test_hostile_text_is_shown_and_runs_nothing(shown):
     assert "\u202e" not in text
 
 
+@pytest.mark.full
 def test_pointing_at_a_method_lights_its_lines_up(shown):
     view = shown("five")
     keys = view.all("#curves .key button")
@@ -446,6 +453,7 @@ def test_nothing_moves_for_those_who_want_no_motion(shown):
     assert view.js(behaviour) == ["smooth", "0.15s"]
 
 
+@pytest.mark.full
 def test_pictures_say_what_they_show(shown):
     view = shown("panels")
     told = view.js("""return [...document.querySelectorAll('.draw svg')].map((s) => [s.getAttribute('role'),
