@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from fedstrata import citations
 from fedstrata._version import __version__
 from fedstrata.citations import Entry
+from fedstrata.common import index
 from fedstrata.common.call_syntax import Call, bind, parse_call, parse_calls
 from fedstrata.config.config import CLASS_PARTITION, MODELS, Config
-from fedstrata.core.chain import Method
-from fedstrata.data.location import Place
-from fedstrata.data.registry import find_dataset, find_partition
-from fedstrata.methods import find as find_method
-from fedstrata.methods import rows
-from fedstrata.models.registry import find as find_model
+
+if TYPE_CHECKING:
+    from fedstrata.core.chain import Method
 
 FEDAVG = "mcmahan2017communication"
 FEDSTRATA = Entry(
@@ -65,11 +63,21 @@ class Part:
     uncited: str = ""
 
 
-class _Row(Protocol):
+Kind: TypeAlias = Literal["methods", "datasets", "models", "partitions"]
+
+
+class Row(Protocol):
+    """What every registry's row says about publications."""
+
     @property
-    def cite(self) -> tuple[str, ...]: ...
+    def cite(self) -> tuple[str, ...]:
+        """Keys of the bibliography, or BibTeX entries."""
+        ...
+
     @property
-    def uncited(self) -> str: ...
+    def uncited(self) -> str:
+        """Why there are none."""
+        ...
 
 
 def cite(
@@ -113,7 +121,7 @@ def parts(
     method: str | Method | Sequence[str | Method], config: Config | None, *, given: Collection[str] = ()
 ) -> list[Part]:
     """The parts of a run."""
-    several = [method] if isinstance(method, str | Method) else list(method)
+    several = list(method) if isinstance(method, Sequence) and not isinstance(method, str) else [method]
     found = [Part("FedAvg", (FEDAVG,))]
     for one in several:
         found += _pieces(one)
@@ -133,35 +141,53 @@ def _joined(before: str, more: str) -> str:
     return before if more in before.split("; ") else f"{before}; {more}"
 
 
-def _part(what: str, row: _Row) -> Part:
-    return Part(what, row.cite, row.uncited)
+def _part(what: str, kind: Kind, name: str) -> Part:
+    row = index.cited(kind, name) or _registered(kind, name)
+    return Part(f"{what} {name}", row.cite, row.uncited)
+
+
+def _registered(kind: Kind, name: str) -> Row:
+    """Return the row of a name that is not built in: of a plug-in, or registered from Python."""
+    # the registries load torch, which `fedstrata cite` of built-in parts need not
+    from fedstrata.data.registry import DATASETS, PARTITIONS  # noqa: PLC0415
+    from fedstrata.methods import find as find_method  # noqa: PLC0415
+    from fedstrata.models.registry import MODELS  # noqa: PLC0415
+
+    find: Mapping[Kind, Callable[[str], Row]] = {
+        "methods": find_method,
+        "datasets": DATASETS.find,
+        "models": MODELS.find,
+        "partitions": PARTITIONS.find,
+    }
+    return find[kind](name)
 
 
 def _pieces(method: str | Method) -> Iterator[Part]:
     if isinstance(method, str):
         for call in parse_calls(method):
             if call.name != "fedavg":
-                yield _part(f"method {call.name}", find_method(call.name))
+                yield _part("method", "methods", call.name)
         return
-    known = {row.piece: row for row in rows()}
+    from fedstrata.methods import row_of  # the same  # noqa: PLC0415
+
     for piece in method.pieces:
-        row = known.get(type(piece))
+        row = row_of(piece)
         what = f"method {piece.name}"
-        yield Part(what, (), "a piece of your own") if row is None else _part(what, row)
+        yield Part(what, (), "a piece of your own") if row is None else Part(what, row.cite, row.uncited)
 
 
 def _settings(config: Config, given: Collection[str]) -> Iterator[Part]:
     model, law = _meant(config, given)
     if model is not None:
-        yield _part(f"model {model}", find_model(model))
+        yield _part("model", "models", model)
     if "federation" in given:
         return
     data = parse_call(config.data).name
-    yield _part(f"data {data}", find_dataset(data))
+    yield _part("data", "datasets", data)
     if law is not None and law.endswith("Partitioner"):
         yield Part(f"partition {law}", ("beutel2020flower",))
     elif law is not None:
-        yield _part(f"partition {law}", find_partition(law))
+        yield _part("partition", "partitions", law)
 
 
 def _meant(config: Config, given: Collection[str]) -> tuple[str | None, str | None]:
@@ -195,6 +221,9 @@ NATURAL = dict.fromkeys(
 
 def _look(config: Config, call: Call) -> tuple[bool, bool, str]:
     """Whether the data have clients of their own, whether they have classes, and the model that their shape chooses."""
+    from fedstrata.data.location import Place  # the same  # noqa: PLC0415
+    from fedstrata.data.registry import find_dataset  # noqa: PLC0415
+
     reader = bind(call, find_dataset(call.name).factory, what="data")
     source = reader.read(
         Place(
