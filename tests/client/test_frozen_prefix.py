@@ -105,7 +105,6 @@ def told(pieces, toy="layer", **settings):
 
 
 # ---- exact
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -273,7 +272,6 @@ def test_images_in_channels_last_keep_their_bits():
 
 
 # ---- methods
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -336,7 +334,6 @@ def test_methods_that_train_everything_say_nothing():
 
 
 # ---- refused
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 class Body(nn.Module):
@@ -580,7 +577,6 @@ def test_values_that_lie_across_are_computed_anew_from_rows_that_are_kept(module
 
 
 # ---- the bill, the folder
-# -------------------------------------------------------------------------------------------------------------------
 
 
 F, H, G, K = lab.FEATURES, 8, 5, lab.CLASSES

@@ -47,7 +47,6 @@ def copied(made, tmp_path):
 
 
 # ---- pairs
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_methods_of_a_seed_share_data_cohorts_first_weights_and_order(made):
@@ -94,7 +93,6 @@ def test_data_are_read_once_a_seed_however_many_methods_there_are(tmp_path, monk
 
 
 # ---- the cache
-# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_second_call_runs_nothing(made, tmp_path):
@@ -188,7 +186,6 @@ def test_a_name_that_is_taken_by_another_comparison_is_refused(made, tmp_path):
 
 
 # ---- what goes wrong
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -272,7 +269,6 @@ def test_what_can_be_checked_is_refused_before_anything_runs(tmp_path):
 
 
 # ---- interruptions
-# --------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -334,7 +330,6 @@ def alive(pid):
 
 
 # ---- from Python
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

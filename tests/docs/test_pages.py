@@ -204,7 +204,6 @@ def test_the_bench_of_the_readme_runs(tmp_path):
 
 
 # ---- inferred defaults
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +244,6 @@ def test_sentences_end_at_full_stops_and_not_at_abbreviations(inferred):
 
 
 # ---- pins
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_constraints_pin_every_dependency_of_the_library_its_tests_and_its_site():

@@ -169,7 +169,7 @@ def test_a_piece_that_prints_other_settings_breaks_its_law(monkeypatch):
 
 def test_a_law_bites_in_words():
     with pytest.raises(
-        AssertionError, match=r"fedprox\(mu=0.5\) is fedavg: server models differ by .*, not a bit is allowed"
+        AssertionError, match=r"fedprox\(mu=0.5\) is fedavg: server models differ by .*; they must be equal bit for bit"
     ):
         limit_is_exact(Limit("fedprox(mu=0.5)", "fedavg"))
 

@@ -82,7 +82,6 @@ def look(text, run):
 
 
 # ---- the loss
-# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_sharpness_is_of_the_groups_that_the_network_uses(grown):
@@ -122,7 +121,6 @@ def test_runs_that_ended_in_different_stages_have_no_path_between_them():
 
 
 # ---- training
-# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_settling_follows_the_run_and_pools_the_whole_network(grown):
@@ -194,7 +192,6 @@ def test_memory_is_of_the_whole_network_whatever_stage_a_run_ended_in(grown):
 
 
 # ---- images
-# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -266,7 +263,6 @@ def test_layers_inside_a_network_that_a_method_changes_can_be_excited(seen):
 
 
 # ---- which layers are used
-# ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["fedavg", "fedphoenix", "fedpart(warmup=1, repeat=1)"])

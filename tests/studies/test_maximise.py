@@ -64,7 +64,6 @@ def seeded(seed=0):
 
 
 # ---- formulas
-# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_total_variation_is_the_published_sum_written_out():
@@ -99,7 +98,6 @@ def test_a_blur_keeps_flat_images_and_spreads_a_point_as_a_gaussian():
 
 
 # ---- pixels
-# -----------------------------------------------------------------------------------------------------------------------------------
 
 
 def linear():
@@ -180,7 +178,6 @@ def test_pictures_are_cut_to_pixels_and_their_own_activation_is_told(run, monkey
 
 
 # ---- a fixed magnitude
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 7, 7), (2, 6, 9)])
@@ -236,7 +233,6 @@ def test_all_images_are_cut_alike():
 
 
 # ---- what is shown
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_runs_stand_side_by_side_a_sheet_a_layer(run):

@@ -19,7 +19,6 @@ ADAM = {"local_optimizer": "adam", "local_lr": 0.01}
 
 
 # ---- what is alive
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_peak_is_of_what_is_alive_together():
@@ -57,7 +56,6 @@ def test_gradients_count_while_they_are_held():
 
 
 # ---- the prediction
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("optimizer", "slots"), [({}, 0), ({"local_momentum": 0.9}, 1), (ADAM, 2)])
@@ -83,7 +81,6 @@ def test_what_is_counted_is_what_budgets_go_by():
 
 
 # ---- what is measured
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -137,7 +137,6 @@ def test_each_further_run_is_paired_with_the_first(runs):
 
 
 # ---- statistics of norms
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_statistics_counted_anew_are_the_mean_over_batches_of_what_each_batch_shows(runs):
@@ -202,7 +201,6 @@ def test_a_model_without_running_statistics_has_none_to_count(runs):
 
 
 # ---- regression, determinism, refusals
-# --------------------------------------------------------------------------------------------------
 
 
 def test_of_a_regression_the_score_is_the_root_of_the_mean_squared_error(tmp_path):

@@ -47,7 +47,6 @@ def run(whole, tmp_path):
 
 
 # ---- rounds.jsonl
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["steps", "settling(samples=5)", "masks(samples=2)"])
@@ -83,7 +82,6 @@ def test_a_whole_run_has_its_rounds(whole):
 
 
 # ---- numbers
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_ascent_that_leaves_the_finite_numbers_is_told_and_its_numbers_are_empty(whole, tmp_path):
@@ -151,7 +149,6 @@ def test_elements_of_lists_are_finite_float32_too(value):
 
 
 # ---- the folder
-# -----------------------------------------------------------------------------------------------------------------------------
 
 
 class Refusing(Study):

@@ -32,7 +32,6 @@ def outcome():
 
 
 # ---- linear CKA
-# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def cka(x, y):
@@ -65,7 +64,6 @@ def test_linear_cka_of_features_that_do_not_vary_is_not_defined():
 
 
 # ---- outputs of layer groups
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_output_of_a_group_is_that_of_its_norm_in_evaluation_mode():
@@ -106,7 +104,6 @@ def test_watching_leaves_no_hooks_behind():
 
 
 # ---- distances and rounds
-# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_distances_are_shares_of_the_way_by_group():
@@ -176,7 +173,6 @@ def test_another_end_of_the_training_again_is_told():
 
 
 # ---- pooled
-# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_pooled_run_is_one_client_with_all_samples_trained_plainly():
@@ -263,7 +259,6 @@ def test_the_table_has_the_pooled_run_beside_the_federated_one(outcome):
 
 
 # ---- what is refused
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

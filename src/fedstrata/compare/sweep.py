@@ -266,7 +266,6 @@ def _trial(run_set: RunSet, label: str, competitor: Competitor, values: Mapping[
 
 
 # ---- what is varied
-# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def _varied(texts: Sequence[str]) -> tuple[VariedSetting, ...]:
@@ -395,7 +394,6 @@ def _call_with(call: Call, competitor: Competitor, values: Mapping[str, str]) ->
 
 
 # ---- results
-# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def write(outcome: Sweep, varied: Sequence[VariedSetting]) -> None:

@@ -216,7 +216,6 @@ class Config(Section):
         return self
 
     # ---- reading
-    # ------------------------------------------------------------------------------------------------------------------------
 
     @classmethod
     def read(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -245,7 +244,6 @@ class Config(Section):
         return Config(**_over(self.flat(), _known(_dotted(changes), ""), ""))
 
     # ---- writing
-    # ------------------------------------------------------------------------------------------------------------------------
 
     def flat(self) -> dict[str, Any]:
         """Every key with its value, by public name, in the documented order."""
@@ -272,7 +270,6 @@ class Config(Section):
         return tuple(Difference(name, ours[name], theirs[name]) for name in KEYS if ours[name] != theirs[name])
 
     # ---- what "auto" means
-    # --------------------------------------------------------------------------------------------------------------
 
     def federation(self) -> Federation:
         """Read the data and deal them to clients.

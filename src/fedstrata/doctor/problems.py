@@ -54,7 +54,6 @@ def problems(case: Case) -> tuple[Problem, ...]:
 
 
 # ---- samples met more than once
-# ---------------------------------------------------------------------------------------------------------
 
 
 def _copies(case: Case) -> Iterator[Problem]:
@@ -110,7 +109,6 @@ def percent(share: float) -> str:
 
 
 # ---- clients too small
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def _small(case: Case) -> Iterator[Problem]:
@@ -173,7 +171,6 @@ def _labels(case: Case) -> Iterator[Problem]:
 
 
 # ---- tests
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 def _tests(case: Case) -> Iterator[Problem]:

@@ -29,7 +29,7 @@ from fedstrata.methods import measures_of
 from fedstrata.methods import method as parse_method
 from fedstrata.methods.finetune import FineTune
 from fedstrata.models import build, check, swap_dropout
-from fedstrata.models.check import made_up, to_float32, trains_on_one
+from fedstrata.models.check import synthetic_batch, to_float32, trains_on_one
 from fedstrata.storage import sha256_of
 
 TRACE_SAMPLES = 7  # made-up samples that a split of the model is tried on: no other axis is likely to be as long
@@ -243,7 +243,7 @@ def local_settings(config: Config) -> LocalSettings:
 
 def traced_of(bound: BoundModel, federation: Federation, local: LocalSettings) -> Traced | NotCached:
     """Return the model's body as a graph, so that it can be split before the trained layers; or why not."""
-    return trace(bound, made_up(federation.task, TRACE_SAMPLES), lambda: precision(local))
+    return trace(bound, synthetic_batch(federation.task, TRACE_SAMPLES), lambda: precision(local))
 
 
 def probing(federation: Federation, eligible: Sequence[int], least: int) -> Batch:

@@ -211,7 +211,6 @@ class _Run:
         )
 
     # ---- checkpoints
-    # --------------------------------------------------------------------------------------------------------------------
 
     def _kept(self, *, previous: bool | None) -> Checkpoint | None:
         """The executor that the run had chosen is kept, so that a resume measures nothing anew."""
@@ -272,7 +271,6 @@ class _Run:
         take_up(engine, checkpoint)
 
     # ---- the end
-    # ------------------------------------------------------------------------------------------------------------------------
 
     def _finish(self, engine: Engine) -> Result:
         if engine.by_client is None and self.parts.federation.own_test is not None:
@@ -302,7 +300,6 @@ def _named(model: Model) -> list[bytes | memoryview]:
 
 
 # ---- the folder
-# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def _turn(config: Config, executor: str | None, workers: int | None) -> Config:

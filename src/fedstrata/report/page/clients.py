@@ -26,7 +26,6 @@ BINS = 20
 
 
 # ---- the partition
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 def partition(facts: Facts) -> Picture | None:
@@ -123,7 +122,6 @@ def _partition_table(facts: Facts, caption: str) -> DataTable:
 
 
 # ---- scores of clients
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def scores_of(context: PageContext) -> dict[int, list[float]]:

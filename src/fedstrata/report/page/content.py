@@ -53,7 +53,6 @@ def _made(context: PageContext, makers: Sequence[Maker]) -> list[Section]:
 
 
 # ---- the answer
-# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def _answer(context: PageContext) -> Section:
@@ -123,7 +122,6 @@ def _flags(context: PageContext) -> Section | None:
 
 
 # ---- results
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 MODELS = {
@@ -291,7 +289,6 @@ def _new_clients(context: PageContext) -> Section | None:
 
 
 # ---- data and clients
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 def _data(context: PageContext) -> Section | None:
@@ -352,7 +349,6 @@ def _measures(context: PageContext, panels: Sequence[Panel]) -> Section | None:
 
 
 # ---- glossary
-# -------------------------------------------------------------------------------------------------------------------------------
 
 COMPARED = {
     "to baseline": "difference to the baseline, seed by seed, mean and 95 % interval (Student's t)",

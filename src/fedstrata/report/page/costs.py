@@ -25,7 +25,6 @@ COST_LABELS = {"bytes": "bytes sent, up and down", "flops": "clients' training"}
 
 
 # ---- fronts
-# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def fronts(context: PageContext) -> list[Picture]:
@@ -174,7 +173,6 @@ def _apart(spots: Mapping[int, tuple[float, float]], gap: float = 0.075) -> dict
 
 
 # ---- differences
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def differences(context: PageContext) -> list[Picture]:
@@ -262,7 +260,6 @@ def _draw_differences(figure: Figure, *, context: PageContext, rows: Mapping[int
 
 
 # ---- costs
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 COSTS = {"bytes": "Bytes sent", "flops": "Clients' training", "seconds": "Training time"}
 

@@ -108,7 +108,6 @@ def _configuration(config: Mapping[str, Any]) -> tuple[DataTable, DataTable]:
 
 
 # ---- citations
-# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def cite(context: PageContext) -> Section | None:

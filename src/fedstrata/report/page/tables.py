@@ -133,7 +133,6 @@ def interval(difference: Difference) -> Cell:
 
 
 # ---- further tables
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 def margins(context: PageContext) -> DataTable | None:
