@@ -144,8 +144,11 @@ class Config(Section):
         default=None, description="largest accepted norm of an update; none accepts every finite one"
     )
     seed: int = Field(default=0, ge=0, description="of all random numbers")
-    executor: Literal["auto", "loop", "threads", "processes", "batched"] = Field(
-        default="auto", description="who trains clients; auto: the fastest of those that agree bit for bit"
+    executor: str = Field(
+        default="auto",
+        description=(
+            "auto, loop, threads, processes, batched, or one of a package; auto is the fastest of the bit-equal ones"
+        ),
     )
     workers: Parallel | Auto = Field(default="auto", description="clients trained at a time; auto: one a core")
     client_state: Literal["memory", "mapped"] = Field(
@@ -166,7 +169,7 @@ class Config(Section):
         except ValidationError as error:
             raise ConfigError(_said(error, given, _sources or {})) from error
 
-    @field_validator("method", "augment", "partition", "model", "data", "measures", "track")
+    @field_validator("method", "augment", "partition", "model", "data", "measures", "track", "executor")
     @classmethod
     def _call(cls, text: str, info: ValidationInfo) -> str:
         (parse_calls if info.field_name in ("method", "augment", "measures", "track") else parse_call)(text)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 
 from torch import Tensor, nn
 
+from fedstrata.backends.selection import executor_settings
 from fedstrata.client.activation_cache import CachePlanner
 from fedstrata.client.frozen_prefix import NotCached, Traced, trace
 from fedstrata.client.step_cost import cost
@@ -269,6 +270,7 @@ def _check(parts: _Parts) -> None:
     """Refuse a run that is invalid, before anything is written."""
     config, federation, setup = parts.config, parts.federation, parts.setup
     config.needed(setup.cohort)  # an impossible quorum
+    executor_settings(config.executor)  # an unknown executor or setting
     if parts.bound.norms and config.local.batch == 1 and not trains_on_one(parts.module, federation.task):
         raise ConfigError(
             "local.batch is 1, but a batch norm cannot look at one value; use local.batch=2 or more, or norm=group."
