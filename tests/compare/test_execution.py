@@ -216,8 +216,8 @@ def test_a_child_that_dies_goes_on_from_its_checkpoint_and_a_second_death_is_a_f
 class Breaks(Piece):
     """Refuses seed 1 in its second round."""
 
-    def plan(self, plan, slot, answers, number, setup):
-        if number == 1 and setup.seed == 1:
+    def plan(self, plan, ctx):
+        if ctx.round == 1 and ctx.setup.seed == 1:
             raise fedstrata.MethodError("breaks cannot go on")
         return plan
 
@@ -338,8 +338,8 @@ class Slower(Piece):
 
     factor: float = 0.5
 
-    def merge(self, step, slot, v):
-        return tmap(lambda d: self.factor * d, step), slot
+    def merge(self, step, ctx):
+        return tmap(lambda d: self.factor * d, step), ctx.state
 
 
 def test_pieces_and_federations_from_python_are_cached_by_their_source_and_settings(tmp_path):
