@@ -2,7 +2,7 @@
 
 What is undefined is None, never NaN. Seeds are the sample: two methods share data, partition, first weights and
 clients' turns in a seed, so differences are taken seed by seed. Student's t assumes that these differences are roughly
-normal; with three seeds nobody can check that.
+normal; three seeds are too few to check that.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 Id: TypeAlias = tuple[str, int]
-MANY = 300  # characters of somebody else's message
+MANY = 300  # characters of a foreign message
 
 
 @dataclass(frozen=True)

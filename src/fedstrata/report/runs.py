@@ -73,7 +73,7 @@ def _names(results: Sequence[Result]) -> list[str]:
 def _of_one(result: Result, folder: Path, console: Console) -> tuple[list[Path], Facts | None]:
     """Write the files that need the federation, and return its facts.
 
-    Where its data are not here, the curve alone, and the reason is said.
+    Where its data are missing, only the curve is written, and the reason is printed.
     """
     assert result.folder is not None, "a result that was read has a folder"
     if "federation" in manifest(result.folder).get("custom", ()):

@@ -30,10 +30,10 @@ def inline(text: str, name: str, alt: str, labels: Mapping[int, str]) -> Markup:
     """Return the picture as an element of the page.
 
     Args:
-        text: of :func:`paint.svg_text`.
+        text: of :func:`fedstrata.report.page.drawing.svg_text`.
         name: unique on the page; ids inside begin with it.
-        alt: what is told to who cannot see it.
-        labels: names of the methods by place; they become tips of the mouse.
+        alt: description for readers who cannot see it.
+        labels: names of the methods by index; they become tooltips.
     """
     root = ET.fromstring(text)  # written by ourselves a moment ago  # noqa: S314
     (drawn,) = _part(root, name, labels)
