@@ -39,11 +39,15 @@ SOURCES = sorted((ROOT / "src" / "fedstrata").rglob("*.py"))
 CLEAN = (
     "backends",
     "bench",
+    "citations",
+    "data",
     "diagnostics",
     "inference",
     "methods",
+    "models",
     "studies",
     "testing",
+    "trackers",
     "wire",
 )  # folders of src that hold to it already
 LATER = ("config", "inferred", "ledger", "methods", "names")
