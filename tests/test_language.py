@@ -39,11 +39,15 @@ SOURCES = sorted((ROOT / "src" / "fedstrata").rglob("*.py"))
 CLEAN = (
     "backends",
     "bench",
+    "citations",
+    "data",
     "diagnostics",
     "inference",
     "methods",
+    "models",
     "studies",
     "testing",
+    "trackers",
     "wire",
 )  # folders of src that hold to it already
 CHECKED = [path for path in SOURCES if path.relative_to(ROOT / "src" / "fedstrata").parts[0] in CLEAN]
