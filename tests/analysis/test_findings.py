@@ -230,19 +230,19 @@ def test_shared_and_personal_models_are_answered_apart():
     assert "fedper (0.13" in text_of(found, "shared-unused")
     assert not found.line("ditto").shared_unused
     assert found.line("ditto").uses_personal
-    assert "fedper (whose shared model nobody uses)" in shared
+    assert "fedper (whose shared model no client uses)" in shared
     assert not found.line("fedavg").uses_personal
 
 
 def test_a_shared_model_that_nobody_uses_does_not_win_in_silence():
     found = findings(comparison(("fedavg", "fedper"), runs={"fedper": {"top": 0.9}}))
-    assert "but nobody uses that model: layers of fedper are private to the clients" in found.answer
+    assert "but no client uses that model: layers of fedper are private to the clients" in found.answer
 
 
 def test_nothing_finished_says_nothing():
     made = comparison(("fedavg", "ditto"), failed=[(m, s) for m in ("fedavg", "ditto") for s in (0, 1, 2)])
     found = findings(made)
-    assert found.answer == "No run has finished with a score, so nothing can be said yet."
+    assert found.answer == "No run has finished with a score, so there is no conclusion yet."
     assert codes(found)[:2] == ["no-runs", "failed-runs"]
     assert found.lines[0].scores == {}
     assert found.targets == {}

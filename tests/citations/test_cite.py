@@ -171,13 +171,13 @@ class Mine(Piece):
 
 
 def test_a_piece_of_ones_own_needs_no_registration():
-    assert unpublished(chain(Mine())) == {"method mine": "a piece of your own"}
+    assert unpublished(chain(Mine())) == {"method mine": "a piece of the user"}
 
 
 def test_a_package_may_bring_its_own_entry(monkeypatch):
     entry = "@article{me2026, author = {Me}, title = {{Mine}}, journal = {J}, year = {2026}}"
     row = methods.Row(Mine, "mine", ("mine",), methods.NoLimit("a test", ""), cite=(entry,))
-    monkeypatch.setattr(methods, "_ROWS", [*methods._ROWS, row])
+    monkeypatch.setattr(methods.METHODS, "_entries", {**methods.METHODS.items(), row.name: row})
     assert cite("mine")[1].key == "me2026"
     assert cite("mine")[1].bibtex == entry
 

@@ -92,7 +92,9 @@ def test_ctrl_c_keeps_every_run_and_says_to_call_again(call, tmp_path):
     impatient.join()
     assert code == 130
     assert "finishing this round" in err
-    assert err.splitlines()[-1] == "fedstrata: stopped with 0 of 1 runs finished; call the same command again to go on"
+    assert (
+        err.splitlines()[-1] == "fedstrata: stopped with 0 of 1 runs finished; run the same command again to continue"
+    )
     (record,) = (tmp_path / "runs").glob("compare-*/comparison.json")
     assert json.loads(record.read_text())["state"] == "stopped"
     (folder,) = (path.parent for path in (tmp_path / "runs" / "cache").glob("*/manifest.json"))

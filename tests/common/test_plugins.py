@@ -35,8 +35,8 @@ from fedstrata.methods import Limit, Row
 class FedHalf(Piece):
     """Half steps."""
     share: float = 0.5
-    def merge(self, step, slot, v):
-        return self.share * step, slot
+    def merge(self, step, ctx):
+        return self.share * step, ctx.state
 
 ENTRY = "@misc{half2026, author = {H}, title = {H}, year = {2026}}"
 ROW = Row(FedHalf, "half steps", ("fedhalf",), Limit("fedhalf(share=1)", "fedavg"), cite=(ENTRY,))

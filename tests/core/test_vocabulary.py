@@ -434,7 +434,6 @@ def test_a_changed_model_holds_in_evaluation_too():
 
 
 # ---- the laws of registered methods hold for them, too
-# --------------------------------------------------------------------------------------
 
 PIECES = (
     Clusters(),

@@ -14,7 +14,6 @@ from helpers import lab
 from helpers.measured_runs import hand_made, layout, looked
 
 # ---- a quadratic, by hand
-# -------------------------------------------------------------------------------------------------------------------
 
 PLACES = layout(a={"a.weight": (2,)}, b={"b.weight": (3,)})
 A, B = slice(0, 2), slice(2, 5)
@@ -100,7 +99,6 @@ def test_a_loss_that_is_not_finite_has_no_barrier():
 
 
 # ---- a linear network in a run
-# --------------------------------------------------------------------------------------------------------------
 
 
 class Linear(torch.nn.Module):
@@ -214,7 +212,6 @@ def test_the_end_of_a_client_is_the_model_that_it_trained(method, monkeypatch):
 
 
 # ---- losses of clients
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_loss_is_of_evenly_spaced_training_samples_in_evaluation_mode():

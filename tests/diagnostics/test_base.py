@@ -136,7 +136,7 @@ def test_a_method_brings_its_measures_unless_the_run_says_none(own, monkeypatch)
         """Shows a constant."""
 
     row = Row(Shows, "shows a constant", ("shows",), NoLimit("it changes nothing", ""), measures=("constant",))
-    monkeypatch.setattr(methods, "_ROWS", [*methods._ROWS, row])
+    monkeypatch.setattr(methods.METHODS, "_entries", {**methods.METHODS.items(), row.name: row})
     assert all(row["measures"]["constant"]["all"] == 1.0 for row in rounds(Shows())[1])
     assert all(row["measures"]["constant"]["all"] == 2.0 for row in rounds(Shows(), measures="constant(value=2)")[1])
     assert all("measures" not in row for row in rounds(Shows(), measures="none")[1])

@@ -121,7 +121,6 @@ def test_private_layers_have_no_series():
 
 
 # ---- where some clients lack a layer
-# ----------------------------------------------------------------------------------------------------
 
 BUDGETS = "fedpart(warmup=1, repeat=1) + budgets(time=[1, 0.8])"
 
@@ -180,7 +179,6 @@ def test_drift_of_a_layer_that_half_a_cohort_sent_by_hand():
 
 
 # ---- around
-# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_measures_change_no_bit_and_are_the_same_twice():

@@ -82,7 +82,6 @@ def test_generated_marks_were_all_replaced(site):
 
 
 # ---- in a browser
-# --------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -79,9 +79,9 @@ def test_the_bill_is_the_one_that_the_run_pays(tmp_path):
 def test_rows_are_counted_for_clients_that_can_take_part():
     few = Config(method="scaffold", model="logistic", cohort=2, rounds=3)
     found = {cost.what: cost for cost in examine(few, quick=True).costs}
-    assert found["rows of clients"].value == 6 * 650 * 4  # two clients in three rounds, 64 x 10 + 10 numbers
+    assert found["state of clients"].value == 6 * 650 * 4  # two clients in three rounds, 64 x 10 + 10 numbers
     many = {cost.what: cost for cost in examine(Config(method="scaffold", model="logistic"), quick=True).costs}
-    assert many["rows of clients"].value == 20 * 650 * 4
+    assert many["state of clients"].value == 20 * 650 * 4
 
 
 def test_a_million_derived_clients_are_no_trouble():

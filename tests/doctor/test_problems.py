@@ -124,7 +124,7 @@ def test_clients_without_a_test_sample_of_their_own_are_named():
     late = rng.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 2, np.repeat(["c00", "c02"], 30)
     said = found(federation([30, 30, 30], test=late, testing="both"))
     assert said["no-own-test"].count == 1
-    assert "1 of 3 clients (c01) has no test sample of their own and has no personal score" in said["no-own-test"].text
+    assert "1 of 3 clients (c01) has no test sample and has no personal score" in said["no-own-test"].text
     assert "small-own-tests" not in said
 
 

@@ -140,7 +140,7 @@ def test_a_codec_on_the_way_down_is_counted_as_it_is_packed():
     run.close()
     codecs = messages.codecs_of(run.parts.method, run.parts.setup.layout, run.plan, "down")
     assert set(codecs) == {f"model/{n}" for n in run.parts.setup.layout.spec.names if n.endswith("bias")}
-    sizes = [len(encode(messages.down(task, codecs))) for task in run.executor.works[0]]
+    sizes = [len(encode(messages.down(task, codecs))) for task in run.executor.tasks[0]]
     assert row["bytes_down"] + row["framing_down"] == sum(sizes)
 
 
@@ -148,7 +148,7 @@ def test_error_feedback_goes_round_any_compression_and_loses_nothing():
     """What was sent plus what is kept is what was to be sent: over rounds, nothing of an update is lost."""
     run = engine(toys.parts(chain(ErrorFeedback(), TopK(0.1)), rounds=1))
     run.round()
-    for task, reply in zip(run.executor.works[0], run.executor.replies[0], strict=True):
+    for task, reply in zip(run.executor.tasks[0], run.executor.replies[0], strict=True):
         alone = engine(toys.parts("fedavg", rounds=1))
         plain = next(iter(alone.executor.inner.train([task])))
         alone.close()
@@ -206,7 +206,7 @@ class Median(Piece):
 def test_screens_nest_before_one_reducing_owner():
     run = engine(toys.parts(chain(Clip(0.05), DropFar(), Median()), rounds=1))
     run.round()
-    sent = run.executor.works[0]
+    sent = run.executor.tasks[0]
     clipped = [r.delta.flat * min(1.0, 0.05 / float(r.delta.flat.norm())) for r in run.executor.replies[0]]
     far = max(range(len(clipped)), key=lambda i: float((clipped[i] - torch.stack(clipped).mean(0)).norm()))
     expected = torch.stack([c for i, c in enumerate(clipped) if i != far]).median(0).values
@@ -218,7 +218,7 @@ def test_screens_nest_before_one_reducing_owner():
 def test_a_screen_before_plain_averaging_keeps_weights_and_replies_together():
     run = engine(toys.parts(chain(DropFar()), rounds=1))
     run.round()
-    replies, start = run.executor.replies[0], run.executor.works[0][0].sent
+    replies, start = run.executor.replies[0], run.executor.tasks[0][0].sent
     mean = torch.stack([r.delta.flat for r in replies]).mean(0)
     far = max(range(len(replies)), key=lambda i: float((replies[i].delta.flat - mean).norm()))
     left = [r for i, r in enumerate(replies) if i != far]
@@ -299,7 +299,7 @@ def test_k_server_models_are_averaged_over_their_own_clients():
     assert answers.scores.shape == (len(clients), 2)
     for k in range(2):
         mine = [
-            (r, t) for r, t in zip(replies, run.executor.works[-1], strict=True) if bits(t.sent.flat) == bits(before[k])
+            (r, t) for r, t in zip(replies, run.executor.tasks[-1], strict=True) if bits(t.sent.flat) == bits(before[k])
         ]
         if not mine:
             continue

@@ -39,7 +39,6 @@ def finite(found):
 
 
 # ---- odd federations
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @some_method
@@ -123,7 +122,6 @@ def test_an_easy_task_is_learnt():
 
 
 # ---- evaluation
-# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_personal_scores_are_those_of_own_models_on_own_splits():
@@ -179,7 +177,6 @@ def test_auto_changes_no_bit_and_says_what_it_chose(workers):
 
 
 # ---- folders
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 def in_folder(tmp_path, name="run", method="fedavg", stop=None, **settings):

@@ -27,7 +27,6 @@ def one_round(bn="share", method="fedavg", sizes=lab.EQUAL, cohort=2, **settings
 
 
 # ---- batch-norm policies
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bn", ["share", "trained"])
@@ -123,7 +122,6 @@ def test_counters_of_batches_are_neither_averaged_nor_sent():
 
 
 # ---- plans
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def planned(**changes):
@@ -178,7 +176,6 @@ def test_a_tensor_that_is_sent_down_but_not_averaged_stays_the_server_s():
 
 
 # ---- sampling and weights
-# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_cohort_has_no_repeats_and_is_uniform():

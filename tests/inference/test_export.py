@@ -175,7 +175,6 @@ def test_norms_that_look_at_the_batch_are_said_to_do_so(tmp_path, settings, sing
 
 
 # ---- refusals
-# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_in_use_and_the_run_folder_are_refused(folder, tmp_path):
@@ -253,7 +252,6 @@ def test_bf16_runs_are_exported_in_float32_and_the_card_says_so(tmp_path):
 
 
 # ---- the command
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_and_tells_in_json(folder, tmp_path, monkeypatch, capfd):

@@ -74,7 +74,6 @@ def test_personal_scores_of_the_run_are_those_of_its_exported_models(tmp_path):
 
 
 # ---- runs that cannot be used
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_not_finished_is_refused_with_the_way_on(tmp_path):

@@ -182,7 +182,6 @@ def test_files_of_another_kind_are_refused(place, tmp_path, name, content, said)
 
 
 # ---- pictures and arrays
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +301,6 @@ def test_labels_of_another_number_or_range_are_refused(digits, tmp_path):
 
 
 # ---- data sets by name
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_runs_own_test_set_gives_the_runs_own_scores(digits):
@@ -398,7 +396,6 @@ def test_outputs_that_are_not_finite_are_refused_by_row(tmp_path):
 
 
 # ---- what comes out
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_a_line_a_sample(place, tmp_path, capfd):

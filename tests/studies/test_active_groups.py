@@ -82,7 +82,6 @@ def look(text, run):
 
 
 # ---- the loss
-# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_sharpness_is_of_the_groups_that_the_network_uses(grown):
@@ -122,7 +121,6 @@ def test_runs_that_ended_in_different_stages_have_no_path_between_them():
 
 
 # ---- training
-# -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_settling_follows_the_run_and_pools_the_whole_network(grown):
@@ -144,7 +142,7 @@ def test_the_pooled_training_moves_every_layer_of_the_whole_network_in_every_rou
     parts = lab.parts("progfed(each=1)", cohort=6, rounds=4)
     layout, flats = parts.setup.layout, []
     for engine in retrain(pooled(parts, [54] * 4), 4):
-        assert engine.serving.model().setting(LEFT) == 0
+        assert engine.serving.model().integer(LEFT) == 0
         flats.append(engine.server.model.flat.clone())
     for group in ("first", *LATE):
         for a, b in layout.spec.runs(layout.groups[group].names):
@@ -194,15 +192,14 @@ def test_memory_is_of_the_whole_network_whatever_stage_a_run_ended_in(grown):
 
 
 # ---- images
-# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Signs(Piece):
     """Signs alone are sent."""
 
-    def upload(self, delta, own, v):
-        return delta.new(delta.flat.sign()), {}, own
+    def compress(self, delta, ctx):
+        return delta.new(delta.flat.sign())
 
 
 def test_inversion_sees_what_the_network_uses(seen, monkeypatch):
@@ -266,7 +263,6 @@ def test_layers_inside_a_network_that_a_method_changes_can_be_excited(seen):
 
 
 # ---- which layers are used
-# ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["fedavg", "fedphoenix", "fedpart(warmup=1, repeat=1)"])

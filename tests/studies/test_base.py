@@ -79,7 +79,6 @@ class Weight(Study):
 
 
 # ---- refusals
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_in_a_run_is_no_place_for_files(runs):
@@ -137,7 +136,6 @@ def test_an_out_that_is_a_file_is_refused_before_anything_is_computed(runs, call
 
 
 # ---- files
-# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def files_of(folder: Path) -> set[str]:
@@ -228,7 +226,6 @@ def test_the_command_prints_one_line_of_json_and_notes_go_to_stderr(runs, call, 
 
 
 # ---- lists
-# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_every_study_is_listed_with_the_number_of_its_runs(call):
@@ -253,7 +250,6 @@ def test_every_study_has_words_and_settings_with_defaults(name):
 
 
 # ---- parts of the frame
-# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_runs_are_called_by_as_much_of_their_folders_as_tells_them_apart():

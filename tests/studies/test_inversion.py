@@ -67,7 +67,6 @@ def outcome(run, text):
 
 
 # ---- scores
-# -----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_psnr_is_ten_times_the_logarithm_of_the_mean_squared_error():
@@ -126,7 +125,6 @@ def test_total_variation_is_the_mean_absolute_difference_of_neighbours_down_plus
 
 
 # ---- labels
-# -----------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -155,7 +153,6 @@ def test_dlg_finds_a_label_beside_the_image(run):
 
 
 # ---- attacks
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_dlg_succeeds_on_the_full_update_of_a_small_smooth_network(run):
@@ -235,7 +232,6 @@ def test_an_attack_that_leaves_all_numbers_is_told_as_grey():
 
 
 # ---- what is visible
-# --------------------------------------------------------------------------------------------------------------------------
 
 
 def views(run, text="inversion(images=1)"):
@@ -276,11 +272,11 @@ def test_signs_are_plus_minus_one_or_zero_and_only_their_direction_counts(run):
 class Coarse(Piece):
     """Only the largest tenth of an update is sent, in steps of its mean."""
 
-    def upload(self, delta, own, v):
-        assert v.end is not None
+    def upload(self, delta, ctx):
+        assert ctx.trained.model is not None
         size = delta.flat.abs()
         kept = torch.where(size >= torch.quantile(size, 0.9), torch.sign(delta.flat) * size.mean(), 0.0)
-        return delta.new(kept), {}, own
+        return delta.new(kept), {}, ctx.state
 
 
 def test_a_codec_is_seen_as_its_upload_reversed(run, monkeypatch):
@@ -314,7 +310,6 @@ def test_a_batch_of_two_is_attacked_at_once(run):
 
 
 # ---- what is told
-# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_failed_attack_on_the_full_update_says_that_other_scores_imply_nothing(run):

@@ -23,7 +23,6 @@ def layout_of(**sizes):
 
 
 # ---- the estimator
-# --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_accumulated_deviations_are_those_of_two_passes_over_everything():
@@ -118,7 +117,6 @@ def test_batches_are_augmented_as_in_training():
 
 
 # ---- when
-# ------------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,6 @@ def test_each_further_run_is_paired_with_the_first(runs):
 
 
 # ---- statistics of norms
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_statistics_counted_anew_are_the_mean_over_batches_of_what_each_batch_shows(runs):
@@ -190,7 +189,7 @@ def test_averaged_statistics_are_the_weighted_means(runs):
     one, two = (run.module() for run in both.values())
     x, y = everything(both["batch1"])
     with torch.no_grad():
-        for a, b in zip([*one.parameters(), *one.statistics()], [*two.parameters(), *two.statistics()], strict=True):
+        for a, b in zip([*one.parameters(), *one.buffers()], [*two.parameters(), *two.buffers()], strict=True):
             if a.is_floating_point():
                 a.copy_((a + b) / 2)
         assert pair["loss"][2] == pytest.approx(float(nn.functional.cross_entropy(one(x), y)), rel=1e-5)
@@ -202,7 +201,6 @@ def test_a_model_without_running_statistics_has_none_to_count(runs):
 
 
 # ---- regression, determinism, refusals
-# --------------------------------------------------------------------------------------------------
 
 
 def test_of_a_regression_the_score_is_the_root_of_the_mean_squared_error(tmp_path):

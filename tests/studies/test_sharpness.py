@@ -81,7 +81,6 @@ def dense(surface):
 
 
 # ---- the spectrum
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 def spectrum(*values, seed=0):
@@ -143,7 +142,6 @@ def test_a_map_that_gives_zero_has_eigenvalue_zero():
 
 
 # ---- Hessians of runs
-# -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +251,6 @@ def test_attention_and_recurrent_layers_can_be_differentiated_twice(tmp_path, ne
 
 
 # ---- losses nearby
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def by_hand(run, flat, index):
@@ -315,7 +312,6 @@ def test_an_ascent_step_costs_more_than_random_steps_under_the_same_bound(runs):
 
 
 # ---- directions
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_each_filter_of_a_direction_is_as_long_as_that_of_the_model(runs):
@@ -359,7 +355,6 @@ def test_a_filter_of_zeros_stays_where_it_is(runs):
 
 
 # ---- which samples
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_training_samples_are_what_clients_train_on_and_nothing_else(tmp_path):
@@ -389,7 +384,6 @@ def test_of_test_samples_the_loss_is_the_one_of_the_run(runs):
 
 
 # ---- the outcome
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -432,7 +426,6 @@ def test_a_step_into_infinity_is_none_and_not_a_number_that_json_lacks(runs):
 
 
 # ---- refusals
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

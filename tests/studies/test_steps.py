@@ -31,7 +31,6 @@ def controlled(pair):
 
 
 # ---- what is measured
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_with_plain_sgd_a_step_is_the_rate_times_the_gradient_that_was_given():
@@ -80,7 +79,6 @@ def test_steps_of_a_piece_s_own_have_a_length_and_no_gradient_of_an_optimiser():
 
 
 # ---- the fair comparison
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_fair_comparison_is_over_the_groups_that_the_partial_run_trained(pair):
@@ -143,7 +141,6 @@ def test_a_group_that_stood_still_before_an_average_has_no_spike(pair):
 
 
 # ---- the control
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_control_is_the_run_with_plain_sgd_at_the_rate_that_is_given():
@@ -181,7 +178,6 @@ def test_a_run_with_sgd_needs_no_rate_of_the_control():
 
 
 # ---- what is shown
-# --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_every_local_step_and_every_average_is_shown(controlled, pair):
@@ -189,7 +185,7 @@ def test_every_local_step_and_every_average_is_shown(controlled, pair):
     steps = sum(len(measure_steps(pair["full"].engine.parts, range(6)).lengths(i)) for i in range(5))
     assert set(panel.series) == {"full", "part", "full, groups of part"}
     assert all(len(values) == len(panel.x) == steps for values in panel.series.values())
-    assert "Averages stand behind local steps 10, 20, 30, 40." in panel.text
+    assert "Averages follow local steps 10, 20, 30, 40." in panel.text
     pictures = {p.name for p in all_pictures(controlled)}
     assert {"local-step-size", "local-gradient-size", "spike-ratio", "local-step-size-plain-sgd"} <= pictures
 
@@ -200,7 +196,6 @@ def test_the_same_runs_give_the_same_outcome(pair):
 
 
 # ---- what is refused
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ from fedstrata.common.units import duration, size, work
 from fedstrata.config.config import NON_RESULT_SETTINGS
 from fedstrata.runs.result import Result
 
-GAP = 0.02  # accuracy by which the best round on test data may exceed the honest score before it is said
-LOST = 0.25  # share of what a run had gained that it may lose before it is said
-RISE = 0.03  # share of the whole range of a curve by which it may still rise over its last third before it is said
+GAP = 0.02  # accuracy by which the best round on test data may exceed the honest score before it is flagged
+LOST = 0.25  # share of what a run had gained that it may lose before it is flagged
+RISE = 0.03  # share of the whole range of a curve by which it may still rise over its last third before it is flagged
 SKEWS = ("label_skew", "target_shift", "feature_shift")  # the first that is known says how much clients differ
-OVER = 0.05  # share of a budget by which the last round may exceed it before it is said
+OVER = 0.05  # share of a budget by which the last round may exceed it before it is flagged
 
 
 def flags(comparison: Comparison, findings: Findings) -> tuple[Flag, ...]:
@@ -71,8 +71,8 @@ def _few_seeds(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
     if len(comparison.entries) == 1 and len(comparison.seeds) < 3:
         yield Flag(
             "few-seeds",
-            f"{_count(len(comparison.seeds), 'seed')}: repeat with others before you take a score for the method's"
-            " own.",
+            f"{_count(len(comparison.seeds), 'seed')}: repeat with other seeds before you"
+            " attribute a score to the method.",
         )
     elif len(comparison.seeds) < 3:
         text = (
@@ -171,7 +171,7 @@ def _screened(comparison: Comparison, _findings: Findings) -> Iterator[Flag]:
     if screening.share is not None and screening.low is not None and screening.high is not None:
         wrong = f"{len(screening.wrongly)} of {len(screening.audited)}"
         text += (
-            f" Trained to the end all the same, {wrong} would have been kept ({screening.share:.0%}, between {screening.low:.0%}"
+            f" Of those trained to the end anyway, {wrong} would have been kept ({screening.share:.0%}, between {screening.low:.0%}"
             f" and {screening.high:.0%})."
         )
     else:
@@ -233,7 +233,7 @@ def _unused(_comparison: Comparison, findings: Findings) -> Iterator[Flag]:
         labels = ", ".join(f"{line.label} ({line.scores[findings.headline[0]].mean:.3f})" for line in lines)
         yield Flag(
             "shared-unused",
-            f"Nobody uses the shared model of {labels}: layers are private to the clients. Judge it by its personal"
+            f"No client uses the shared model of {labels}: layers are private to the clients. Judge it by its personal"
             " models.",
         )
 
@@ -246,9 +246,7 @@ def _best_on_test(_comparison: Comparison, findings: Findings) -> Iterator[Flag]
             gaps.append(f"{line.label} ({best.mean:.3f} against {spread.mean:.3f})")
     if gaps:
         text = f"The best round on test data is far above the {score_label(findings.headline[0])}: {_some(gaps)}."
-        yield Flag(
-            "best-on-test", f"{text} Papers that report the best round are to be compared with that column only."
-        )
+        yield Flag("best-on-test", f"{text} Compare papers that report the best round with that column only.")
 
 
 def _short(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
@@ -343,8 +341,8 @@ def _timings(comparison: Comparison, _findings: Findings) -> Iterator[Flag]:
         counts = ", ".join(f"{count} by {name}" for name, count in executors.most_common())
         yield Flag(
             "mixed-executors",
-            f"Runs were trained in different ways ({counts}): their seconds are not to be compared; scores and bytes"
-            " are.",
+            f"Runs were trained in different ways ({counts}): do not compare their seconds; scores and bytes are"
+            " comparable.",
         )
     if comparison.side_by_side > 1:
         text = (

@@ -50,7 +50,7 @@ class Screening:
     Attributes:
         rungs: rounds at which methods were dropped, ascending.
         dropped: label -> the rung at which it was dropped.
-        audited: dropped labels that were trained to the end all the same, to see whether dropping them was right.
+        audited: dropped labels that were trained to the end anyway, to see whether dropping them was right.
         wrongly: of those, the ones that would have been among the methods kept.
         share: len(wrongly) / len(audited), None without an audit; low, high: its 95 % interval (Clopper and Pearson).
     """

@@ -15,7 +15,7 @@ def answer(findings: Findings) -> str:
     for score in findings.headline:
         sentence = _sentence(findings, score, repeated=bool(sentences))
         sentences += [sentence] if sentence else []
-    return " ".join(sentences) or "No run has finished with a score, so nothing can be said yet."
+    return " ".join(sentences) or "No run has finished with a score, so there is no conclusion yet."
 
 
 def _sentence(findings: Findings, score: str, *, repeated: bool) -> str:
@@ -32,7 +32,7 @@ def _sentence(findings: Findings, score: str, *, repeated: bool) -> str:
     opening = _opening(seeds, few=few, repeated=repeated)
     parts = [opening + (_undecided(findings, score, ranked) if few else _claim(findings, score, ranked))]
     if best.shared_unused and not score.startswith("personal"):
-        parts.append(f"but nobody uses that model: layers of {best.label} are private to the clients")
+        parts.append(f"but no client uses that model: layers of {best.label} are private to the clients")
     if not best.informative and findings.chance is not None and not score.startswith("personal"):
         parts.append(
             f"not informative: the baseline is under {threshold_text(findings.chance)} ({findings.chance:.2f})"
@@ -49,7 +49,7 @@ def _claim(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
     if all(score not in line.differences for line in others):
         return (
             f"{best.label} has the best mean, {best_text}, but {base}, the baseline, has no result on a common seed, so no"
-            " difference can be told"
+            " difference can be computed"
         )
     if best.label == base:
         return _defended(best, score, others)
@@ -151,7 +151,7 @@ def _others(others: Sequence[Line], score: str, base: str, *, quiet: bool = Fals
 def _label_text(line: Line, score: str) -> str:
     """Return a label, with a warning where the score is that of an unused shared model."""
     return (
-        f"{line.label} (whose shared model nobody uses)"
+        f"{line.label} (whose shared model no client uses)"
         if line.shared_unused and not score.startswith("personal")
         else line.label
     )

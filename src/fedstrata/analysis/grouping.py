@@ -99,8 +99,8 @@ def _difference_notes(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         return ()
     return (
         (
-            f"The runs differ in {', '.join(keys)}: they are not of one federation, and their scores do not compare"
-            " methods. This is that of the first."
+            f"The runs differ in {', '.join(keys)}: they belong to different federations, so their scores do not compare"
+            " methods. The first run's federation is shown."
         ),
     )
 

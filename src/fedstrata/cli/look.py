@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
+from rich.table import Column, Table
 
+from fedstrata.cli.catalogue import COLUMNS, rows
 from fedstrata.cli.common import LOOSE, AsJson, Settings, app, console_for, read_for, read_settings, settings_help
 from fedstrata.common.errors import ConfigError
 from fedstrata.common.suggest import suggestion
@@ -72,11 +75,9 @@ def list_(
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
     """What is there, a line each."""
-    from fedstrata.cli.catalogue import CATALOGUES, rows  # noqa: PLC0415
-
-    if what not in CATALOGUES:
+    if what not in COLUMNS:
         raise ConfigError(
-            f"there is no list of {what!r}; it is one of {', '.join(CATALOGUES)}.{suggestion(what, CATALOGUES)}"
+            f"there is no list of {what!r}; it is one of {', '.join(COLUMNS)}.{suggestion(what, COLUMNS)}"
         )
     show_rows(rows(what), as_json=as_json)
 
@@ -86,9 +87,13 @@ def show_rows(rows: Sequence[Mapping[str, str]], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(list(rows)))
         return
-    from fedstrata.report.terminal import list_table  # noqa: PLC0415
-
-    console_for().print(list_table(rows) if rows else "none")
+    if not rows:
+        console_for().print("none")
+        return
+    table = Table(*(Column(name, overflow="fold") for name in rows[0]), box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row.values())
+    console_for().print(table)
 
 
 @app.command(context_settings=LOOSE, epilog=settings_help(), short_help="What a method costs, by layer group.")

@@ -81,7 +81,7 @@ def write(
 def refuse_another(request: ComparisonRequest) -> Path | None:
     """Refuse a name that another comparison uses.
 
-    A record that nobody can read is renamed, and its new place is the answer.
+    A record that cannot be read is renamed, and its new path is returned.
     """
     path = request.folder / FILE
     if not path.exists():
@@ -128,7 +128,7 @@ def read(folder: str | Path) -> Comparison:
             raise
         why = error if isinstance(error, InvalidValuesError) else repr(error)
         raise StateError(
-            f"{folder / FILE} is damaged ({why}); call the same `fedstrata compare` again: its runs are kept."
+            f"{folder / FILE} is damaged ({why}); run the same `fedstrata compare` again; its runs are kept."
         ) from error
 
 
@@ -161,15 +161,15 @@ def _record(path: Path) -> dict[str, Any]:
         record = _read(path)
     except WireError as error:
         raise StateError(
-            f"{path} is damaged: {error} Call the same `fedstrata compare` again: its runs are kept."
+            f"{path} is damaged: {error} Run the same `fedstrata compare` again; its runs are kept."
         ) from error
     if not isinstance(record, dict):
         raise StateError(
-            f"{path} is damaged: it holds no JSON object. Call the same `fedstrata compare` again: its runs are kept."
+            f"{path} is damaged: it holds no JSON object. Run the same `fedstrata compare` again; its runs are kept."
         )
     if record.get("format") != FORMAT:
         raise StateError(
-            f"{path} has format {record.get('format')!r}, and this version of fedstrata reads {FORMAT}; make it anew."
+            f"{path} has format {record.get('format')!r}, and this version of fedstrata reads {FORMAT}; run the comparison again."
         )
     return record
 
@@ -208,7 +208,7 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
 def _refuse_gone(folder: Path, missing: list[Any]) -> None:
     if missing:
         raise StateError(
-            f"{len(missing)} finished runs of {folder} are gone (the first lay in"
+            f"{len(missing)} finished runs of {folder} are missing (the first was in"
             f" {os.path.normpath(folder / missing[0]['folder'])}); put the cache back beside the comparison, or call the"
             " same `fedstrata compare` again."
         )

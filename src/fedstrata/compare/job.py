@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 Id: TypeAlias = tuple[str, int]
-MANY = 300  # characters of somebody else's message
+MANY = 300  # characters of a foreign message
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Outcome:
 def reason(error: Exception) -> str:
     """Describe in one line an error that is not one of ours."""
     text = " ".join(str(error).split())[:MANY]
-    return f"{type(error).__name__}{f': {text}' if text else ''} (where, is in the log of the comparison)"
+    return f"{type(error).__name__}{f': {text}' if text else ''} (see the traceback in the log of the comparison)"
 
 
 Notify: TypeAlias = Callable[[Job, Mapping[str, Any]], None]
-"""Told what happens in a run: {"event": "started" | "round" | "waiting" | "aside" | "again" | "finished" | "paused" |
+"""Receives what happens in a run: {"event": "started" | "round" | "waiting" | "aside" | "again" | "finished" | "paused" |
 "stopped" | "failed", ...}.
 """

@@ -92,7 +92,7 @@ class ProcessPool:
     Args:
         room: how many at a time.
         log: file for what children print beside their lines.
-        tell: told every event of every job.
+        notify: receives every event of every job.
         stop: asked often; True lets all runs stop after their round.
         tick: called often, for whoever draws.
     """
@@ -188,12 +188,12 @@ class ProcessPool:
     ) -> None:
         why = _reason(
             worker.end(GRACE)
-        )  # its output ends a moment before it does: a kill now would be told as the reason
+        )  # its output ends a moment before it does: a kill now would be reported as the reason
         tries[job.id] = tries.get(job.id, 0) + 1
         if self.stop():
             outcomes[job.id] = Outcome("stopped")
         elif tries[job.id] < TRIES:
-            self.notify(job, {"event": "again", "why": f"its process {why}; it goes on from its checkpoint"})
+            self.notify(job, {"event": "again", "why": f"its process {why}; it continues from its checkpoint"})
             waiting.appendleft(job)
         else:
             outcomes[job.id] = Outcome("failed", f"its process {why}, {TRIES} times; what it printed is in {self.log}")

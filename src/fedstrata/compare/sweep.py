@@ -137,8 +137,8 @@ def sweep(
         observers: likewise.
         settings: of all runs.
     Raises:
-        FedstrataError: what cannot be meant, before anything is trained; or every single run failed.
-        Halted: it was asked to stop.
+        FedstrataError: an invalid request, before anything is trained; or every run failed.
+        ComparisonStopped: a stop was requested.
     """
     request = SweepRequest.of(methods, vary, Config(**settings), trials=trials, seeds=seeds, side_by_side=side_by_side)
     return request.run(console or Console(quiet=True), observers=observers)
@@ -173,7 +173,7 @@ class SweepRequest:
         ``command_words`` made the configuration on the command line, () where Python did.
 
         Raises:
-            ConfigError: what cannot be meant, in one sentence.
+            ConfigError: an invalid request, in one sentence.
         """
         if not config.validation:
             raise ConfigError(
@@ -210,7 +210,7 @@ class SweepRequest:
 
         Raises:
             FedstrataError: every single run failed.
-            Halted: ``stop`` said so.
+            ComparisonStopped: ``stop`` returned True.
         """
         with open_executor(self.request, console, plain=plain, stop=stop, observers=observers) as executor:
             executor.make(list(executor.run_set.jobs.values()))
@@ -266,7 +266,6 @@ def _trial(run_set: RunSet, label: str, competitor: Competitor, values: Mapping[
 
 
 # ---- what is varied
-# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def _varied(texts: Sequence[str]) -> tuple[VariedSetting, ...]:
@@ -285,7 +284,7 @@ def _varied(texts: Sequence[str]) -> tuple[VariedSetting, ...]:
             raise ConfigError(f"{key} is varied twice; write all its values after one --vary.")
         result.append(VariedSetting(key, values))
     if not result:
-        raise ConfigError('there is nothing to vary; say what to try: --vary "local.lr=0.01,0.03,0.1".')
+        raise ConfigError('there is nothing to vary; name values to try: --vary "local.lr=0.01,0.03,0.1".')
     return tuple(result)
 
 
@@ -306,14 +305,14 @@ def _check_varied(varied: Sequence[VariedSetting], competitors: Sequence[Competi
         if vary.setting:
             if vary.key not in METHOD_SETTINGS:
                 raise ConfigError(
-                    f"{vary.key} must be the same for all methods, or their runs are no pairs; it cannot be varied."
+                    f"{vary.key} must be the same for all methods, or their runs are not paired; it cannot be varied."
                     f" These can: {', '.join(METHOD_SETTINGS)}."
                 )
             for value in vary.values:
                 KEYS[vary.key].read(value)
             if taken := [r.entry.label for r in competitors if vary.key in r.entry.settings]:
                 raise ConfigError(
-                    f"{vary.key} is varied, and {taken[0]!r} has one of its own; leave it out of one of the two."
+                    f"{vary.key} is varied, and {taken[0]!r} sets it too; leave it out of one of the two."
                 )
         elif not any(vary.applies_to(competitor) for competitor in competitors):
             names = [f"{p.name}.{f.name}" for r in competitors for p in r.method.pieces for f in fields(p)]
@@ -394,8 +393,7 @@ def _call_with(call: Call, competitor: Competitor, values: Mapping[str, str]) ->
     return f"{call.name}({', '.join(f'{k}={v}' for k, v in shown.items())})" if shown else call.name
 
 
-# ---- what it came to
-# ------------------------------------------------------------------------------------------------------------------------------
+# ---- results
 
 
 def write(outcome: Sweep, varied: Sequence[VariedSetting]) -> None:

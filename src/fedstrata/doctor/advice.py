@@ -89,7 +89,7 @@ def advise(parts: RunComponents, summary: FederationSummary, module: nn.Module |
     known = {name for text in spoken for name in parse_method(text).named}
     rest = [row.examples[0] for row in rows() if row.name not in known]
     result = [_advice_on(text, spoken[text], parts, summary, module) for text in spoken]
-    result += [Advice(text, "open", ("no rule of ours speaks for or against it",), source_of(text)) for text in rest]
+    result += [Advice(text, "open", ("no rule for or against it",), source_of(text)) for text in rest]
     return tuple(sorted(result, key=lambda advice: ORDER.index(advice.verdict)))
 
 
@@ -121,7 +121,7 @@ def _advice_on(
     decided = DECIDES.get(verdict)  # what speaks otherwise would only confuse
     holding = [rule for rule in holding if rule.speaks == decided]
     reasons = tuple(rule.reason(summary) + (f" [{rule.source}]" if rule.source else "") for rule in holding)
-    advice = Advice(method, verdict, reasons or ("no rule of ours speaks for or against it",), source_of(method))
+    advice = Advice(method, verdict, reasons or ("no rule for or against it",), source_of(method))
     return _with_costs(advice, parts, module) if verdict in ("baseline", "candidate", "control") else advice
 
 

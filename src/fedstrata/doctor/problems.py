@@ -14,7 +14,7 @@ from fedstrata.data.types import Ints
 from fedstrata.doctor.diagnosis import WEIGHTS, Problem, Weight
 from fedstrata.engine.assembly import RunComponents
 
-NAMED = 5  # clients whose names are told
+NAMED = 5  # clients that are named
 LEAK = 0.01  # share of test samples seen in training from which scores mislead
 FEW_TESTS = 30  # samples of a client's own test below which its score is coarse
 
@@ -54,7 +54,6 @@ def problems(case: Case) -> tuple[Problem, ...]:
 
 
 # ---- samples met more than once
-# ---------------------------------------------------------------------------------------------------------
 
 
 def _copies(case: Case) -> Iterator[Problem]:
@@ -74,10 +73,7 @@ def _copies(case: Case) -> Iterator[Problem]:
             copies.train_test,
         )
     if copies.two_labels:
-        text = (
-            f"{copies.two_labels:,} contents stand under more than one class in the training"
-            f" set{_example(case, 'labels')}"
-        )
+        text = f"{copies.two_labels:,} contents have more than one class in the training set{_example(case, 'labels')}"
         yield Problem("look", "two-labels", text, "no model can be right on all of them", copies.two_labels)
     if copies.across_clients:
         text = f"{copies.across_clients:,} contents are held by more than one client{_example(case, 'clients')}"
@@ -113,7 +109,6 @@ def percent(share: float) -> str:
 
 
 # ---- clients too small
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def _small(case: Case) -> Iterator[Problem]:
@@ -171,14 +166,11 @@ def _labels(case: Case) -> Iterator[Problem]:
         tested += np.bincount(federation.test.y.numpy(), minlength=federation.task.classes)
     if seen.whole and (lost := np.flatnonzero((seen.counts.sum(0) == 0) & (tested > 0))).size:
         names = ", ".join(printable(federation.task.labels[c]) for c in lost[:NAMED].tolist())
-        text = (
-            f"{lost.size} classes ({names}{', ...' if lost.size > NAMED else ''}) are tested and nobody trains on them"
-        )
+        text = f"{lost.size} classes ({names}{', ...' if lost.size > NAMED else ''}) are tested, but no client trains on them"
         yield Problem("serious", "untrained-classes", text, "another partition, or more clients", lost.size)
 
 
 # ---- tests
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 def _tests(case: Case) -> Iterator[Problem]:
@@ -188,7 +180,7 @@ def _tests(case: Case) -> Iterator[Problem]:
         without = np.flatnonzero(seen.test == 0)
         if without.size:
             text = (
-                f"{case.clients(without.tolist())} no test sample of their own and"
+                f"{case.clients(without.tolist())} no test sample and"
                 f" {'has' if without.size == 1 else 'have'} no personal score"
             )
             yield Problem(
@@ -216,7 +208,7 @@ def _tests(case: Case) -> Iterator[Problem]:
         )
         yield Problem("look", "no-validation", text, "validation=0.1")
     if federation.own_test is None:
-        yield Problem("note", "no-own-tests", "clients do not test: personal models are not seen", "test=both")
+        yield Problem("note", "no-own-tests", "clients do not test: personal models are not measured", "test=both")
 
 
 def _resolution(samples: int) -> float:

@@ -15,12 +15,12 @@ from fedstrata.doctor.diagnosis import Advice, CostEstimate, Diagnosis, Problem
 from fedstrata.doctor.problems import printable
 from fedstrata.report.terminal import facts_table
 
-LONG = 3600.0  # seconds from which a way to less is told
-MOST_SOURCES = 2  # methods refused for one reason whose publications are still told
+LONG = 3600.0  # seconds from which a cheaper way is shown
+MOST_SOURCES = 2  # methods refused for one reason whose publications are still shown
 UNITS = {"bytes": size, "flops": work, "seconds": duration}
 CAVEAT = (
-    "This is advice before measurement: rules about numbers of the data, not results. It names what deserves a run;"
-    " only the comparison shows which method is better here, and it may well say none."
+    "This is advice before measurement: rules about numbers of the data, not results. It names methods that deserve a run;"
+    " only the comparison shows which is better here, and the answer may be none."
 )
 
 
@@ -57,7 +57,7 @@ def _last_lines(diagnosis: Diagnosis) -> Iterator[str]:
             " nothing else"
         )
         if diagnosis.seconds[0] > LONG:
-            yield "for a first look, say fewer rounds (rounds=10), or have it drop the worse half early (--screen)"
+            yield "for a first look, use fewer rounds (rounds=10), or drop the worse half early (--screen)"
     yield from ("", "compare them on your data:", "", f"  {diagnosis.command}", "")
 
 
@@ -80,7 +80,7 @@ def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
 
 def _skew(diagnosis: Diagnosis, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, title="skew: how much clients differ", title_justify="left")
-    for name in ("", "value", "in words", "what stands behind it"):
+    for name in ("", "value", "in words", "what it is computed from"):
         table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
     for meaning in diagnosis.skew:
         table.add_row(meaning.title, number(meaning.value, 3), meaning.word, meaning.text)

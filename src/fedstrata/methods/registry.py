@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from fedstrata.common import plugins
-from fedstrata.common.errors import ConfigError
-from fedstrata.common.suggest import suggestion
+from fedstrata.common.registry import Registry
 from fedstrata.core import chain
 from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
@@ -28,17 +27,48 @@ def _built_in() -> Iterator[Row]:
             yield from (methods.ROW,) if hasattr(methods, "ROW") else methods.ROWS
 
 
-_ROWS = sorted(_built_in(), key=lambda row: (get_args(Family).index(row.family), row.name))
+def _is_row(offered: object) -> bool:
+    return isinstance(offered, Row) and isinstance(offered.piece, type) and issubclass(offered.piece, Piece)
+
+
+def _adapt(plugin: plugins.Plugin, offered: object) -> object:
+    """Return a plug-in's row; a bare piece gets one without examples and law."""
+    if isinstance(offered, type) and issubclass(offered, Piece):
+        offered = Row(offered, plugin.about, (plugin.name,), NoLimit("its package gives the class alone", ""))
+    if isinstance(offered, Row) and _is_row(offered):
+        if "__dataclass_fields__" not in vars(offered.piece):
+            plugins.refuse(
+                plugin,
+                f"{offered.piece.__name__} is no dataclass of settings; write @dataclass(frozen=True) above the class.",
+            )
+        if offered.name != plugin.name:
+            plugins.refuse(
+                plugin, f"its class is {offered.piece.__name__}, so the entry point must be called {offered.name!r}."
+            )
+    return offered
+
+
+METHODS: Registry[Row] = Registry(
+    "methods",
+    "method",
+    accepts=_is_row,
+    wanted="a fedstrata.methods.Row, or a subclass of fedstrata.Piece",
+    entries={
+        row.name: row for row in sorted(_built_in(), key=lambda row: (get_args(Family).index(row.family), row.name))
+    },
+    adapt=_adapt,
+    reserved=("fedavg",),
+)
 
 
 def rows() -> tuple[Row, ...]:
     """Return all registered methods, by family and name; those of packages are in ``fedstrata.common.plugins``."""
-    return tuple(_ROWS)
+    return tuple(METHODS.items().values())
 
 
 def table() -> Mapping[str, type[Piece]]:
     """Return the pieces by name."""
-    return {row.name: row.piece for row in _ROWS}
+    return {row.name: row.piece for row in rows()}
 
 
 def register(row: Row) -> None:
@@ -47,9 +77,7 @@ def register(row: Row) -> None:
     Raises:
         ConfigError: the name is taken.
     """
-    if row.name in table() or row.name == "fedavg":
-        raise ConfigError(f"a method {row.name!r} is registered already; name your class differently.")
-    _ROWS.append(row)
+    METHODS.register(row.name, row)
 
 
 def find(name: str) -> Row:
@@ -58,22 +86,13 @@ def find(name: str) -> Row:
     Raises:
         ConfigError: an unknown name, with the nearest ones; a plug-in that cannot be used.
     """
-    known = {row.name: row for row in _ROWS}
-    plugged = plugins.load("methods", name, ["fedavg", *known])
-    if plugged is not None:
-        return _row(*plugged)
-    if name not in known:
-        names = ["fedavg", *known, *plugins.installed("methods")]
-        raise ConfigError(f"no method is called {name!r}.{suggestion(name, names)} `fedstrata list methods` shows all.")
-    return known[name]
+    return METHODS.find(name)
 
 
 def row_of(piece: Piece) -> Row | None:
     """Return the row of a piece, or None for one that is not registered."""
-    known = next((row for row in _ROWS if row.piece is type(piece)), None)
-    if known is None and piece.name in plugins.installed("methods"):
-        known = find(piece.name)
-    return known if known is not None and known.piece is type(piece) else None
+    row = find(piece.name) if piece.name in METHODS else None
+    return row if row is not None and row.piece is type(piece) else None
 
 
 def source_of(piece: Piece) -> str:
@@ -93,21 +112,3 @@ def method(text: str) -> Method:
     Packages are imported for the names that they offer.
     """
     return chain.parse(text, lambda name: find(name).piece)
-
-
-def _row(plugin: plugins.Plugin, offered: object) -> Row:
-    """Check a plug-in's row; a bare piece gets one without examples and law."""
-    if isinstance(offered, type) and issubclass(offered, Piece):
-        offered = Row(offered, plugin.about, (plugin.name,), NoLimit("its package gives the class alone", ""))
-    if not isinstance(offered, Row) or not (isinstance(offered.piece, type) and issubclass(offered.piece, Piece)):
-        plugins.wanted(plugin, offered, "a fedstrata.methods.Row, or a subclass of fedstrata.Piece")
-    if "__dataclass_fields__" not in vars(offered.piece):
-        plugins.refuse(
-            plugin,
-            f"{offered.piece.__name__} is no dataclass of settings; write @dataclass(frozen=True) above the class.",
-        )
-    if offered.name != plugin.name:
-        plugins.refuse(
-            plugin, f"its class is {offered.piece.__name__}, so the entry point must be called {offered.name!r}."
-        )
-    return offered

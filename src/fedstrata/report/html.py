@@ -41,7 +41,7 @@ def _row(line: Line, headline: Sequence[str]) -> str:
     for score in headline:
         below = difference(line.differences.get(score))
         unused = (
-            " (nobody uses this model)"
+            " (no client uses this model)"
             if line.shared_unused and not score.startswith("personal") and score in line.scores
             else ""
         )

@@ -30,7 +30,7 @@ def report(results: Sequence[Result], console: Console, out: Path | None = None)
         out: folder for files; default the run folder of one run, ./report for several.
     Returns:
         the files written: a table of rounds a run (CSV), curve.png, report.html with its pictures (PNG and SVG, in a
-        folder of their own), and for a single run clients.csv and partition.png.
+        separate folder), and for a single run clients.csv and partition.png.
     """
     alone = results[0] if len(results) == 1 else None
     folder = out or (alone.folder if alone and alone.folder else Path("report"))
@@ -73,12 +73,12 @@ def _names(results: Sequence[Result]) -> list[str]:
 def _of_one(result: Result, folder: Path, console: Console) -> tuple[list[Path], Facts | None]:
     """Write the files that need the federation, and return its facts.
 
-    Where its data are not here, the curve alone, and the reason is said.
+    Where its data are missing, only the curve is written, and the reason is printed.
     """
     assert result.folder is not None, "a result that was read has a folder"
     if "federation" in manifest(result.folder).get("custom", ()):
         console.print(
-            "note: clients.csv and partition.png are not made anew: the run was given a federation from Python",
+            "note: clients.csv and partition.png are not written again: the run was given a federation from Python",
             soft_wrap=True,
         )
         return [curve([result], folder / "curve.png")], None
@@ -86,5 +86,5 @@ def _of_one(result: Result, folder: Path, console: Console) -> tuple[list[Path],
         federation = Config.read(result.folder / "config.toml").federation()
         return write(result, federation, folder), facts_of(federation)
     except FedstrataError as error:
-        console.print(f"note: clients.csv and partition.png are not made anew: {error}", soft_wrap=True)
+        console.print(f"note: clients.csv and partition.png are not written again: {error}", soft_wrap=True)
         return [curve([result], folder / "curve.png")], None

@@ -138,16 +138,6 @@ def facts_table(facts: Mapping[str, str], title: str = "") -> Table:
     return table
 
 
-def list_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """Build a table of rows with equal columns."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
-
-
 HEADS: Mapping[str, str] = {
     "window": "accuracy, last tenth",
     "personal_selected": "selected, personal",
@@ -237,7 +227,7 @@ def _legend(findings: Findings) -> str:
     if "no conclusion" in verdicts:
         parts.append("? no conclusion")
     if any(line.shared_unused for line in findings.lines):
-        parts.append("(unused): layers are private, nobody uses the shared model")
+        parts.append("(unused): layers are private, no client uses the shared model")
     return "; ".join(parts)
 
 

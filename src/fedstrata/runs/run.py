@@ -68,10 +68,10 @@ def run(
         federation: instead of the configured data; a resume needs it again.
         module: instead of the configured model; a resume needs it again.
         method: pieces that are not registered, instead of the configured method; a resume needs them again.
-        observers: told what happens.
+        observers: receive events.
         stop: asked after every round; True ends the run, which can be resumed.
     Raises:
-        FedstrataError: what cannot be meant, before anything is written.
+        FedstrataError: invalid settings, before anything is written.
         Stopped: ``stop`` said so.
     """
     parts = assemble(config, federation, module, method)
@@ -211,7 +211,6 @@ class _Run:
         )
 
     # ---- checkpoints
-    # --------------------------------------------------------------------------------------------------------------------
 
     def _kept(self, *, previous: bool | None) -> Checkpoint | None:
         """The executor that the run had chosen is kept, so that a resume measures nothing anew."""
@@ -272,7 +271,6 @@ class _Run:
         take_up(engine, checkpoint)
 
     # ---- the end
-    # ------------------------------------------------------------------------------------------------------------------------
 
     def _finish(self, engine: Engine) -> Result:
         if engine.by_client is None and self.parts.federation.own_test is not None:
@@ -302,7 +300,6 @@ def _named(model: Model) -> list[bytes | memoryview]:
 
 
 # ---- the folder
-# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def _turn(config: Config, executor: str | None, workers: int | None) -> Config:

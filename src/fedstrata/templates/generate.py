@@ -1,6 +1,4 @@
-"""A package of one's own: a folder with a method, data set or measure that already runs, its tests, and the entry point
-that names it.
-"""
+"""Write a plug-in package: a method, data set or measure that already runs, its tests, and its entry point."""
 
 from __future__ import annotations
 
@@ -30,18 +28,17 @@ _TAKEN: Mapping[str, Callable[[], set[str]]] = {
 
 
 def new(kind: str, name: str, folder: str | Path = ".") -> Path:
-    """Write a package of one's own.
+    """Write a plug-in package.
 
     Args:
         kind: "method", "dataset" or "measure".
-        name: of the class: letters and digits, FedMine or fedmine. In lower case it is what users write, and the file's
-            name.
-        folder: where the package's folder goes.
+        name: of the class: letters and digits, FedMine or fedmine. Users, and the file's name, write it in lower case.
+        folder: in which the package's folder is created.
     Returns:
-        the new folder, called after the name, with pyproject.toml, the file, its test and README.md.
+        the new folder, with the package's name, with pyproject.toml, the file, its test and README.md.
     Raises:
-        ConfigError: an unknown kind; a name that is no name, or that something else has.
-        StateError: the folder is there already.
+        ConfigError: an unknown kind; an invalid name, or one that is taken.
+        StateError: the folder exists.
     """
     if kind not in KINDS:
         raise ConfigError(
@@ -49,7 +46,7 @@ def new(kind: str, name: str, folder: str | Path = ".") -> Path:
         )
     lower = _name(kind, name)
     if Path(folder).exists() and not Path(folder).is_dir():
-        raise ConfigError(f"the folder is {str(folder)!r}, which is a file; name one where the package's folder goes.")
+        raise ConfigError(f"the folder is {str(folder)!r}, which is a file; name a folder.")
     target = Path(folder) / lower
     if target.exists():
         raise StateError(f"{target} exists; nothing was written. Choose another name, or another folder by --folder.")
@@ -68,7 +65,7 @@ def new(kind: str, name: str, folder: str | Path = ".") -> Path:
 
 
 def _name(kind: str, name: str) -> str:
-    """The name in lower case, if it can be one."""
+    """Return the name in lower case, if it is valid."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]{0,40}", name):
         raise ConfigError(
             f"{name[:60]!r} cannot be the name of a {kind}: it is a letter, then letters and digits, such as FedMine. A"

@@ -1,11 +1,11 @@
-"""Texts that ``fedstrata new`` writes; ``$$name`` stands for the name in lower case, ``$$Name`` for the class."""
+"""Texts that ``fedstrata new`` writes; ``$$name`` is the name in lower case, ``$$Name`` the class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 KINDS: Mapping[str, str] = {"method": "methods", "dataset": "datasets", "measure": "measures"}
-"""What can be written, and its kind of plug-in."""
+"""What ``new`` writes, and its kind of plug-in."""
 
 _PYPROJECT = """\
 [build-system]
@@ -31,39 +31,34 @@ _METHOD = '''\
 """$Name: say in a sentence what it does."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from fedstrata import ConfigError, Params, Piece, ServerView
+from fedstrata import Params, Piece, ServerContext, State, setting
 from fedstrata.methods import Limit, Row
 
 
 @dataclass(frozen=True)
 class $Name(Piece):
-    """The server goes ``reach`` times as far as the clients' mean update: w <- w + reach * mean."""
+    """Scale the clients' mean update by ``reach`` on the server: w <- w + reach * mean."""
 
-    source: ClassVar[str] = "your paper, section and equation"
-    reach: float = 0.9  # above 0; 1 is FedAvg
+    reach: float = setting(0.9, "the factor on the mean update, above 0 (1 is FedAvg)", above=0)
 
-    def __post_init__(self) -> None:
-        if not self.reach > 0:
-            raise ConfigError(f"$name.reach is {self.reach}; it is how far the server goes, above 0 (1 is FedAvg).")
-
-    def merge(self, step: Params, slot: dict, v: ServerView) -> tuple[Params, dict]:
-        """From the clients' mean update to the server's move; ``slot`` is what the server remembers, here nothing."""
-        return self.reach * step, slot
+    def merge(self, step: Params, ctx: ServerContext) -> tuple[Params, State]:
+        """Return the server's move and its new state; this method keeps none."""
+        return self.reach * step, ctx.state
 
 
 ROW = Row(
     $Name,
     "$about",  # also the description in pyproject.toml, which `fedstrata list methods` shows
-    examples=("$name(reach=0.9)",),  # settings that the laws are tried with
+    examples=("$name(reach=0.9)",),  # settings that the laws test
     limit=Limit("$name(reach=1)", "fedavg"),  # these two agree bit for bit
+    source="your paper, section and equation",
     uncited="not published yet",  # or cite=("@article{...}",)
 )
 '''
 
 _METHOD_TEST = '''\
-"""The laws of $Name. One that fails says in words what it compared."""
+"""Test the laws of $Name. A law that fails says what it compared."""
 
 import pytest
 from fedstrata.testing import laws
@@ -86,13 +81,14 @@ pip install -e .              # once: then fedstrata finds it by its name
 fedstrata list methods        # it is the last line
 fedstrata run method=$name
 fedstrata run "method=$name(reach=1.1) + fedprox(mu=0.01)"
-pytest                        # the laws that every method keeps
+pytest                        # the laws of every method
 ```
 
-A method is a difference from FedAvg: a frozen record of settings that overrides a few verbs of `fedstrata.Piece` (here `merge`). State goes in and
-comes out: what the server remembers is the `slot`, what a client remembers is its row (`own`).
+A method is a difference from FedAvg: a frozen record of settings that overrides a few verbs of `fedstrata.Piece` (here
+`merge`). State arrives as `ctx.state` and leaves as a returned value: on the server from `init_server`, on clients from
+`init_client`.
 
-Without installing anything, from Python:
+From Python it needs no installation:
 
 ```python
 import fedstrata
@@ -113,7 +109,7 @@ from fedstrata.data import Place, Source, source_of
 
 @dataclass(frozen=True)
 class $Name:
-    """Points round ``classes`` centres in the plane; replace this by reading files of yours.
+    """Draw points around ``classes`` centres in the plane; replace this by reading your files.
 
     ``place.root`` is the folder of ``data.root=FOLDER``, or None.
     """
@@ -122,21 +118,21 @@ class $Name:
     each: int = 40
 
     def read(self, place: Place) -> Source:
-        """Arrays x [N, ...] and y [N], and a test set; ``client=`` names the holder of each sample where the data have clients."""
+        """Return arrays x [N, ...] and y [N] and a test set; ``client=`` names the client of each sample, if known."""
         rng = np.random.default_rng(0)
         y = np.repeat(np.arange(self.classes), self.each)
         x = (np.stack([np.cos(y), np.sin(y)], axis=1) + 0.1 * rng.normal(size=(len(y), 2))).astype(np.float32)
-        late = np.arange(len(y)) % 5 == 0  # every fifth sample is for testing
+        held = np.arange(len(y)) % 5 == 0  # every fifth sample is a test sample
         return source_of(
-            x[~late],
-            y[~late],
-            test=(x[late], y[late]),
+            x[~held],
+            y[~held],
+            test=(x[held], y[held]),
             name=f"$name(classes={self.classes}, each={self.each})",  # settings that change the content
         )
 '''
 
 _DATASET_TEST = '''\
-"""$Name holds what a data set holds, and a method trains on it."""
+"""Test that $Name is a data set and that a federation can be made of it."""
 
 import numpy as np
 from fedstrata.data import DataSpec, Place, assemble
@@ -170,7 +166,8 @@ fedstrata run "data=$name(classes=4)" "partition=dirichlet(alpha=0.3, min=1)" cl
 pytest
 ```
 
-A data set is a frozen record of settings with one verb, `read(place)`. Files of yours lie below `place.root`, which is `data.root=FOLDER`.
+A data set is a frozen record of settings with one verb, `read(place)`. Your files are below `place.root`, which is
+`data.root=FOLDER`.
 """
 
 _MEASURE = '''\
@@ -188,7 +185,7 @@ class $Name(Measure):
     """Measure the length of the server's model, in all and by layer group; replace this by what you want to see."""
 
     title: ClassVar[str] = "Length of the model"
-    text: ClassVar[str] = "Square root of the sum of squares of the server's parameters. Large: the model has moved far from zero."
+    text: ClassVar[str] = "Euclidean length of the server's parameters. Large: the model is far from zero."
     unit: ClassVar[str] = "length"
 
     def measure(self, snapshot: RoundSnapshot) -> Mapping[str, float | None]:

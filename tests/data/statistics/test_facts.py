@@ -35,7 +35,6 @@ def dealt(law, seed=0, **more):
 
 
 # ---- counts and names
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_sizes_counts_and_names_are_those_of_the_clients():
@@ -127,7 +126,6 @@ def test_columns_that_hold_the_numbers_themselves_are_no_names():
 
 
 # ---- JSON
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -168,7 +166,6 @@ def test_a_missing_field_and_another_thing_are_refused():
 
 
 # ---- skew
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_label_numbers_are_those_of_the_formulas():

@@ -133,7 +133,6 @@ def test_failed_runs_are_named_with_their_reason(tree):
 
 
 # ---- colours
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
@@ -207,7 +206,6 @@ def test_twenty_methods_and_more_look_different():
 
 
 # ---- text from users
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", page_cases.EVIL)

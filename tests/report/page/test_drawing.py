@@ -28,7 +28,6 @@ def context(name):
 
 
 # ---- curves
-# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def run(scores, **more):
@@ -69,7 +68,6 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends():
 
 
 # ---- inside of a page
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", tiered(["five", "panels", "hostile", "no_clients"], ["panels"]))
@@ -123,7 +121,6 @@ def test_names_of_pictures_are_unique_and_safe_as_files():
 
 
 # ---- files
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -168,7 +165,6 @@ def test_drawing_leaves_no_settings_behind():
 
 
 # ---- panels
-# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_any_kind_of_panel_is_drawn_with_its_table():

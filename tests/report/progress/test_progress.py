@@ -113,4 +113,4 @@ def test_a_resumed_run_says_where_it_goes_on():
     console = Console(file=io.StringIO(), width=120)
     with progress(console) as observer:
         observer(Started(None, "fedavg", "digits", "mlp", "iid", 20, 5, 30, 9610, "loop", 1, first=7))
-    assert "going on with round 8" in console.file.getvalue()
+    assert "continuing with round 8" in console.file.getvalue()

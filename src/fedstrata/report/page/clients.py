@@ -25,8 +25,7 @@ CLASSES = 30  # columns of classes in the table behind the partition
 BINS = 20
 
 
-# ---- who holds what
-# -------------------------------------------------------------------------------------------------------------------------
+# ---- the partition
 
 
 def partition(facts: Facts) -> Picture | None:
@@ -35,7 +34,7 @@ def partition(facts: Facts) -> Picture | None:
         return None
     shown = len(facts.shown)
     some = "" if shown == facts.clients else f", {shown} of {facts.clients:,} shown"
-    title = "Who holds what"
+    title = "The partition"
     sizes = (
         f"from {min(facts.sizes):,} to {max(facts.sizes):,} training samples, median"
         f" {statistics.median(facts.sizes):,.0f}"
@@ -122,8 +121,7 @@ def _partition_table(facts: Facts, caption: str) -> DataTable:
     return DataTable(caption + more, heads, rows)
 
 
-# ---- how well each is served
-# ----------------------------------------------------------------------------------------------------------------
+# ---- scores of clients
 
 
 def scores_of(context: PageContext) -> dict[int, list[float]]:
@@ -146,7 +144,7 @@ def served(context: PageContext) -> Picture | None:
     scores = scores_of(context)
     if not scores:
         return None
-    title = "Clients' own models, client by client"
+    title = "Personal models, client by client"
     tenths = sorted((worst_tenth(values, larger=context.classes), index) for index, values in scores.items())
     (low, worst), (high, best) = (tenths[0], tenths[-1]) if context.findings.larger else (tenths[-1], tenths[0])
     alt = f"{title}: the worst tenth of the clients has {score(high)} with {context.names[best]}"
@@ -238,8 +236,8 @@ def _draw_served(figure: Figure, *, context: PageContext, scores: Mapping[int, S
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(
-        "accuracy of a client's own model"
+        "accuracy of a client's personal model"
         if context.classes
-        else "root of the mean squared error of a client's own model"
+        else "root of the mean squared error of a client's personal model"
     )
     faint_grid(axes, "x")

@@ -53,7 +53,6 @@ def _made(context: PageContext, makers: Sequence[Maker]) -> list[Section]:
 
 
 # ---- the answer
-# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def _answer(context: PageContext) -> Section:
@@ -81,7 +80,7 @@ def _tiles(context: PageContext) -> Iterator[Tile]:
             value=f"{facts.clients:,}",
             more=f"{facts.heldout:,} of them kept out of training" if facts.heldout else "",
         )
-        yield Tile(name="dealt by", value=short(facts.law, 60), more="")
+        yield Tile(name="partitioned by", value=short(facts.law, 60), more="")
     seeds = len(comparison.seeds)
     yield Tile(
         name="runs", value=f"{counted(len(context.labels), 'method')}, {counted(seeds, 'seed')}", more=_failed(context)
@@ -123,15 +122,13 @@ def _flags(context: PageContext) -> Section | None:
 
 
 # ---- results
-# --------------------------------------------------------------------------------------------------------------------------------
 
 
 MODELS = {
     tables.SHARED: (
-        "The server's model, on its test data; where it has none, and in the columns that say so, on clients' own"
-        " tests."
+        "The server's model, on its test data; where it has none, and in the columns named so, on clients' tests."
     ),
-    tables.PERSONAL: "What a client uses itself, on its own test samples.",
+    tables.PERSONAL: "The model that a client uses, on its test samples.",
 }
 
 
@@ -144,12 +141,12 @@ def _results(context: PageContext) -> Section:
             " sorts by it."
         )
     blocks: list[Block] = [Block(table=tables.headline(context))]
-    unseen = held(context) is not None  # they have a section of their own
+    unseen = held(context) is not None  # they have a separate section
     for title, scores in tables.score_tables(context).items():
         if not (unseen and title == tables.UNSEEN):
             blocks.append(Block(title=title, table=scores, text=MODELS.get(title, "")))
     for title, table in (
-        ("How steady", tables.stability(context)),
+        ("Stability", tables.stability(context)),
         ("Screening", _screening(context)),
         ("Runs that failed", _failures(context)),
     ):
@@ -192,7 +189,7 @@ def _screening(context: PageContext) -> DataTable | None:
             if label in setting_text.wrongly
             else "rightly dropped"
             if label in setting_text.audited
-            else "not looked at again"
+            else "not audited"
         )
         rows.append(
             [
@@ -204,7 +201,7 @@ def _screening(context: PageContext) -> DataTable | None:
     heads = [
         Head("method", words=True),
         Head("dropped after round"),
-        Head("trained to the end all the same", words=True),
+        Head("trained to the end anyway", words=True),
     ]
     return DataTable("Methods that short runs dropped", heads, rows)
 
@@ -223,7 +220,7 @@ def _screening_text(context: PageContext) -> str:
         f"{len(setting_text.wrongly)} of {len(setting_text.audited)} ({setting_text.share:.0%}, 95 % interval {setting_text.low:.0%} to"
         f" {setting_text.high:.0%})"
     )
-    return f"{text} Of those trained to the end all the same, {share} would have been kept."
+    return f"{text} Of those trained to the end anyway, {share} would have been kept."
 
 
 def _differences(context: PageContext) -> Section | None:
@@ -246,7 +243,7 @@ def _curves(context: PageContext) -> Section | None:
         return None
     tabs = [Tab(id=axis, title=TABS[axis], pictures=drawn, text=_same_note(drawn)) for axis, drawn in by_axis.items()]
     block = Block(tabs=tabs, name="curves", label="Curves against")
-    return Section(id="curves", short="Curves", title="On the way", key=_key(context), blocks=[block])
+    return Section(id="curves", short="Curves", title="Curves over the rounds", key=_key(context), blocks=[block])
 
 
 def _same_note(drawn: Sequence[Picture]) -> str:
@@ -266,7 +263,7 @@ def _costs(context: PageContext) -> Section:
             if context.main_score
             else ""
         )
-        blocks.append(Block(title="The way to the target", table=target, text=reached))
+        blocks.append(Block(title="Costs to reach the target", table=target, text=reached))
     blocks.append(Block(title="Costs of a run", pictures=costs(context)))
     table = tables.cost_table(context)
     if table is not None:
@@ -285,14 +282,13 @@ def _new_clients(context: PageContext) -> Section | None:
     return Section(
         id="unseen",
         short="New clients",
-        title="Clients that come later",
+        title="New clients",
         text=text,
         blocks=[Block(pictures=[picture], beside=picture.table)],
     )
 
 
 # ---- data and clients
-# -----------------------------------------------------------------------------------------------------------------------
 
 
 def _data(context: PageContext) -> Section | None:
@@ -322,7 +318,7 @@ def _clients(context: PageContext) -> Section | None:
     if picture is None:
         return None
     text = (
-        "An average hides whom a method leaves behind. Scores are of each client's own model on its own test samples,"
+        "An average hides clients that a method serves badly. Scores are those of personal models on clients' tests,"
         " in the last round."
     )
     return Section(
@@ -348,12 +344,11 @@ def _measures(context: PageContext, panels: Sequence[Panel]) -> Section | None:
         blocks.append(Block(title=short(some[0][1].title.partition(" by layer:")[0], 120), text=text, pictures=drawn))
         blocks += [Block(table=panel_grid(panel)) for _, panel in some if panel.kind == "table"]
         empty = [short(panel.title, 120) for _, panel in some if panel.kind != "table" and not numbers(panel)]
-        blocks += [Block(text=f"{title}: these runs have no number for it.") for title in empty]
+        blocks += [Block(text=f"{title}: these runs have no values.") for title in empty]
     return Section(id="measures", short="Measures", title="Measures", key=_key(context), blocks=blocks)
 
 
 # ---- glossary
-# -------------------------------------------------------------------------------------------------------------------------------
 
 COMPARED = {
     "to baseline": "difference to the baseline, seed by seed, mean and 95 % interval (Student's t)",

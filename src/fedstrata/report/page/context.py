@@ -34,10 +34,10 @@ HEADS = {
     "shared_on_clients_rmse": "shared RMSE, on clients",
     "heldout": "held-out, before",
     "heldout_adapted": "held-out, adapted",
-    "heldout_own": "held-out, own way",
+    "heldout_own": "held-out, personalised",
     "heldout_rmse": "held-out RMSE, before",
     "heldout_adapted_rmse": "held-out RMSE, adapted",
-    "heldout_own_rmse": "held-out RMSE, own way",
+    "heldout_own_rmse": "held-out RMSE, personalised",
 }
 """Scores as heads of columns, in the order of the columns; :func:`head` serves the rest."""
 

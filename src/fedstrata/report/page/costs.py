@@ -25,7 +25,6 @@ COST_LABELS = {"bytes": "bytes sent, up and down", "flops": "clients' training"}
 
 
 # ---- fronts
-# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def fronts(context: PageContext) -> list[Picture]:
@@ -93,7 +92,7 @@ def _front_note(context: PageContext, key: str) -> str:
     return (
         note
         if key.startswith("personal") or not out
-        else f"{note} Left out, as nobody uses the shared model: {listed(out)}."
+        else f"{note} Left out, as no client uses the shared model: {listed(out)}."
     )
 
 
@@ -174,7 +173,6 @@ def _apart(spots: Mapping[int, tuple[float, float]], gap: float = 0.075) -> dict
 
 
 # ---- differences
-# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def differences(context: PageContext) -> list[Picture]:
@@ -262,7 +260,6 @@ def _draw_differences(figure: Figure, *, context: PageContext, rows: Mapping[int
 
 
 # ---- costs
-# ----------------------------------------------------------------------------------------------------------------------------------
 
 COSTS = {"bytes": "Bytes sent", "flops": "Clients' training", "seconds": "Training time"}
 
@@ -372,7 +369,7 @@ def held(context: PageContext) -> Picture | None:
     ]
     table = DataTable(title, [Head("method", words=True), *(Head(head(key), score_label(key)) for key in keys)], cells)
     draw = partial(_draw_held, context=context, rows=rows)
-    note = "Hollow: the model as received; filled: after the private steps (unseen.steps)."
+    note = "Hollow: the model as received; filled: after the private steps (new_clients.steps)."
     return Picture("heldout", title, alt, draw, table, (WIDTH, 1.0 + ROW * len(rows)), note)
 
 

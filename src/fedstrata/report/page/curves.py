@@ -20,7 +20,7 @@ SHOWN: Mapping[str, tuple[str, str]] = {
     "accuracy": ("accuracy", "Accuracy of the shared model"),
     "rmse": ("root of the mean squared error", "Error of the shared model"),
     "shared_on_clients": ("score on clients' own tests", "The shared model on clients' own tests, mean over clients"),
-    "personal": ("score on clients' own tests", "Clients' own models, mean over clients"),
+    "personal": ("score on clients' own tests", "Personal models, mean over clients"),
     "validation": ("score on validation data", "On clients' validation data, which choose the round"),
     "loss": ("training loss", "Training loss"),
 }
@@ -110,11 +110,11 @@ def _note(axis: str, curves: Mapping[int, Curve], top: float | None) -> str:
     several = any(c.seeds > 1 for c in curves.values())
     parts = ["Line: mean over seeds; band: one standard deviation each way." if several else "One seed: no band."]
     if axis != "rounds" and several:
-        parts.append("The horizontal place is the mean over seeds of what had been spent by that round.")
+        parts.append("The horizontal position is the mean over seeds of what had been spent by that round.")
     if any(c.longest > c.rounds[-1] for c in curves.values()):
-        parts.append("A line ends with the last round that all its seeds reached.")
+        parts.append("A line ends with the last round that all of its seeds reached.")
     if top is not None:
-        parts.append(f"Values above {score(top)} are off the picture, not off its table.")
+        parts.append(f"Values above {score(top)} are outside the picture; its table has them.")
     return " ".join(parts)
 
 

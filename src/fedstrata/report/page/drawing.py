@@ -150,7 +150,6 @@ def save(picture: Picture, folder: Path, strokes: Sequence[Stroke], names: Seque
 
 
 # ---- parts of drawings
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def line(

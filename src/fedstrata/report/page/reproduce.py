@@ -51,7 +51,7 @@ def _methods(context: PageContext) -> DataTable:
     heads = [
         Head("method", words=True),
         Head("in call syntax", words=True),
-        Head("settings of its own", words=True),
+        Head("its settings", words=True),
         Head("runs"),
     ]
     rows = []
@@ -108,7 +108,6 @@ def _configuration(config: Mapping[str, Any]) -> tuple[DataTable, DataTable]:
 
 
 # ---- citations
-# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def cite(context: PageContext) -> Section | None:

@@ -133,7 +133,6 @@ def interval(difference: Difference) -> Cell:
 
 
 # ---- further tables
-# -------------------------------------------------------------------------------------------------------------------------
 
 
 def margins(context: PageContext) -> DataTable | None:
@@ -212,7 +211,7 @@ def target_table(context: PageContext) -> DataTable | None:
         for word in ("rounds", "bytes", "training", "time")
     ]
     rows = [[name(context, index), *_target(line)] for index, line in enumerate(context.lines)]
-    return DataTable(f"The way to {score(context.findings.target)}", heads, rows)
+    return DataTable(f"Costs to reach {score(context.findings.target)}", heads, rows)
 
 
 def _target(line: Line | None) -> list[Cell]:
@@ -237,8 +236,8 @@ STABILITY = {
         "standard deviation of the score over the last tenth of the evaluations, at least three; mean over seeds",
     ),
     "drop": ("largest drop", "largest loss between two evaluations in any seed"),
-    "personal_std": ("personal: spread at the end", "the same of clients' own models"),
-    "personal_drop": ("personal: largest drop", "the same of clients' own models"),
+    "personal_std": ("personal: spread at the end", "the same of personal models"),
+    "personal_drop": ("personal: largest drop", "the same of personal models"),
 }
 
 
@@ -257,5 +256,5 @@ def stability(context: PageContext) -> DataTable | None:
         values = [line.stability.get(key) if line is not None else None for key in keys]
         rows.append([name(context, index), *(data_table.number_cell(score(v, 4), v) for v in values)])
     return DataTable(
-        "How steady the curves are", [Head("method", words=True), *(Head(text, tip) for text, tip in headings)], rows
+        "Stability of the curves", [Head("method", words=True), *(Head(text, tip) for text, tip in headings)], rows
     )

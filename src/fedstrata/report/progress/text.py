@@ -68,7 +68,7 @@ def opening(event: Event) -> list[str]:
             f"{event.model}, {event.parameters:,} parameters",
         ]
         if event.first:
-            lines.append(f"going on with round {event.first + 1}")
+            lines.append(f"continuing with round {event.first + 1}")
         return [*lines, *(f"note: {note}" for note in event.notes)]
     if isinstance(event, ExecutorChosen):
         measured = ", ".join(f"{name} {rate:,.0f}" for name, rate in event.measured.items())
