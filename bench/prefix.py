@@ -65,7 +65,7 @@ class Arm:
     """One way to train: a group (or all), with or without what is kept."""
 
     def __init__(self, group: str, keep: int, samples: int) -> None:
-        config = Config().replace(**SETTINGS, **LOCAL, **{"local.keep": keep})
+        config = Config().replace(**SETTINGS, **LOCAL, **{"local.activation_cache_mb": keep})
         parts = assemble(config, federation(samples), None, Method((Group(group),)))
         engine = Engine(parts, "loop", 1)
         plan = plan_round(

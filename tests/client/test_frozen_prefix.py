@@ -73,7 +73,7 @@ def groups_of(name):
 def turn(pieces, toy="layer", **settings):
     """Return a worker and a task of round 0."""
     settings = {"local_epochs": EPOCHS, "local_batch": BATCH, "rounds": 1} | settings
-    settings["local.keep"] = settings.pop("cache_mb", 256)
+    settings["local.activation_cache_mb"] = settings.pop("cache_mb", 256)
     parts = lab.parts(Method(pieces if isinstance(pieces, tuple) else (pieces,)), toy, **settings)
     started = lab.engine(parts)
     planned = plan_round(started.server, parts.rules, parts.lr(0), lambda *_: None, lambda _: None)
@@ -298,14 +298,16 @@ class Smooth(Piece):
 @pytest.mark.parametrize("train", tiered(["group:second", "role:head", "group:second,role:head"], ["group:second"]))
 def test_other_pieces_see_the_values_they_would_see(pieces, train):
     chain = lab.parse(pieces).pieces if isinstance(pieces, str) else (pieces,)
-    runs = [lab.play(Method((Only(train), *chain)), **{"local.keep": mb, "cohort": 6}) for mb in (256, 0)]
+    runs = [
+        lab.play(Method((Only(train), *chain)), **{"local.activation_cache_mb": mb, "cohort": 6}) for mb in (256, 0)
+    ]
     assert lab.gap(runs[0].model, runs[1].model) <= 1e-5
     assert all(row["activation_cache"] == {"local: cached": 6} for row in runs[0].rows)
     assert all(row["activation_cache"] is None for row in runs[1].rows)
 
 
 def test_phases_that_train_the_head_cache_the_body():
-    runs = [lab.play("fedrep(head_epochs=4)", **{"local.keep": mb}) for mb in (256, 0)]
+    runs = [lab.play("fedrep(head_epochs=4)", **{"local.activation_cache_mb": mb}) for mb in (256, 0)]
     assert lab.gap(runs[0].model, runs[1].model) <= 1e-5
     assert all(row["activation_cache"] == {"head: cached": 3} for row in runs[0].rows), "no layer is before the body"
 
@@ -640,7 +642,11 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_ends(tmp_path):
 
 
 def test_a_folder_from_before_the_setting_is_the_same_run():
-    assert Config().digest() == Config(**{"local.keep": 256}).digest() != Config(**{"local.keep": 0}).digest()
+    assert (
+        Config().digest()
+        == Config(**{"local.activation_cache_mb": 256}).digest()
+        != Config(**{"local.activation_cache_mb": 0}).digest()
+    )
 
 
 def test_a_run_that_trains_everything_has_no_cache_in_its_summary(tmp_path):
