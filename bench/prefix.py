@@ -66,7 +66,7 @@ class Arm:
     """One way to train: a group (or all), with or without an activation cache."""
 
     def __init__(self, group: str, cache_mb: int, samples: int) -> None:
-        config = Config().replace(**SETTINGS, **LOCAL, **{CACHE: cache_mb})
+        config = Config().replace(**SETTINGS, **LOCAL, **{"local.activation_cache_mb": cache_mb})
         parts = assemble(config, federation(samples), None, Method((OneGroup(group),)))
         engine = Engine(parts, "loop", 1)
         turn = plan_round(engine.server, parts.rules, parts.lr(0), lambda *_: None, lambda _: None)

@@ -221,5 +221,5 @@ def test_two_runs_at_once_do_not_meet():
 
 
 def test_executors_are_described():
-    assert set(EXECUTORS) == {"loop", "threads", "processes", "batched", "auto"}
-    assert all(EXECUTORS.values())
+    assert set(EXECUTORS.names()) == {"loop", "threads", "processes", "batched", "auto"}
+    assert all(settings.summary for settings in EXECUTORS.items().values())

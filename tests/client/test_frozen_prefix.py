@@ -76,7 +76,7 @@ def groups_of(name):
 def turn(pieces, toy="layer", **settings):
     """(kit, work) of round 0."""
     settings = {"local_epochs": EPOCHS, "local_batch": BATCH, "rounds": 1} | settings
-    settings["local.keep"] = settings.pop("keep", 256)
+    settings["local.activation_cache_mb"] = settings.pop("keep", 256)
     parts = lab.parts(Method(pieces if isinstance(pieces, tuple) else (pieces,)), toy, **settings)
     started = lab.engine(parts)
     planned = plan_round(
@@ -303,14 +303,16 @@ class Smooth(Piece):
 @pytest.mark.parametrize("train", tiered(["group:second", "role:head", "group:second,role:head"], ["group:second"]))
 def test_other_pieces_see_the_values_they_would_see(pieces, train):
     chain = lab.parse(pieces).pieces if isinstance(pieces, str) else (pieces,)
-    runs = [lab.play(Method((Only(train), *chain)), **{"local.keep": keep, "cohort": 6}) for keep in (256, 0)]
+    runs = [
+        lab.play(Method((Only(train), *chain)), **{"local.activation_cache_mb": keep, "cohort": 6}) for keep in (256, 0)
+    ]
     assert lab.gap(runs[0].params, runs[1].params) <= 1e-5
     assert all(row["front"] == {"local: kept": 6} for row in runs[0].rows)
     assert all(row["front"] is None for row in runs[1].rows)
 
 
 def test_phases_that_train_the_head_keep_the_body():
-    runs = [lab.play("fedrep(head_epochs=4)", **{"local.keep": keep}) for keep in (256, 0)]
+    runs = [lab.play("fedrep(head_epochs=4)", **{"local.activation_cache_mb": keep}) for keep in (256, 0)]
     assert lab.gap(runs[0].params, runs[1].params) <= 1e-5
     assert all(row["front"] == {"head: kept": 3} for row in runs[0].rows), "nothing lies in front of the body"
 
@@ -499,7 +501,9 @@ def test_refused_by_the_memory_bound():
         train_client(*turn(Only("group:layers.1.linear"), (data, module()), keep=keep)) for keep in (2, 1)
     )
     assert within.front == {"local: kept": 1}
-    assert beyond.front == {"local: not kept, a client's samples would take more than local.keep=1 MB": 1}
+    assert beyond.front == {
+        "local: not kept, a client's samples would take more than local.activation_cache_mb=1 MB": 1
+    }
     assert gap(within, beyond) <= 1e-5
 
 
@@ -641,7 +645,11 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_ends(tmp_path):
 
 
 def test_a_folder_from_before_the_setting_is_the_same_run():
-    assert Config().digest() == Config(**{"local.keep": 256}).digest() != Config(**{"local.keep": 0}).digest()
+    assert (
+        Config().digest()
+        == Config(**{"local.activation_cache_mb": 256}).digest()
+        != Config(**{"local.activation_cache_mb": 0}).digest()
+    )
 
 
 def test_a_run_that_trains_everything_says_nothing_in_its_summary(tmp_path):

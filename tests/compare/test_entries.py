@@ -63,9 +63,9 @@ def test_settings_that_make_runs_pairs_cannot_differ():
         "stop.flops",
         "stop.seconds",
         "stop.accuracy",
-        "unseen.steps",
-        "unseen.lr",
-        "unseen.groups",
+        "new_clients.steps",
+        "new_clients.lr",
+        "new_clients.groups",
         "quorum",
     }
     same |= {"local.threads", "executor", "workers", "out", "name", "method"}

@@ -97,7 +97,7 @@ def test_poisoned_statistics_are_refused():
 
 
 def test_an_update_above_the_norm_limit_is_refused():
-    bad = run_with("fedavg", spoil(lambda r: with_delta(r, r.delta.flat * 1e6)), gate_norm=50.0)
+    bad = run_with("fedavg", spoil(lambda r: with_delta(r, r.delta.flat * 1e6)), max_update_norm=50.0)
     assert lab.differences(bad, run_with("fedavg", without)) == []
     assert [row["refused"][0][1] for row in bad.rows] == ["norm"] * 3
 
@@ -168,7 +168,7 @@ class Wild(Piece):
 def test_t17_one_client_with_a_learning_rate_of_a_million_is_left_out_and_counted(tmp_path, monkeypatch):
     module = lab.filled(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)))
     monkeypatch.setattr("fedstrata.engine.assembly.parse_method", lambda text: lab.parse("fedavg") + Wild())
-    found = in_folder(tmp_path, (lab.federation(lab.EQUAL), module), cohort=6, gate_norm=100.0)
+    found = in_folder(tmp_path, (lab.federation(lab.EQUAL), module), cohort=6, max_update_norm=100.0)
     written = lines(found.folder)
     assert finite(found.params)
     assert all([r[:2] for r in row["refused"]] in ([[1, "nonfinite"]], [[1, "norm"]]) for row in written)

@@ -11,7 +11,7 @@ from fedstrata.engine.rounds import Engine
 from fedstrata.methods import rows
 from helpers import lab
 
-SETTINGS = {"unseen.steps": 4, "unseen.lr": 0.05, "rounds": 2}
+SETTINGS = {"new_clients.steps": 4, "new_clients.lr": 0.05, "rounds": 2}
 
 
 def federation():
@@ -67,7 +67,7 @@ def lab_batches(trained, client, steps):
 
 def test_the_model_and_what_clients_keep_do_not_change_through_private_steps():
     with_steps, _ = go("ditto(mu=0.5)")
-    more, _ = go("ditto(mu=0.5)", **{"unseen.steps": 9})
+    more, _ = go("ditto(mu=0.5)", **{"new_clients.steps": 9})
     assert torch.equal(with_steps.server.model.flat, more.server.model.flat)
     assert all(
         torch.equal(with_steps.rows.get(i)[k], more.rows.get(i)[k])
@@ -78,8 +78,8 @@ def test_the_model_and_what_clients_keep_do_not_change_through_private_steps():
 
 
 def test_only_the_selected_layers_move():
-    whole, _ = go(**{"unseen.lr": 5.0})
-    head, found = go(**{"unseen.lr": 5.0, "unseen.groups": "role:head"})
+    whole, _ = go(**{"new_clients.lr": 5.0})
+    head, found = go(**{"new_clients.lr": 5.0, "new_clients.groups": "role:head"})
     assert torch.equal(whole.server.model.flat, head.server.model.flat)
     kit, client = head.kit, head.parts.federation.heldout[0]
     session = ClientUpdate(kit, head.work_of(client, head.server.model))
@@ -91,8 +91,8 @@ def test_only_the_selected_layers_move():
 
 def test_settings_for_unseen_clients_without_any_and_selectors_of_nothing_are_refused():
     with pytest.raises(ConfigError, match=r"no client is held out.*heldout=0\.2"):
-        lab.parts(**{"unseen.steps": 3})
+        lab.parts(**{"new_clients.steps": 3})
     with pytest.raises(LayoutError, match="nowhere"):
-        engine(**{"unseen.groups": "name:nowhere"})
-    with pytest.raises(ConfigError, match=r"unseen\.steps"):
-        Config(**{"unseen.steps": 0})
+        engine(**{"new_clients.groups": "name:nowhere"})
+    with pytest.raises(ConfigError, match=r"new_clients\.steps"):
+        Config(**{"new_clients.steps": 0})

@@ -108,7 +108,7 @@ def test_five_hundred_resnet_clients_with_personal_layers_keep_memory_flat(tmp_p
         "clients": 500,
         "cohort": 10,
         "rounds": 50,
-        "rows": "mapped",
+        "client_state": "mapped",
         "executor": "loop",
     }
     config = Config(method="lgfedavg", model="resnet8", norm="group", out=str(tmp_path), **settings)
@@ -151,7 +151,7 @@ def test_rows_that_cannot_fit_are_refused_before_round_0_with_the_arithmetic() -
         method="scaffold",
         model="mlp(hidden=4096)",
     )
-    with pytest.raises(StateError, match=r"rows=mapped|rows"):
+    with pytest.raises(StateError, match=r"client_state=mapped|client_state"):
         Engine(assemble(config), "loop", 1)
 
 

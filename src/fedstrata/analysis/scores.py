@@ -20,7 +20,7 @@ ACCURACIES: Mapping[str, str] = {
     "personal_worst10": "personal accuracy, worst tenth",
     "personal_selected": "personal accuracy, round chosen on validation data",
     "heldout": "accuracy on held-out clients, as received",
-    "heldout_adapted": "accuracy on held-out clients, after unseen.steps",
+    "heldout_adapted": "accuracy on held-out clients, after new_clients.steps",
     "heldout_own": "accuracy on held-out clients, personalised by the method",
 }
 """What reports call the accuracies of summary.json."""

@@ -28,4 +28,4 @@ def preflight_states(parts: RunComponents) -> None:
     size += sum(4 * setup.layout.entries[n].shape.numel() for n in plan.at(0).client_local)
     if size:
         most = min(len(setup.eligible), setup.cohort * setup.rounds)
-        preflight(most, size, Path(parts.config.out) if parts.config.rows == "mapped" else None)
+        preflight(most, size, Path(parts.config.out) if parts.config.client_state == "mapped" else None)

@@ -137,8 +137,8 @@ class Serving:
         if federation.own_test is None:
             return {}
         out = frozenset(federation.heldout)
-        unseen = config.unseen
-        adapt = Adapt(unseen.steps, unseen.lr or config.local.lr, unseen.groups) if last else None
+        new = config.new_clients
+        adapt = Adapt(new.steps, new.lr or config.local.lr, new.groups) if last else None
 
         def score(worker: Worker, client: int) -> tuple[dict[str, float | None], int]:
             task = self.task_of(client, model)
