@@ -38,7 +38,7 @@ def connected(model: str) -> RunComponents:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((STEPS * BATCH, 3, 32, 32), dtype=np.float32), np.arange(STEPS * BATCH) % 10
     federation = Federation.of(x, y, client=np.zeros(len(y), dtype=np.int64), testing="server", test=(x[:10], y[:10]))
-    local = {"epochs": 1, "batch": BATCH, "optimizer": "adam", "lr": 1e-3, "keep": 0}
+    local = {"epochs": 1, "batch": BATCH, "optimizer": "adam", "lr": 1e-3, "activation_cache_mb": 0}
     return assemble(Config(model=model, bn="local", executor="loop", local=local), federation)
 
 

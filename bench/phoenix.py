@@ -63,9 +63,7 @@ def main() -> None:
     for piece in (FedPhoenix(), FedPhoenix(law="orthogonal"), FedPhoenix(share=1 / 3, budget="matched")):
         copies, resets, ratios = [], [], []
         for pair in range(PAIRS + 2):
-            fresh = Model(
-                Params(flat, layout.spec), Params.of({})
-            )  # a new value every round: its moments are not known yet
+            fresh = Model(Params(flat, layout.spec), Params.of({}))  # new each round: its moments are unknown
             plain = seconds(partial(clones, fresh))
 
             def cohort(p: Model = fresh, t: int = pair, piece: FedPhoenix = piece) -> list[Model]:
