@@ -188,7 +188,7 @@ def fill(module: nn.Module, generator: torch.Generator, conv: ConvInit = "torch"
 
 
 def fill_affine(weight: Tensor, bias: Tensor | None, generator: torch.Generator) -> None:
-    """Draw PyTorch's default for linear and convolution layers: U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weight and bias."""
+    """Draw PyTorch's default for linear and convolution layers: U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
     if bias is not None:
         bound = 1 / math.sqrt(weight[0].numel())

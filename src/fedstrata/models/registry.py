@@ -205,7 +205,8 @@ def _read(spec: str, norm: Norm | None) -> tuple[Row, dict[str, Any]]:
         return row, given
     if norm not in typing.get_args(Norm):
         raise ConfigError(
-            f"norm is {norm!r}; it is one of {', '.join(typing.get_args(Norm))}.{suggestion(norm, typing.get_args(Norm))}"
+            f"norm is {norm!r}; it is one of {', '.join(typing.get_args(Norm))}."
+            f"{suggestion(norm, typing.get_args(Norm))}"
         )
     if row.norm is not None:
         given["norm"] = norm

@@ -97,8 +97,8 @@ class _Bins:
 class Shards:
     """Sharding: every class is cut into s * clients / classes consecutive shards, and a client gets s of them.
 
-    A shuffled class table assigns them. It may name a class twice for one client, so a client has at most ``s`` classes. The test set is cut with the
-    same table.
+    A shuffled class table assigns them. It may name a class twice for one client, so a client has at most ``s``
+    classes. The test set is cut with the same table.
 
     Args:
         s: shards a client, at least 1; s * clients must be a multiple of the number of classes.
