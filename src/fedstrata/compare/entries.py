@@ -37,7 +37,7 @@ class Competitor:
     Attributes:
         entry: label, method in call syntax, its settings.
         method: the pieces.
-        given: whether the pieces came from Python, so that their text does not say all.
+        from_python: whether the pieces came from Python, so that their text does not say all.
     """
 
     entry: Entry
@@ -53,7 +53,7 @@ def read_competitors(methods: Sequence[str | Piece | Method], base: Config) -> t
     """Read the competitors, in the order given.
 
     Args:
-        methods: pieces, or texts ``"fedprox(mu=0.1) + fedavgm | local.lr=0.05 local.epochs=2"``: after the bar stand
+        methods: pieces, or texts ``"fedprox(mu=0.1) + fedavgm | local.lr=0.05 local.epochs=2"``: after the bar follow
             its settings (METHOD_SETTINGS).
         base: the configuration of all.
     Raises:
