@@ -50,18 +50,9 @@ CLEAN = (
     "trackers",
     "wire",
 )  # folders of src that hold to it already
-LATER = ("config", "inferred", "ledger", "methods", "names")
 CHECKED = [path for path in SOURCES if path.relative_to(ROOT / "src" / "fedstrata").parts[0] in CLEAN]
 PYTHON = [*SOURCES, *(path for name in ("tests", "bench", "docs") for path in sorted((ROOT / name).rglob("*.py")))]
-PAGES = [
-    path
-    for path in [
-        *sorted(ROOT.glob("*.md")),
-        *sorted((ROOT / "docs").rglob("*.md")),
-        *sorted((ROOT / "bench").glob("*.md")),
-    ]
-    if path.stem not in LATER
-]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "bench").glob("*.md"))]
 PRAGMA = re.compile(r"  # (?:noqa|type: ignore)\b.*")
 CODE = re.compile(r"^ *```.*?^ *```|<!--.*?-->|`[^`\n]+`|\]\([^)\n]*\)", re.DOTALL | re.MULTILINE)
 

@@ -19,10 +19,10 @@ class Breaks(Piece):
 
     says: str = "server\nboom"
 
-    def merge(self, step, slot, v):
-        if v.round == 1:
+    def merge(self, step, ctx):
+        if ctx.round == 1:
             raise ZeroDivisionError(self.says)
-        return step, slot
+        return step, {}
 
 
 def small(out, **more):

@@ -79,7 +79,7 @@ def _attributes(element: ET.Element, name: str, *, fine: bool) -> dict[str, str]
     for key, value in element.attrib.items():
         attribute = _local(key)
         if attribute == "id":
-            if _local(element.tag) != "g":  # groups are referred to by nobody
+            if _local(element.tag) != "g":  # groups are never referred to
                 attributes["id"] = f"{name}-{value}"
         elif attribute == "href":
             attributes["href"] = f"#{name}-{value[1:]}" if value.startswith("#") else value
