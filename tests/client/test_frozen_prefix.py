@@ -103,10 +103,11 @@ def cache_use(pieces, toy="layer", **settings):
 
 
 @pytest.mark.parametrize(
-    ("name", "group"),
+    "case",
     tiered([(m, g) for m in MODELS for g in groups_of(m)], [(m, groups_of(m)[-2]) for m in MODELS]),
 )
-def test_weights_equal_those_without_it_to_1e_5_for_every_group(name, group):
+def test_weights_equal_those_without_it_to_1e_5_for_every_group(case):
+    name, group = case
     task = MODELS[name]
     first = group == groups_of(name)[0]
     for optimizer, lr in (("sgd", 0.1), ("adam", 1e-3)):
@@ -477,13 +478,13 @@ def test_refused_augmentation():
 
 
 def test_refused_dropout_before():
-    assert why(Only("role:head"), "dropout") == "local: not cached, dropout before what is trained (drop)"
+    assert why(Only("role:head"), "dropout") == "local: not cached, dropout before the trained layers (drop)"
 
 
 def test_refused_batch_norm_before():
     assert (
         why(Only("role:head"), "batch")
-        == "local: not cached, a batch norm before what is trained looks at the batch (norm)"
+        == "local: not cached, a batch norm before the trained layers looks at the batch (norm)"
     )
 
 
@@ -509,13 +510,13 @@ def test_refused_model_that_cannot_be_traced():
 
 
 def test_refused_samples_that_see_each_other():
-    assert why(Only("role:head"), toy(Crowd())) == "local: not cached, samples see each other before what is trained"
+    assert why(Only("role:head"), toy(Crowd())) == "local: not cached, samples see each other before the trained layers"
 
 
 def test_refused_value_without_a_row_for_each_sample():
     assert (
         why(Only("group:second"), toy(Across()))
-        == "local: not cached, values before what is trained do not hold one row a sample"
+        == "local: not cached, values before the trained layers do not hold one row a sample"
     )
 
 
@@ -621,7 +622,7 @@ def test_describe_shows_what_each_layer_would_cache():
     assert list(found.flops_step) == ["head", "prefix head", "local"]
     refused = describe(Config(data="digits", model="mlp(hidden=[32],dropout=0.1)", clients=5))
     assert [(layer.prefix_flops, layer.cached_bytes) for layer in refused.layers] == [(0, 0), (0, 0)]
-    assert refused.not_cached == "dropout before what is trained (layers.0.drop)"
+    assert refused.not_cached == "dropout before the trained layers (layers.0.drop)"
 
 
 def settings(tmp_path, name, **more):

@@ -37,7 +37,7 @@ ROUNDS = 4
 
 
 def train(folder, store):
-    """A run in small: each round moves the model, writes some clients' rows and a line, and commits all of it."""
+    """A run in small: each round moves the model, writes some clients' states and a line, and commits all of it."""
     with lock(folder):
         rows, model, done, length = store(), torch.zeros(50), -1, 0
         if committed(folder):
@@ -46,9 +46,9 @@ def train(folder, store):
         truncate_lines(folder / "rounds.jsonl", length)
         for at in range(done + 1, ROUNDS):
             for client in stream(1, "cohort", at).choice(6, 2, replace=False).tolist():
-                own = rows.get(client) or {"own": torch.zeros(8)}
-                model = model * 0.9 + own["own"].sum() + at
-                rows.put(at, {client: {"own": own["own"] * 0.5 + model[:8]}})
+                state = rows.get(client) or {"local": torch.zeros(8)}
+                model = model * 0.9 + state["local"].sum() + at
+                rows.put(at, {client: {"local": state["local"] * 0.5 + model[:8]}})
                 crash_point("client")
             length = append_line(folder / "rounds.jsonl", {"round": at, "sum": model.sum().item()})
             save(folder, Checkpoint(at, {"model": model}, {"lines": length}), rows)
@@ -123,7 +123,7 @@ def test_several_kills_in_a_row_change_nothing(tmp_path, twin, seed):
     "point",
     ["rows.inside", "state.written", "state.renamed", "manifest.synced", "committed", "verified", "removed", "pruned"],
 )
-def test_points_have_names_of_their_own(tmp_path, twin, point):
+def test_points_have_names(tmp_path, twin, point):
     assert killed(tmp_path, MappedRows, f"{point}:2")
     train(tmp_path, MappedRows)
     assert outcome(tmp_path) == twin
@@ -151,10 +151,10 @@ print(sha256_of([load(Path(sys.argv[1]), MappedRows()).tensors["model"]]))
 @pytest.mark.full
 def test_another_process_reads_what_this_one_saved(tmp_path, twin):
     train(tmp_path, MappedRows)
-    found = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", READ, str(tmp_path)], capture_output=True, text=True, check=True
     ).stdout.strip()
-    assert found == twin[0]
+    assert printed == twin[0]
 
 
 def test_without_the_variable_nothing_is_counted(monkeypatch):
@@ -173,7 +173,7 @@ def test_points_are_counted_without_a_kill(monkeypatch):
 
 
 @pytest.mark.parametrize("order", ["state.written", "state.written:", ":3", "state.written:x", "state.written:-1"])
-def test_a_crash_order_that_cannot_be_meant_is_refused(monkeypatch, order):
+def test_an_invalid_crash_order_is_refused(monkeypatch, order):
     monkeypatch.setenv("FEDSTRATA_CRASH", order)
     with pytest.raises(StateError, match="name:count"):
         crash_point("any")

@@ -37,12 +37,12 @@ def hostile():
         ";",
     ]
     parts += ["\u202e", "\u2028", "\ud800", "\x7f", "é", "权"]
-    found = [
+    names = [
         f(p)
         for p in parts
         for f in (str, lambda p: f"a{p}", lambda p: f"{p}a", lambda p: f"a{p}b", lambda p: p * 3, lambda p: f"../{p}")
     ]
-    found += [
+    names += [
         "",
         ".",
         "...",
@@ -59,8 +59,8 @@ def hostile():
         "a\tb",
         "\ufeffa",
     ]
-    found += [f"{'../' * n}x" for n in range(1, 30)]
-    return [name for name in found if name not in ("a..", "a..b")]  # which are odd, and plain folder names
+    names += [f"{'../' * n}x" for n in range(1, 30)]
+    return [name for name in names if name not in ("a..", "a..b")]  # odd, but plain folder names
 
 
 def test_row_72_hostile_run_names_are_refused_in_one_short_line(tmp_path):
@@ -79,8 +79,8 @@ def test_row_72_hostile_client_names_are_data_and_reach_no_path(tmp_path):
     data = Federation.of(x.numpy(), y.numpy(), client=np.array(names, dtype=object), test=(x.numpy(), y.numpy()))
     assert data.clients == len(names)
     assert all(line.isprintable() for line in data.describe().split("\n"))
-    found = in_folder(tmp_path / "only", (data, lab.small()))
-    written = {p.name for p in found.folder.iterdir()}
+    result = in_folder(tmp_path / "only", (data, lab.small()))
+    written = {p.name for p in result.folder.iterdir()}
     assert written == {
         "config.toml",
         "manifest.json",

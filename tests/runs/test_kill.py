@@ -45,14 +45,14 @@ SAME = (
 )
 
 
-def in_a_process_of_its_own(work: Callable[[], Any], crash: str | None = None) -> int:
-    """Fork, do the work, leave; returns the child's wait status."""
+def in_a_forked_process(task: Callable[[], Any], crash: str | None = None) -> int:
+    """Fork, run the task, leave; returns the child's wait status."""
     child = os.fork()
     if child == 0:
         try:
             if crash is not None:
                 os.environ["FEDSTRATA_CRASH"] = crash
-            work()
+            task()
         except BaseException:
             traceback.print_exc(file=sys.stderr)
             os._exit(1)
@@ -73,7 +73,7 @@ def test_twenty_kills_at_seeded_points_leave_the_same_model(tmp_path: Path, seed
     folder = tmp_path / "killed"
     executors = ["loop", "threads", "processes"]
     kills = 0
-    status = in_a_process_of_its_own(partial(start, folder, "loop"), f"*:{rng.randint(1, 12)}")
+    status = in_a_forked_process(partial(start, folder, "loop"), f"*:{rng.randint(1, 12)}")
     while kills < 20:
         if os.WIFSIGNALED(status):
             assert os.WTERMSIG(status) == signal.SIGKILL
@@ -85,17 +85,17 @@ def test_twenty_kills_at_seeded_points_leave_the_same_model(tmp_path: Path, seed
             for left in folder.glob("*"):
                 left.unlink()
             folder.rmdir()
-            status = in_a_process_of_its_own(partial(start, folder, "loop"), f"*:{rng.randint(1, 12)}")
+            status = in_a_forked_process(partial(start, folder, "loop"), f"*:{rng.randint(1, 12)}")
             continue
         executor = rng.choice(executors)
-        status = in_a_process_of_its_own(partial(resume, folder, executor=executor), f"*:{rng.randint(1, 14)}")
+        status = in_a_forked_process(partial(resume, folder, executor=executor), f"*:{rng.randint(1, 14)}")
         if len(committed(folder / "checkpoints")) and committed(folder / "checkpoints")[0] == 5 and kills < 20:
-            # the run reached its end before it was killed often enough: go on in a fresh folder
-            assert in_a_process_of_its_own(partial(resume, folder)) == 0
+            # the run reached its end before it was killed often enough: continue in a fresh folder
+            assert in_a_forked_process(partial(resume, folder)) == 0
             compare(json.loads((folder / "summary.json").read_text()), whole)
             folder = tmp_path / f"killed-{kills}"
-            status = in_a_process_of_its_own(partial(start, folder, "loop"), f"*:{rng.randint(1, 12)}")
-    assert in_a_process_of_its_own(partial(resume, folder)) == 0
+            status = in_a_forked_process(partial(start, folder, "loop"), f"*:{rng.randint(1, 12)}")
+    assert in_a_forked_process(partial(resume, folder)) == 0
     compare(json.loads((folder / "summary.json").read_text()), whole)
 
 
@@ -114,7 +114,7 @@ def test_two_folders_one_model(tmp_path: Path) -> None:
 
 def test_rounds_of_a_killed_run_are_each_there_once(tmp_path: Path) -> None:
     folder = tmp_path / "killed"
-    status = in_a_process_of_its_own(partial(start, folder, "loop"), "lines.written:4")
+    status = in_a_forked_process(partial(start, folder, "loop"), "lines.written:4")
     assert os.WIFSIGNALED(status)
     result = fedstrata.resume(folder)
     assert [row["round"] for row in result.rounds] == list(range(6))

@@ -1,4 +1,4 @@
-"""A run folder is gone on with by the run that it belongs to, and by nobody else (faults rows 47, 48, 49)."""
+"""A run folder is continued by the run that it belongs to, and by no other (faults rows 47, 48, 49)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from fedstrata.client.update import ClientUpdate
+from fedstrata.client.tools import ClientTools
 from fedstrata.common.errors import StateError
 from fedstrata.common.processor import processor
 from fedstrata.config.config import KEYS, NON_RESULT_SETTINGS, Config
@@ -118,7 +118,7 @@ def test_row_48_where_and_by_whom_it_is_computed_may_change(tmp_path, begun):
     assert go_on(folder).summary["model_sha256"] == whole.summary["model_sha256"]
 
 
-def test_row_48_another_version_of_a_library_is_told_as_perhaps_not_exact(tmp_path, begun):
+def test_row_48_another_version_of_a_library_is_noted_as_perhaps_not_exact(tmp_path, begun):
     folder = tmp_path / "run"
     shutil.copytree(begun, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -188,14 +188,14 @@ def test_row_45_a_damaged_manifest_is_refused(tmp_path, begun):
 
 
 def test_row_51_a_resumed_run_reads_the_batches_of_the_uninterrupted_one(monkeypatch):
-    seen, read = [], ClientUpdate.read
+    seen, read = [], ClientTools.read
 
     def spy(self, purpose, epoch, positions):
         if not self.probe:
-            seen.append((self.work.round, self.work.client, purpose, epoch, self.index[positions].tolist()))
+            seen.append((self.task.round, self.task.client, purpose, epoch, self.index[positions].tolist()))
         return read(self, purpose, epoch, positions)
 
-    monkeypatch.setattr(ClientUpdate, "read", spy)
+    monkeypatch.setattr(ClientTools, "read", spy)
     lab.play(rounds=4)
     whole = [entry for entry in seen if entry[0] >= 2]
     first = lab.engine(lab.parts(rounds=4))
@@ -211,4 +211,4 @@ def test_row_51_a_resumed_run_reads_the_batches_of_the_uninterrupted_one(monkeyp
         orders = {}
         for t, _, _, epoch, batch in (entry for entry in whole if entry[1] == client):
             orders.setdefault((t, epoch), []).extend(batch)
-        assert len({tuple(order) for order in orders.values()}) == len(orders) >= 2, "no order stands twice"
+        assert len({tuple(order) for order in orders.values()}) == len(orders) >= 2, "no order occurs twice"

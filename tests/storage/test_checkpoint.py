@@ -22,8 +22,8 @@ def tensors(seed):
     return {
         "params/flat": torch.randn(100, generator=g),
         "odd": odd,
-        "slot/count": torch.tensor(seed),
-        "slot/half": torch.randn(3, 2, generator=g).to(torch.bfloat16),
+        "state/count": torch.tensor(seed),
+        "state/half": torch.randn(3, 2, generator=g).to(torch.bfloat16),
         "empty": torch.empty(0, 3),
         "mask": torch.tensor([True, False]),
     }
@@ -36,7 +36,7 @@ def point(n):
 def filled(folder, rounds, store=MappedRows):
     rows = store()
     for n in range(rounds):
-        rows.put(n, {client: {"own": torch.full((4,), float(n))} for client in (n % 3, 10 + n)})
+        rows.put(n, {client: {"local": torch.full((4,), float(n))} for client in (n % 3, 10 + n)})
         save(folder, point(n), rows)
     return rows
 
@@ -69,13 +69,13 @@ def test_loaded_tensors_lie_where_torch_would_put_them(tmp_path, store):
     """A product with one sample chooses its kernel by the address; the last bits of a resumed run follow."""
     rows = store()
     for n in range(3):
-        rows.put(n, {client: {"own": torch.randn(13 + n), "seen": torch.ones(())} for client in range(5)})
+        rows.put(n, {client: {"local": torch.randn(13 + n), "seen": torch.ones(())} for client in range(5)})
         save(tmp_path, point(n), rows)
     again = store()
-    kept = load(tmp_path, again)
-    found = [*kept.tensors.values(), *(t for client in range(5) for t in again.get(client).values())]
-    assert len(found) > 10
-    assert all(t.data_ptr() % 64 == 0 for t in found)
+    loaded = load(tmp_path, again)
+    tensors = [*loaded.tensors.values(), *(t for client in range(5) for t in again.get(client).values())]
+    assert len(tensors) > 10
+    assert all(t.data_ptr() % 64 == 0 for t in tensors)
 
 
 def test_loaded_tensors_can_be_written_to(tmp_path):
@@ -100,8 +100,8 @@ def test_the_two_newest_are_kept_with_all_that_they_name(tmp_path):
         rows = MappedRows()
         assert_is(load(tmp_path, rows, previous=previous), n)
         assert rows.seen() == 3 + n + 1
-        assert rows.get(10)["own"].tolist() == [0.0] * 4
-        assert rows.get(n % 3)["own"].tolist() == [float(n)] * 4
+        assert rows.get(10)["local"].tolist() == [0.0] * 4
+        assert rows.get(n % 3)["local"].tolist() == [float(n)] * 4
 
 
 def test_files_are_private_to_the_user(tmp_path):
@@ -178,7 +178,7 @@ def test_a_damaged_newest_checkpoint_is_never_used(tmp_path, name, kind):
     assert_is(load(tmp_path, rows, previous=True), 1)
     assert rows.seen() == 4
     if kind != "missing":
-        assert (tmp_path / f"{name}.aside").exists()  # kept for whoever wants to look
+        assert (tmp_path / f"{name}.aside").exists()  # left for inspection
     save(tmp_path, point(2), rows)  # and the run goes on
     assert_is(load(tmp_path, MappedRows()), 2)
 
@@ -188,10 +188,10 @@ def test_every_flipped_bit_is_seen(tmp_path, name):
     filled(tmp_path, 3)
     path = tmp_path / name
     good = path.read_bytes()
-    places = range(len(good)) if name.endswith("json") else [*range(64), *range(64, len(good), 13)]
-    for place in places:
+    positions = range(len(good)) if name.endswith("json") else [*range(64), *range(64, len(good), 13)]
+    for position in positions:
         bad = bytearray(good)
-        bad[place] ^= 1 << place % 8
+        bad[position] ^= 1 << position % 8
         path.write_bytes(bad)
         with pytest.raises(StateError, match=f"{name}.*damaged"):
             load(tmp_path, MappedRows())
@@ -211,13 +211,13 @@ def test_the_one_before_may_be_damaged_too(tmp_path):
 
 def test_going_back_keeps_rows_that_both_checkpoints_name(tmp_path):
     rows = MappedRows()
-    rows.put(0, {1: {"own": torch.ones(2)}})
+    rows.put(0, {1: {"local": torch.ones(2)}})
     for n in range(3):
         save(tmp_path, point(n), rows)
     assert (tmp_path / "rows-0.safetensors").exists()
     back = MappedRows()
     load(tmp_path, back, previous=True)
-    assert back.get(1)["own"].tolist() == [1, 1]
+    assert back.get(1)["local"].tolist() == [1, 1]
     assert (tmp_path / "rows-0.safetensors").exists()
 
 
@@ -307,7 +307,7 @@ def test_a_full_disk_at_any_byte_leaves_the_old_checkpoint(tmp_path, monkeypatch
     for room in [*range(0, total, 97), total - 2, total - 1]:
         folder = tmp_path / f"full-{room}"
         rows = filled(folder, 3)
-        rows.put(3, {client: {"own": torch.full((4,), 3.0)} for client in (0, 13)})
+        rows.put(3, {client: {"local": torch.full((4,), 3.0)} for client in (0, 13)})
         with monkeypatch.context() as patch:
             Shim(patch, errno.ENOSPC, room=room)
             fails_cleanly(folder, rows, "No space left.*Free some space.*intact")
@@ -315,7 +315,7 @@ def test_a_full_disk_at_any_byte_leaves_the_old_checkpoint(tmp_path, monkeypatch
         save(folder, point(3), rows)  # with space again, the same store commits the same round
         back = MappedRows()
         assert_is(load(folder, back), 3)
-        assert back.get(13)["own"].tolist() == [3.0] * 4
+        assert back.get(13)["local"].tolist() == [3.0] * 4
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "open", "replace"])
@@ -324,17 +324,17 @@ def test_a_failing_call_is_an_error_not_a_checkpoint(tmp_path, monkeypatch, call
     for at in range(1, 60):
         folder = tmp_path / f"{call}-{at}"
         rows = filled(folder, 3)
-        rows.put(3, {0: {"own": torch.full((4,), 3.0)}})
+        rows.put(3, {0: {"local": torch.full((4,), 3.0)}})
         with monkeypatch.context() as patch:
             shim = Shim(patch, code, call=call, at=at)
-            told = ""
+            message = ""
             try:
                 save(folder, point(3), rows)
             except StateError as error:
-                told = str(error)
+                message = str(error)
             if shim.left > 0:
                 break  # a save makes fewer calls of this kind
-            assert os.strerror(code) in told
+            assert os.strerror(code) in message
         assert not [name for name in names(folder) if name.endswith(".tmp")]
         back = load(folder, MappedRows())
         assert_is(back, back.round)
@@ -347,7 +347,7 @@ def test_a_failing_call_is_an_error_not_a_checkpoint(tmp_path, monkeypatch, call
 
 def test_a_read_only_folder_is_refused(tmp_path):
     if os.geteuid() == 0:
-        pytest.skip("root may write anywhere; the shim above stands in")
+        pytest.skip("root may write anywhere; the shim above replaces it")
     filled(tmp_path, 1)
     tmp_path.chmod(0o500)
     try:

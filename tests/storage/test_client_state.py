@@ -18,7 +18,7 @@ def row(value, client=0):
     """Rows differ in form between clients, and hold what a float cannot."""
     extra = {"count": torch.tensor(value)} if client % 2 else {}
     return {
-        "piece.own": torch.full((3, 2), float(value)),
+        "piece.local": torch.full((3, 2), float(value)),
         "odd": torch.tensor([-0.0, 1e-45]),
         "empty": torch.empty(0, 2),
     } | extra
@@ -52,13 +52,13 @@ def test_a_row_exists_once_it_was_written(tmp_path, store):
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_nobody_can_change_a_stored_row_from_outside(tmp_path, store):
+def test_a_stored_state_cannot_be_changed_from_outside(tmp_path, store):
     rows = store()
     mine = row(1)
     rows.put(0, {0: mine})
     for _ in range(2):  # fresh, then committed
-        mine["piece.own"].fill_(9)
-        rows.get(0)["piece.own"].fill_(9)
+        mine["piece.local"].fill_(9)
+        rows.get(0)["piece.local"].fill_(9)
         assert_row(rows.get(0), 1)
         if not tmp_path.joinpath("rows-0.safetensors").exists():
             rows.commit(tmp_path, 0)
@@ -199,7 +199,7 @@ def test_reading_survives_the_clearing_of_its_file(tmp_path):
     ],
     ids=["list", "complex", "sparse", "meta", "name"],
 )
-def test_what_cannot_be_kept_is_refused_at_once_and_as_a_whole(bad):
+def test_what_cannot_be_stored_is_refused_at_once_and_as_a_whole(bad):
     rows = MemoryRows()
     with pytest.raises(StateError, match="client 1's row"):
         rows.put(0, {0: row(0), 1: bad})
@@ -231,7 +231,7 @@ def test_rows_that_fit_pass():
 
 
 def test_memory_does_not_grow_with_rounds(tmp_path):
-    """T10: rows on disk leave only the last round's in memory."""
+    """T10: with states on disk, only those of the last round are in memory."""
     rows = MappedRows()
     for at in range(30):
         rows.put(at, {client: {"w": torch.zeros(100)} for client in range(at, at + 5)})

@@ -32,7 +32,7 @@ def test_lines_come_back_as_they_were(tmp_path):
     assert [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()] == ROWS
 
 
-def test_a_tail_torn_at_any_byte_is_left_out_and_told(tmp_path):
+def test_a_tail_torn_at_any_byte_is_left_out_and_counted(tmp_path):
     path = tmp_path / "rounds.jsonl"
     lengths = written(path)
     whole = path.read_bytes()

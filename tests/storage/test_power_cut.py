@@ -130,7 +130,7 @@ def test_a_power_cut_at_any_call_leaves_a_whole_round(tmp_path, monkeypatch):
     folder, imagined = tmp_path / "run", tmp_path / "imagined"
     rows = MappedRows()
     for at in range(4):
-        rows.put(at, {client: {"own": torch.full((200,), float(at))} for client in (at % 2, 10 + at)})
+        rows.put(at, {client: {"local": torch.full((200,), float(at))} for client in (at % 2, 10 + at)})
         if at < 3:
             save(folder, state(at), rows)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -158,14 +158,14 @@ def test_a_power_cut_at_any_call_leaves_a_whole_round(tmp_path, monkeypatch):
             assert at in (2, 3)
             assert sha256_of([checkpoint.tensors["model"]]) == sha256_of([state(at).tensors["model"]])
             assert back.seen() == 2 + at + 1
-            assert back.get(at % 2)["own"].tolist() == [float(at)] * 200
+            assert back.get(at % 2)["local"].tolist() == [float(at)] * 200
             assert load(imagined, MappedRows(), previous=True).round == at - 1
             seen.append(at)
     assert {2, 3} == set(seen)
     assert len(tried) > 20
     assert next(iter(disks(before, recorder.calls, folder))).keys() == {
         path.name for path in folder.iterdir()
-    }  # nothing hangs in the air at the end
+    }  # nothing is left over at the end
 
 
 def test_the_imagined_disk_would_show_a_missing_flush(tmp_path, monkeypatch):
