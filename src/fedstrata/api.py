@@ -34,7 +34,7 @@ def run(
     """Train a federation into a new run folder.
 
     Args:
-        method: in call syntax, "fedprox(mu=0.01) + fedavgm"; or pieces of your own, a piece or a chain of them.
+        method: in call syntax, "fedprox(mu=0.01) + fedavgm"; or your pieces, one or a chain of them.
         federation: your own data instead of the configured ones; see :meth:`fedstrata.Federation.of`.
         module: your own model instead of the configured one, [B, *shape] -> [B, classes]; it is copied.
         observers: called with every event.
@@ -43,7 +43,7 @@ def run(
         settings: the keys of ``fedstrata run --help``; a dot is written as an underscore (``local_lr=0.05``) or as a
             table (``local={"lr": 0.05}``).
     Raises:
-        FedstrataError: what cannot be meant, before anything is written.
+        FedstrataError: invalid settings, before anything is written.
         fedstrata.runs.run.Stopped: ``stop`` said so.
 
     >>> result = run("fedprox(mu=0.01)", rounds=2, local_epochs=1, seed=1)  # doctest: +SKIP

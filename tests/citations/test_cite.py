@@ -171,7 +171,7 @@ class Mine(Piece):
 
 
 def test_a_piece_of_ones_own_needs_no_registration():
-    assert unpublished(chain(Mine())) == {"method mine": "a piece of your own"}
+    assert unpublished(chain(Mine())) == {"method mine": "a piece of the user"}
 
 
 def test_a_package_may_bring_its_own_entry(monkeypatch):

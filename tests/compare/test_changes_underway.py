@@ -36,8 +36,8 @@ def on_table(tmp_path, **more):
 @pytest.mark.parametrize("observers", [(), HERE], ids=["children", "here"])
 def test_a_table_edited_between_the_look_and_the_training_is_a_failure_and_no_run_is_kept(tmp_path, observers):
     write(tmp_path / "mine.csv")
-    make_request = on_table(tmp_path)
-    with open_executor(make_request, Console(quiet=True), observers=observers) as making:
+    planned = on_table(tmp_path)
+    with open_executor(planned, Console(quiet=True), observers=observers) as making:
         write(tmp_path / "mine.csv", cell=0.777)
         making.make(list(making.run_set.jobs.values()))
         failures = making.run_set.failures

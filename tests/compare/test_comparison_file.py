@@ -11,21 +11,21 @@ from helpers.comparisons import asked, make
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[]", b"{}", b'{"format": 1}'])
 def test_the_same_call_mends_a_damaged_record_as_its_message_promises(tmp_path, text):
-    make_request = asked(tmp_path, seeds=(0,), executor="loop", rounds=1)
-    make_request.folder.mkdir()
-    record = make_request.folder / FILE
+    planned = asked(tmp_path, seeds=(0,), executor="loop", rounds=1)
+    planned.folder.mkdir()
+    record = planned.folder / FILE
     record.write_bytes(text)
     with pytest.raises(StateError, match=r"damaged|format"):
-        read(make_request.folder)
-    make(make_request, observers=(lambda _event: None,))  # in this process
-    assert len(read(make_request.folder).results) == 2
-    assert (make_request.folder / f"{FILE}.damaged-1").read_bytes() == text
+        read(planned.folder)
+    make(planned, observers=(lambda _event: None,))  # in this process
+    assert len(read(planned.folder).results) == 2
+    assert (planned.folder / f"{FILE}.damaged-1").read_bytes() == text
 
 
 def test_a_record_of_another_comparison_is_still_refused(tmp_path):
-    make_request = asked(tmp_path, seeds=(0,))
-    make_request.folder.mkdir()
-    (make_request.folder / FILE).write_text(json.dumps({"format": 1, "digest": "another"}))
+    planned = asked(tmp_path, seeds=(0,))
+    planned.folder.mkdir()
+    (planned.folder / FILE).write_text(json.dumps({"format": 1, "digest": "another"}))
     with pytest.raises(StateError, match="another comparison"):
-        make(make_request)
-    assert (make_request.folder / FILE).exists()
+        make(planned)
+    assert (planned.folder / FILE).exists()

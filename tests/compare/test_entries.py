@@ -63,9 +63,9 @@ def test_settings_that_make_runs_pairs_cannot_differ():
         "stop.flops",
         "stop.seconds",
         "stop.accuracy",
-        "unseen.steps",
-        "unseen.lr",
-        "unseen.groups",
+        "new_clients.steps",
+        "new_clients.lr",
+        "new_clients.groups",
         "quorum",
     }
     same |= {"local.threads", "executor", "workers", "out", "name", "method"}
@@ -134,7 +134,7 @@ def test_the_baseline_is_named_by_label_or_method_and_is_fedavg_otherwise():
     with pytest.raises(ConfigError, match=r"is not among the methods: .*Did you mean"):
         baseline_of(found, "fedprox")
     twice = read_competitors(["fedavg | local.lr=0.1", "fedavg | local.lr=0.2"], BASE)
-    with pytest.raises(ConfigError, match="means several"):
+    with pytest.raises(ConfigError, match="matches several"):
         baseline_of(twice, "fedavg")
 
 

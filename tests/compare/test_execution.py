@@ -35,9 +35,9 @@ HERE = [lambda event: None]  # an observer keeps runs in this process
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """Three methods, two seeds, made by children once for all tests that only look."""
-    make_request = asked(tmp_path_factory.mktemp("made"), METHODS)
-    grid, started = make(make_request)
-    return make_request, grid, started
+    planned = asked(tmp_path_factory.mktemp("made"), METHODS)
+    grid, started = make(planned)
+    return planned, grid, started
 
 
 def copied(made, tmp_path):
@@ -72,7 +72,7 @@ def test_every_registered_method_begins_with_the_same_weights():
         text = row.examples[0]
         parts = assemble(Config(model="mlp(hidden=32)", norm="group", seed=3, method=text))
         assert parts.federation.fingerprint == federation.fingerprint
-        if not any(piece.head for piece in parts.method.pieces):
+        if not any("model" in vars(type(piece)) for piece in parts.method.pieces):
             assert fingerprint(parts.setup.model) == start, text
 
 
@@ -96,9 +96,9 @@ def test_data_are_read_once_a_seed_however_many_methods_there_are(tmp_path, monk
 
 
 def test_a_second_call_runs_nothing(made, tmp_path):
-    make_request = copied(made, tmp_path)
+    planned = copied(made, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs" / "cache").rglob("*") if path.is_file()}
-    grid, started = make(make_request)
+    grid, started = make(planned)
     assert started == 0
     assert len(grid.done) == 6
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -117,9 +117,9 @@ def test_a_further_method_and_another_name_run_only_what_is_missing(made, tmp_pa
 
 
 def test_other_code_runs_everything_anew(made, tmp_path, monkeypatch):
-    make_request = copied(made, tmp_path)
+    planned = copied(made, tmp_path)
     monkeypatch.setattr(run_cache, "code_version", lambda: "f" * 64)
-    grid, _ = make(make_request, observers=HERE)
+    grid, _ = make(planned, observers=HERE)
     assert len(grid.done) == 6
     assert not {job.folder for job in grid.jobs.values()} & {job.folder for job in made[1].jobs.values()}
     assert without_times(summaries(grid)) == without_times(summaries(made[1]))
@@ -141,7 +141,7 @@ def damage(cached):
     "observers", [pytest.param((), marks=pytest.mark.full, id="child"), pytest.param(HERE, id="here")]
 )
 def test_damaged_runs_are_set_aside_with_a_notice_and_run_anew(made, tmp_path, observers):
-    make_request = copied(made, tmp_path)
+    planned = copied(made, tmp_path)
     folders = damage(tmp_path / "runs" / "cache")
     said = io.StringIO()
     hold_folder = run_cache.hold_folder(folders[0])
@@ -154,7 +154,7 @@ def test_damaged_runs_are_set_aside_with_a_notice_and_run_anew(made, tmp_path, o
             waited.append(job.id)
             hold_folder.__exit__(None, None, None)
 
-    grid, _ = make(make_request, said=said, observers=observers, react=react)
+    grid, _ = make(planned, said=said, observers=observers, react=react)
     assert len(grid.done) == 6
     assert len(waited) == (0 if observers else 1)
     assert without_times(summaries(grid)) == without_times(summaries(made[1]))
@@ -164,25 +164,25 @@ def test_damaged_runs_are_set_aside_with_a_notice_and_run_anew(made, tmp_path, o
 
 
 def test_a_comparison_whose_runs_are_gone_is_not_read_as_one_with_fewer_runs(made, tmp_path):
-    make_request = copied(made, tmp_path)
-    assert len(comparison_file.read(make_request.folder).results) == 6
+    planned = copied(made, tmp_path)
+    assert len(comparison_file.read(planned.folder).results) == 6
     shutil.rmtree(tmp_path / "runs" / "cache" / made[1].jobs["fedavg", 1].folder.name)
-    with pytest.raises(StateError, match=r"1 finished runs of .* are gone .*fedavg-"):
-        comparison_file.read(make_request.folder)
+    with pytest.raises(StateError, match=r"1 finished runs of .* are missing .*fedavg-"):
+        comparison_file.read(planned.folder)
 
 
 def test_two_comparisons_cannot_write_one_folder(made, tmp_path):
-    make_request = copied(made, tmp_path)
-    with lock(make_request.folder), pytest.raises(StateError, match="in use"):
-        make(make_request)
+    planned = copied(made, tmp_path)
+    with lock(planned.folder), pytest.raises(StateError, match="in use"):
+        make(planned)
 
 
 def test_a_name_that_is_taken_by_another_comparison_is_refused(made, tmp_path):
-    make_request = copied(made, tmp_path)
+    planned = copied(made, tmp_path)
     make(asked(tmp_path / "runs", METHODS, name="mine"))  # all of it is in the cache
     with pytest.raises(StateError, match="holds another comparison"):
         make(asked(tmp_path / "runs", METHODS[:2], name="mine"))
-    assert make_request.folder.name.startswith("compare-synthetic-iid-")
+    assert planned.folder.name.startswith("compare-synthetic-iid-")
 
 
 # ---- what goes wrong
@@ -198,8 +198,8 @@ def test_a_child_that_dies_goes_on_from_its_checkpoint_and_a_second_death_is_a_f
         if job.id == victim and message["event"] == "round" and message["done"] == 2 + len(first):
             os.kill(message["pid"], signal.SIGKILL)
 
-    make_request = asked(tmp_path, METHODS, seeds=(0,), rounds=30, how={"side_by_side": 1})
-    grid, started = make(make_request, said=said, react=react)
+    planned = asked(tmp_path, METHODS, seeds=(0,), rounds=30, how={"side_by_side": 1})
+    grid, started = make(planned, said=said, react=react)
     assert first[0] == 0
     assert first[1] >= 2, "it goes on after the rounds that were committed"
     assert "was killed by SIGKILL (out of memory?); it continues from its checkpoint" in said.getvalue()
@@ -207,7 +207,7 @@ def test_a_child_that_dies_goes_on_from_its_checkpoint_and_a_second_death_is_a_f
     assert set(grid.failures) == {victim}
     assert grid.done == {("fedavg", 0), ("fedprox(mu=0)", 0)}
     assert started == 3
-    comparison = comparison_file.read(make_request.folder)
+    comparison = comparison_file.read(planned.folder)
     assert set(comparison.results) == grid.done
     assert comparison.failures == grid.failures
 
@@ -216,8 +216,8 @@ def test_a_child_that_dies_goes_on_from_its_checkpoint_and_a_second_death_is_a_f
 class Breaks(Piece):
     """Refuses seed 1 in its second round."""
 
-    def plan(self, plan, slot, answers, number, setup):
-        if number == 1 and setup.seed == 1:
+    def plan(self, plan, ctx):
+        if ctx.round == 1 and ctx.setup.seed == 1:
             raise fedstrata.MethodError("breaks cannot go on")
         return plan
 
@@ -278,15 +278,15 @@ def test_asked_to_stop_runs_finish_their_round_and_the_same_call_goes_on(made, t
     def react(job, message):
         stop[0] = stop[0] or (message["event"] == "round" and message["done"] >= 2)
 
-    make_request = asked(tmp_path, METHODS, how={"side_by_side": 1})
+    planned = asked(tmp_path, METHODS, how={"side_by_side": 1})
     with pytest.raises(ComparisonStopped, match="of 6 runs finished; run the same command again to continue"):
-        make(make_request, stop=lambda: stop[0], react=react)
-    assert json.loads((make_request.folder / comparison_file.FILE).read_text())["state"] == "stopped"
+        make(planned, stop=lambda: stop[0], react=react)
+    assert json.loads((planned.folder / comparison_file.FILE).read_text())["state"] == "stopped"
     begun = list((tmp_path / "cache").glob("*/checkpoints"))
     assert begun, "the runs at hand kept a checkpoint"
     first = {}
     watch = lambda job, message: first.setdefault(job.id, message["first"]) if message["event"] == "started" else None
-    grid, _ = make(make_request, react=watch, observers=HERE)
+    grid, _ = make(planned, react=watch, observers=HERE)
     assert max(first.values()) >= 1, "some run goes on from a later round than the first"
     assert without_times(summaries(grid)) == without_times(summaries(made[1]))
 
@@ -338,8 +338,8 @@ class Slower(Piece):
 
     factor: float = 0.5
 
-    def merge(self, step, slot, v):
-        return tmap(lambda d: self.factor * d, step), slot
+    def merge(self, step, ctx):
+        return tmap(lambda d: self.factor * d, step), ctx.state
 
 
 def test_pieces_and_federations_from_python_are_cached_by_their_source_and_settings(tmp_path):

@@ -19,10 +19,10 @@ class Breaks(Piece):
 
     says: str = "server\nboom"
 
-    def merge(self, step, slot, v):
-        if v.round == 1:
+    def merge(self, step, ctx):
+        if ctx.round == 1:
             raise ZeroDivisionError(self.says)
-        return step, slot
+        return step, {}
 
 
 def small(out, **more):
@@ -50,7 +50,7 @@ def test_a_piece_from_python_that_raises_is_a_failed_run_and_the_others_go_on(tm
 
 def test_where_every_run_raises_the_error_says_why_in_one_line(tmp_path):
     with pytest.raises(
-        MethodError, match=r"^all 1 runs failed; the first: ZeroDivisionError: server boom \(where[^\n]*\)$"
+        MethodError, match=r"^all 1 runs failed; the first: ZeroDivisionError: server boom \(see the traceback[^\n]*\)$"
     ):
         compare([Breaks()], seeds=(0,), **small(tmp_path))
 

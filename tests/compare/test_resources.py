@@ -46,16 +46,16 @@ def test_where_seconds_decide_all_runs_have_the_same_share():
 
 def test_memory_serves_fewer_than_cores_do_and_says_so(monkeypatch):
     monkeypatch.setattr(resources, "available", lambda: 10_000)
-    in_process = Resources(Config(), None, 8, needed=3_000)
-    assert in_process.fits([])
-    assert in_process.fits([3_000])
-    assert in_process.fits([3_000, 3_000])
-    assert not in_process.fits([500, 500, 500]), "those that run will still grow"
-    assert in_process.note == "memory serves 3 runs at a time: one takes up to 3 kB, and 10 kB are free"
-    assert in_process.together(20) == 3
+    room = Resources(Config(), None, 8, needed=3_000)
+    assert room.fits([])
+    assert room.fits([3_000])
+    assert room.fits([3_000, 3_000])
+    assert not room.fits([500, 500, 500]), "those that run will still grow"
+    assert room.note == "memory allows 3 runs at a time: one takes up to 3 kB, and 10 kB are free"
+    assert room.together(20) == 3
     assert Resources(Config(), None, 8).together(5) == 5
     monkeypatch.setattr(resources, "available", lambda: 1)
-    assert in_process.fits([]), "one run is always tried"
+    assert room.fits([]), "one run is always tried"
 
 
 def test_before_a_run_has_told_its_peak_it_is_taken_to_need_a_multiple_of_this_process(monkeypatch):

@@ -167,12 +167,12 @@ HERE = (lambda _event: None,)
 @pytest.mark.parametrize("name", ["summary.json", "sealed.json", "rounds.jsonl"])
 @pytest.mark.parametrize("how", ["folder", "link"])
 def test_a_finished_run_whose_file_is_no_file_is_set_aside_and_made_again(tmp_path, name, how):
-    make_request = asked(tmp_path, seeds=(0,), executor="loop", rounds=1)
-    whole, _ = make(make_request, observers=HERE)
+    planned = asked(tmp_path, seeds=(0,), executor="loop", rounds=1)
+    whole, _ = make(planned, observers=HERE)
     place = next(iter(whole.jobs.values())).folder / name
     place.rename(tmp_path / "elsewhere")
     place.mkdir() if how == "folder" else place.symlink_to(tmp_path / "elsewhere")
-    again, _ = make(make_request, observers=HERE)
+    again, _ = make(planned, observers=HERE)
     assert len(again.done) == 2
     assert not again.failures
     assert place.is_file()

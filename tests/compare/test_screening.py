@@ -23,9 +23,9 @@ METHODS = (
 HERE = [lambda event: None]
 
 
-def run_screening(make_request, react=None):
+def run_screening(planned, react=None):
     """Screening without a report: (grid, what was screened)."""
-    with open_executor(make_request, Console(quiet=True), plain=True, observers=HERE) as making:
+    with open_executor(planned, Console(quiet=True), plain=True, observers=HERE) as making:
         if react is not None:
             notify = making.runner.notify
             making.runner.notify = lambda job, message: (react(job, message), notify(job, message))[1]
@@ -38,8 +38,8 @@ def run_screening(make_request, react=None):
 def halved(tmp_path_factory):
     """Seven methods, one seed, audited in full; every event that was told."""
     told = []
-    make_request = asked(tmp_path_factory.mktemp("halved"), METHODS, (0,), how={"screen": 1.0}, rounds=8)
-    grid, found = run_screening(make_request, react=lambda job, message: told.append((job.id, message)))
+    planned = asked(tmp_path_factory.mktemp("halved"), METHODS, (0,), how={"screen": 1.0}, rounds=8)
+    grid, found = run_screening(planned, react=lambda job, message: told.append((job.id, message)))
     return grid, found, told
 
 
@@ -126,9 +126,9 @@ def test_a_run_that_is_not_cached_goes_on_after_its_pause(tmp_path):
         "screen": 1.0,
     }
     rounds = []
-    make_request = asked(tmp_path, METHODS[:3], seeds=(0,), how=python_inputs, model="auto")
+    planned = asked(tmp_path, METHODS[:3], seeds=(0,), how=python_inputs, model="auto")
     grid, found = run_screening(
-        make_request,
+        planned,
         react=lambda job, message: (
             rounds.append((job.id, message.get("done"))) if message["event"] == "round" else None
         ),

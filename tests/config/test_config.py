@@ -65,8 +65,16 @@ def refusal(*overrides: str, path=None) -> str:
 
 def test_every_documented_key_exists_with_a_default_and_a_meaning():
     assert set(DESIGN) <= set(KEYS)
-    added = {"rows", "gate.norm", "checkpoint.every", "measures", "local.keep"}
-    added |= {"unseen.steps", "unseen.lr", "unseen.groups", "stop.bytes", "stop.flops", "stop.seconds", "stop.accuracy"}
+    added = {"client_state", "max_update_norm", "checkpoint.every", "measures", "local.activation_cache_mb"}
+    added |= {
+        "new_clients.steps",
+        "new_clients.lr",
+        "new_clients.groups",
+        "stop.bytes",
+        "stop.flops",
+        "stop.seconds",
+        "stop.accuracy",
+    }
     assert set(KEYS) - set(DESIGN) - {"track"} == added
     for key in KEYS.values():
         assert key.meaning, key.name
@@ -94,7 +102,7 @@ def test_a_mistyped_key_is_refused_and_the_right_one_is_among_three_suggestions(
     tried, right = 0, 0
     for name in KEYS:
         for kind, wrong in mutations(name).items():
-            message = refusal(f"{wrong}=1")  # `norm`, meant for gate.norm, is a key of its own and refuses the number
+            message = refusal(f"{wrong}=1")  # `norm` is a key and refuses the number
             assert (repr(wrong) if wrong not in KEYS else wrong) in message, (kind, message)
             tried += 1
             offered = re.findall(r"'([^']+)'", message.partition("Did you mean")[2])
@@ -161,7 +169,7 @@ def test_toml_round_trip_keeps_every_value():
         quorum=0.5,
         clients=30,
         workers=2,
-        gate_norm=10.0,
+        max_update_norm=10.0,
     )
     assert _read_text(config.to_toml()) == config
     assert _read_text(Config().to_toml()) == Config()

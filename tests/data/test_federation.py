@@ -352,7 +352,7 @@ def test_synthetic_does_not_move_with_the_run_seed():
 
 
 def test_synthetic_clients_are_made_once_and_may_be_dealt_anew():
-    with pytest.raises(DataError, match=r"would take 108\.0 GB; say synthetic\(clients="):
+    with pytest.raises(DataError, match=r"would take 108\.0 GB; set synthetic\(clients="):
         load(DataSpec(data="synthetic", clients=1_000_000, partition="overlap(size=20)"))
     fed = load(DataSpec(data="synthetic(clients=5)", clients=1_000_000, partition="overlap(size=20)"))
     assert fed.clients == 1_000_000

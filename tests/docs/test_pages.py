@@ -19,6 +19,7 @@ import pytest
 
 import fedstrata
 from fedstrata.cli import app
+from fedstrata.methods import rows as methods
 from helpers import doc_pages, doc_reader
 from helpers.tiers import tiered
 
@@ -241,6 +242,25 @@ def test_sentences_end_at_full_stops_and_not_at_abbreviations(inferred):
         " INFERRED."
     )
     assert inferred.sentences(text) == ["mu 0.1 is INFERRED (see sec. 3).", "Another paragraph; B is INFERRED."]
+
+
+# ---- methods and versions
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_method_is_explained_on_the_page_of_its_family():
+    families = {path.stem: path.read_text() for path in (ROOT / "docs" / "families").glob("*.md")}
+    for row in methods():
+        assert row.name.replace("_", "") in re.sub(r"[-\s_]", "", families[row.family].lower()), row.name
+    for name, text in families.items():
+        mark = name.replace("-", "_")
+        assert f"<!-- make: {mark} -->" in text, name
+        assert f"<!-- make: {mark}_settings -->" in text, name
+
+
+def test_the_version_is_one():
+    assert f"version: {fedstrata.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## [{fedstrata.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 # ---- pins

@@ -76,7 +76,7 @@ def play(name: str, folder: str, log: str, brought: Brought) -> None:
 
 def _surroundings() -> None:
     plain = execution.prepare
-    execution.prepare = lambda asked, here: plain(asked, here=True)
+    execution.prepare = lambda request, in_process: plain(request, in_process=True)
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path.cwd()))  # a file of the reader's own can be imported
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -195,7 +195,7 @@ def overridden(words: list[str], settings: dict[str, str]) -> list[str]:
     ['compare', 'mine.toml', '--seeds', '0', '1', 'rounds=2']
     """
     if words[:2] == ["-m", "pytest"]:
-        return [*words, "-k", settings["-k"]]
+        return [*words, "-k", settings["-k"]] if "-k" in settings else words
     if not any(word in TRAINS for word in words[:2]):
         return words
     kept: list[str] = []

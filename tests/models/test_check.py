@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,20 +15,22 @@ from fedstrata import models
 from fedstrata.common.errors import ConfigError, DataError
 from fedstrata.core.network import Dropout
 from fedstrata.data import Federation
+from fedstrata.data.types import Task
 from fedstrata.models import registry
 from fedstrata.models.blocks import ChannelDropout
 from helpers.examples import in_folder
 
 
-@dataclass(frozen=True)
-class Task:
-    shape: tuple[int, ...]
-    classes: int
-    vocabulary: int = 0
-    kind: Literal["classification", "regression"] = "classification"
+def task_of(shape, classes, vocabulary=0, kind="classification"):
+    return Task(kind, shape, classes, vocabulary=vocabulary)
 
 
-CIFAR, DIGITS, TABLE, CHARS = Task((3, 32, 32), 10), Task((1, 8, 8), 10), Task((64,), 10), Task((80,), 80, 80)
+CIFAR, DIGITS, TABLE, CHARS = (
+    task_of((3, 32, 32), 10),
+    task_of((1, 8, 8), 10),
+    task_of((64,), 10),
+    task_of((80,), 80, 80),
+)
 
 REFUSED = [
     ("cnnn", CIFAR, None, ConfigError, "Did you mean 'cnn'"),
@@ -56,21 +57,21 @@ REFUSED = [
     ("char_lstm(hidden=0)", CHARS, None, ConfigError, "hidden=0"),
     ("cnn", DIGITS, None, DataError, "8 x 8"),
     ("cnn", DIGITS, None, DataError, "padding=2"),
-    ("lenet(padding=2)", Task((1, 3, 3), 2), None, DataError, "4 x 4"),
-    ("cnn20", Task((3, 7, 32), 10), None, DataError, "7 x 32"),
-    ("vgg11", Task((1, 28, 28), 10), None, DataError, "32 x 32"),
-    ("resnet9", Task((1, 7, 7), 10), None, DataError, "resnet8"),
+    ("lenet(padding=2)", task_of((1, 3, 3), 2), None, DataError, "4 x 4"),
+    ("cnn20", task_of((3, 7, 32), 10), None, DataError, "7 x 32"),
+    ("vgg11", task_of((1, 28, 28), 10), None, DataError, "32 x 32"),
+    ("resnet9", task_of((1, 7, 7), 10), None, DataError, "resnet8"),
     ("cnn", TABLE, None, DataError, "mlp or logistic"),
-    ("resnet8", Task((28, 28), 10), None, DataError, "(1, 28, 28)"),
+    ("resnet8", task_of((28, 28), 10), None, DataError, "(1, 28, 28)"),
     ("cnn", CHARS, None, DataError, "char_lstm"),
     ("mlp", CHARS, None, DataError, "char_lstm"),
     ("vit_s", CHARS, None, DataError, "tokens"),
     ("char_lstm", CIFAR, None, DataError, "(3, 32, 32)"),
     ("transformer", TABLE, None, DataError, "reads tokens"),
-    ("transformer", Task((8, 80), 4, 50), None, DataError, "(8, 80)"),
-    ("cnn", Task((3, 32, 32), 0), None, DataError, "classes=0"),
-    ("transformer", Task((8,), -1, 50), None, DataError, "classes=-1"),
-    ("mlp", Task((0,), 2), None, DataError, "holds no number"),
+    ("transformer", task_of((8, 80), 4, 50), None, DataError, "(8, 80)"),
+    ("cnn", task_of((3, 32, 32), 0), None, DataError, "classes=0"),
+    ("transformer", task_of((8,), -1, 50), None, DataError, "classes=-1"),
+    ("mlp", task_of((0,), 2), None, DataError, "holds no number"),
 ]
 
 
@@ -140,12 +141,12 @@ def test_a_declared_head_is_verified():
 
 
 BAD = [
-    (own(), Task((1, 32, 32), 10), DataError, "1 channel(s)", "takes 3"),
-    (own(10), Task((3, 32, 32), 100), DataError, "100 classes", "layer out"),
-    (own(), Task((3, 16, 16), 10), DataError, "(3, 16, 16)", "mat1 and mat2"),
+    (own(), task_of((1, 32, 32), 10), DataError, "1 channel(s)", "takes 3"),
+    (own(10), task_of((3, 32, 32), 100), DataError, "100 classes", "layer out"),
+    (own(), task_of((3, 16, 16), 10), DataError, "(3, 16, 16)", "mat1 and mat2"),
     (
         nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(320, 10)),
-        Task((80,), 10, 80),
+        task_of((80,), 10, 80),
         DataError,
         "vocabulary of 80",
         "holds 50",
@@ -233,7 +234,7 @@ def test_settings_of_a_registered_model_are_checked(tiny):
 
 def test_a_registered_model_that_does_not_fit_is_refused_when_built(tiny):
     with pytest.raises(DataError, match="cannot read"):
-        models.build("tiny", Task((65,), 10), None, torch.Generator())
+        models.build("tiny", task_of((65,), 10), None, torch.Generator())
 
 
 def no_task(width: int = 3) -> nn.Module:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 import pytest
 import torch
@@ -15,28 +13,25 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedstrata import models
 from fedstrata.core.layout import Layout, derive_groups, entries_of
 from fedstrata.core.network import Dropout
+from fedstrata.data.types import Task
 from fedstrata.models.blocks import ChannelDropout
 
 
-@dataclass(frozen=True)
-class Task:
-    shape: tuple[int, ...]
-    classes: int
-    vocabulary: int = 0
-    kind: Literal["classification", "regression"] = "classification"
+def task_of(shape, classes, vocabulary=0, kind="classification"):
+    return Task(kind, shape, classes, vocabulary=vocabulary)
 
 
 CIFAR, CIFAR100, DIGITS, MNIST = (
-    Task((3, 32, 32), 10),
-    Task((3, 32, 32), 100),
-    Task((1, 8, 8), 10),
-    Task((1, 28, 28), 10),
+    task_of((3, 32, 32), 10),
+    task_of((3, 32, 32), 100),
+    task_of((1, 8, 8), 10),
+    task_of((1, 28, 28), 10),
 )
-CHARS, NEWS = Task((80,), 80, 80), Task((64,), 5, 30333)
+CHARS, NEWS = task_of((80,), 80, 80), task_of((64,), 5, 30333)
 
 COUNTS = [
-    ("logistic", Task((784,), 10), None, 7_850),
-    ("mlp", Task((784,), 10), None, 101_770),
+    ("logistic", task_of((784,), 10), None, 7_850),
+    ("mlp", task_of((784,), 10), None, 101_770),
     ("cnn", CIFAR, None, 878_538),
     ("cnn(padding=2)", MNIST, None, 1_663_370),
     ("small_cnn", CIFAR, None, 62_006),
@@ -45,14 +40,14 @@ COUNTS = [
     ("dlg_lenet", CIFAR, None, 15_826),
     ("resnet8", CIFAR, None, 1_235_274),
     ("resnet8", CIFAR100, None, 1_258_404),
-    ("resnet8", Task((3, 64, 64), 200), None, 1_284_104),
+    ("resnet8", task_of((3, 64, 64), 200), None, 1_284_104),
     ("resnet18", CIFAR, None, 11_181_642),
     ("resnet18", CIFAR100, None, 11_227_812),
-    ("resnet18", Task((3, 64, 64), 200), None, 11_279_112),
+    ("resnet18", task_of((3, 64, 64), 200), None, 11_279_112),
     ("resnet18(stem=3)", CIFAR, "group", 11_173_962),
     ("vgg11", CIFAR, None, 9_750_922),
     ("mobilenet(track=false)", CIFAR100, None, 3_309_476),
-    ("vit_s(patch=16)", Task((3, 224, 224), 1000), None, 22_050_664),  # the figure of the timm and DeiT projects
+    ("vit_s(patch=16)", task_of((3, 224, 224), 1000), None, 22_050_664),  # the figure of the timm and DeiT projects
     ("char_lstm", CHARS, None, 133_520),
     ("transformer", NEWS, None, 6_793_605),
 ]
@@ -69,8 +64,8 @@ GROUPS = [
 # A spec, a task and the forms that are cheap enough to run through a whole forward and backward pass.
 SMALL = [
     ("logistic", DIGITS),
-    ("logistic", Task((13,), 1, kind="regression")),
-    ("mlp(hidden=[16, 8], dropout=0.2)", Task((64,), 3)),
+    ("logistic", task_of((13,), 1, kind="regression")),
+    ("mlp(hidden=[16, 8], dropout=0.2)", task_of((64,), 3)),
     ("cnn", CIFAR),
     ("cnn(dropout=0.3)", MNIST),
     ("cnn(padding=2)", DIGITS),
@@ -82,15 +77,15 @@ SMALL = [
     ("cnn20(dropout=0.1)", CIFAR),
     ("resnet8", CIFAR),
     ("resnet8(stem=3, dropout=0.5)", DIGITS),
-    ("resnet8", Task((1, 28, 28), 62)),
+    ("resnet8", task_of((1, 28, 28), 62)),
     ("resnet18(down=conv2)", CIFAR),
-    ("resnet9(dropout=0.1)", Task((3, 16, 16), 10)),
+    ("resnet9(dropout=0.1)", task_of((3, 16, 16), 10)),
     ("vgg11", CIFAR),
-    ("mobilenet(dropout=0.5)", Task((3, 16, 16), 10)),
+    ("mobilenet(dropout=0.5)", task_of((3, 16, 16), 10)),
     ("mobilenet(track=false)", DIGITS),
     ("vit_s(layers=2, width=24, heads=3, dropout=0.1)", DIGITS),
     ("char_lstm(dropout=0.1)", CHARS),
-    ("transformer", Task((17,), 4, 50)),
+    ("transformer", task_of((17,), 4, 50)),
 ]
 NORMED = ["mlp", "cnn", "small_cnn", "lenet", "cnn20", "resnet8", "resnet18", "resnet9", "vgg11", "mobilenet"]
 
@@ -166,7 +161,7 @@ def test_fedphoenix_resnet18_has_11159232_convolution_weights():
 
 
 def test_vgg16_on_tiny_imagenet_takes_8192_inputs_with_pool_4():
-    assert build("vgg16(pool=4)", Task((3, 64, 64), 200)).get_parameter("hidden.0.weight").shape == (4096, 8192)
+    assert build("vgg16(pool=4)", task_of((3, 64, 64), 200)).get_parameter("hidden.0.weight").shape == (4096, 8192)
 
 
 @small
@@ -265,7 +260,7 @@ def test_stacked_clients_equal_single_ones(spec, task):
 
 @pytest.mark.parametrize("spec", NORMED)
 def test_layer_names_do_not_depend_on_the_norm(spec):
-    task = Task((3, 32, 32), 10)
+    task = task_of((3, 32, 32), 10)
     structure = {
         norm: [(n, type(m) is nn.Conv2d) for n, m in build(spec, task, norm).named_modules()]
         for norm in ("batch", "group", "none")
@@ -277,7 +272,7 @@ def test_layer_names_do_not_depend_on_the_norm(spec):
 @pytest.mark.parametrize("spec", NORMED)
 def test_batch_norm_learns_where_asked_and_group_norm_keeps_no_statistics(spec):
     assert any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in build(spec, CIFAR, "batch").modules())
-    assert list(build(spec, CIFAR, "group").statistics()) == list(build(spec, CIFAR, "none").statistics()) == []
+    assert list(build(spec, CIFAR, "group").buffers()) == list(build(spec, CIFAR, "none").buffers()) == []
     assert any(isinstance(m, nn.GroupNorm) for m in build(spec, CIFAR, "group").modules())
 
 
@@ -295,14 +290,14 @@ def test_groups_is_a_setting():
 
 
 def test_fedpart_encoder_layers_start_equal():
-    module = build("transformer", Task((5,), 4, 50))
+    module = build("transformer", task_of((5,), 4, 50))
     one, two, three = (module.get_submodule(f"layers.{i}").state_dict() for i in range(3))
     assert all(torch.equal(one[k], two[k]) and torch.equal(one[k], three[k]) for k in one)
     assert len({p.data_ptr() for p in module.parameters()}) == len(list(module.parameters()))
 
 
 def test_the_transformer_is_torchs_encoder():
-    task = Task((6,), 4, 50)
+    task = task_of((6,), 4, 50)
     module = build("transformer(dropout=0)", task).eval()
     layer = nn.TransformerEncoderLayer(200, 2, 200, dropout=0.0, batch_first=True).eval()
     peer = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
@@ -337,7 +332,7 @@ def test_the_lstm_is_torchs():
     ("spec", "task", "forward"),
     [
         ("char_lstm", CHARS, 80 * 400 * (108 + 200) + 8_000),
-        ("mlp", Task((784,), 10), 101_632),
+        ("mlp", task_of((784,), 10), 101_632),
         ("cnn", CIFAR, 32 * 784 * 75 + 64 * 100 * 800 + 824_320),
     ],
 )
@@ -371,7 +366,7 @@ def test_resnets_start_as_fedpart_or_as_fedfn_say(init, std):
 
 
 def test_default_linear_initialisation_is_torchs_law():
-    layer = build("mlp(hidden=512)", Task((100,), 2)).get_submodule("layers.0.linear")
+    layer = build("mlp(hidden=512)", task_of((100,), 2)).get_submodule("layers.0.linear")
     assert 0.099 < layer.weight.abs().max().item() <= 0.1
     assert 0.09 < layer.bias.abs().max().item() <= 0.1
 
@@ -382,7 +377,7 @@ DROPPED = [
     ("vgg16", CIFAR, 2),
     ("mobilenet(dropout=0.5)", CIFAR, 5),
     ("small_cnn(dropout=0.3)", CIFAR, 4),
-    ("transformer", Task((5,), 4, 50), 13),
+    ("transformer", task_of((5,), 4, 50), 13),
 ]
 
 
@@ -415,7 +410,7 @@ def ways_through_dropout(spec, task):
     return found
 
 
-TINY = Task((3, 64, 64), 200)
+TINY = task_of((3, 64, 64), 200)
 
 
 def resnet18(p, side):

@@ -86,7 +86,7 @@ def test_a_weight_norm_is_trained(tmp_path):
             "token is torch.int64",
         ),
         (WithToken, "a class is called first"),
-        ("mlp", "an instance of nn.Module is wanted"),
+        ("mlp", "must be an instance of nn.Module"),
     ],
 )
 def test_a_module_that_cannot_be_repeated_is_refused_by_name(tmp_path, module, says):

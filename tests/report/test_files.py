@@ -15,6 +15,7 @@ from fedstrata.cli import main
 from fedstrata.common.errors import StateError
 from fedstrata.common.units import duration, number, size, work
 from fedstrata.data.federation import Federation
+from fedstrata.report import views
 from fedstrata.report.cost_tables import as_plain, show
 from fedstrata.report.figures import curve, partition
 from fedstrata.report.files import rounds_csv, write
@@ -143,7 +144,7 @@ def test_curve_of_nothing_is_an_empty_picture(tmp_path, rows):
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_plot_writes_the_format_of_the_suffix(tmp_path, kind):
-    data = result().plot(tmp_path / f"c.{kind}").read_bytes()
+    data = views.Result.of(result()).plot(tmp_path / f"c.{kind}").read_bytes()
     assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind])
 
 
@@ -164,7 +165,7 @@ def test_partition_picture_of_many_clients_shows_some_of_them(tmp_path):
 
 def test_drawing_leaves_no_state_of_the_process(tmp_path):
 
-    result().plot(tmp_path / "c.png")
+    views.Result.of(result()).plot(tmp_path / "c.png")
     assert "matplotlib.pyplot" not in sys.modules
 
 

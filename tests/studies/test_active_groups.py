@@ -142,7 +142,7 @@ def test_the_pooled_training_moves_every_layer_of_the_whole_network_in_every_rou
     parts = lab.parts("progfed(each=1)", cohort=6, rounds=4)
     layout, flats = parts.setup.layout, []
     for engine in retrain(pooled(parts, [54] * 4), 4):
-        assert engine.serving.model().setting(LEFT) == 0
+        assert engine.serving.model().integer(LEFT) == 0
         flats.append(engine.server.model.flat.clone())
     for group in ("first", *LATE):
         for a, b in layout.spec.runs(layout.groups[group].names):
@@ -198,8 +198,8 @@ def test_memory_is_of_the_whole_network_whatever_stage_a_run_ended_in(grown):
 class Signs(Piece):
     """Signs alone are sent."""
 
-    def upload(self, delta, own, v):
-        return delta.new(delta.flat.sign()), {}, own
+    def compress(self, delta, ctx):
+        return delta.new(delta.flat.sign())
 
 
 def test_inversion_sees_what_the_network_uses(seen, monkeypatch):

@@ -272,11 +272,11 @@ def test_signs_are_plus_minus_one_or_zero_and_only_their_direction_counts(run):
 class Coarse(Piece):
     """Only the largest tenth of an update is sent, in steps of its mean."""
 
-    def upload(self, delta, own, v):
-        assert v.end is not None
+    def upload(self, delta, ctx):
+        assert ctx.trained.model is not None
         size = delta.flat.abs()
         kept = torch.where(size >= torch.quantile(size, 0.9), torch.sign(delta.flat) * size.mean(), 0.0)
-        return delta.new(kept), {}, own
+        return delta.new(kept), {}, ctx.state
 
 
 def test_a_codec_is_seen_as_its_upload_reversed(run, monkeypatch):

@@ -285,8 +285,7 @@ def test_channels_that_the_image_excites_less_than_the_start_are_named():
 
 def test_a_prior_that_outweighs_the_activation_is_told(run):
     assert (
-        "less than the start did"
-        in outcome("maximise(steps=3, tv=1000000.0, lr=0.5, channels=[0, 1])", one=run).notes[0]
+        "less than the start;" in outcome("maximise(steps=3, tv=1000000.0, lr=0.5, channels=[0, 1])", one=run).notes[0]
     )
 
 
@@ -320,7 +319,7 @@ def test_a_layer_that_is_not_there_is_refused_with_those_that_are(run):
 
 
 def test_norms_that_look_at_the_batch_are_refused():
-    with pytest.raises(ConfigError, match="excite each other"):
+    with pytest.raises(ConfigError, match="would mix the images"):
         outcome("maximise(steps=1)", one=finished(bn="batch"))
 
 

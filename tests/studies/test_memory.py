@@ -101,7 +101,7 @@ def found(resnet):
 
 
 def test_a_step_holds_at_least_parameters_gradients_state_and_what_autograd_keeps(resnet, found):
-    kit, batch = resnet.make(), batch_of(resnet)
+    kit, batch = resnet.make_worker(), batch_of(resnet)
     layout = resnet.setup.layout
     for name, group in layout.groups.items():
         kit.bound.mode(training=True)
@@ -153,7 +153,7 @@ def test_what_budgets_go_by_is_near_what_is_measured(batch, optimizer):
 
 
 def test_measuring_leaves_the_model_as_it_was_and_gives_the_same_again(resnet, found):
-    kit = resnet.make()
+    kit = resnet.make_worker()
     before = kit.bound.flat.detach().clone(), kit.bound.statistics.flat.clone()
     names = frozenset(resnet.setup.layout.groups["head"].names)
     assert measured(kit, batch_of(resnet), names) == measured(kit, batch_of(resnet), names) == found["measured"]["head"]

@@ -189,7 +189,7 @@ def test_averaged_statistics_are_the_weighted_means(runs):
     one, two = (run.module() for run in both.values())
     x, y = everything(both["batch1"])
     with torch.no_grad():
-        for a, b in zip([*one.parameters(), *one.statistics()], [*two.parameters(), *two.statistics()], strict=True):
+        for a, b in zip([*one.parameters(), *one.buffers()], [*two.parameters(), *two.buffers()], strict=True):
             if a.is_floating_point():
                 a.copy_((a + b) / 2)
         assert pair["loss"][2] == pytest.approx(float(nn.functional.cross_entropy(one(x), y)), rel=1e-5)

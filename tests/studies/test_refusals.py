@@ -53,13 +53,13 @@ def run(whole, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda lines: None, "it has 0 lines, and the run had 4 rounds; put the whole file back"),
+        (lambda lines: None, "it has 0 lines, and the run had 4 rounds; restore the"),
         (lambda lines: b"", "it has 0 lines"),
         (lambda lines: b"\x80\xff\x00", "it has 0 lines"),
         (lambda lines: b"".join(lines[:2]), "it has 2 lines, and the run had 4 rounds"),
         (lambda lines: b"".join(lines + lines[:1]), "it has 5 lines, and the run had 4 rounds"),
-        (lambda lines: b"".join([*lines[:3], b"{}\n"]), "it has lines that are not its rounds in their order"),
-        (lambda lines: b"".join(lines[::-1]), "it has lines that are not its rounds in their order"),
+        (lambda lines: b"".join([*lines[:3], b"{}\n"]), "it does not list its rounds in order"),
+        (lambda lines: b"".join(lines[::-1]), "it does not list its rounds in order"),
     ],
 )
 def test_rounds_that_are_not_those_of_the_run_are_refused_before_it_is_trained_again(run, text, damage, said):

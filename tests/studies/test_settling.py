@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import softplus
 
 from fedstrata.backends.loop import Loop
 from fedstrata.common.errors import ConfigError
@@ -74,8 +75,8 @@ def test_the_output_of_a_group_is_that_of_its_norm_in_evaluation_mode():
     module.eval()
     with torch.no_grad():
         first = module.norm(module.first(x))
-        second = module.second(torch.relu(first))
-        wanted = {"first": first, "second": second, "head": module.head(torch.relu(second))}
+        second = module.second(softplus(first))
+        wanted = {"first": first, "second": second, "head": module.head(softplus(second))}
     assert list(found) == list(wanted)
     for group, features in wanted.items():
         assert torch.allclose(found[group], unit_gram(features), atol=1e-6), group
@@ -98,7 +99,7 @@ def test_every_group_of_the_published_networks_has_an_output(name):
 
 
 def test_watching_leaves_no_hooks_behind():
-    kit = (parts := lab.parts()).make()
+    kit = (parts := lab.parts()).make_worker()
     output_kernels(kit, parts.setup.model, parts.federation.test.take(torch.arange(4)), batch_statistics=False)
     assert all(not m._forward_hooks for root in (kit.bound.body, kit.bound.head) for m in root.modules())
 
@@ -211,7 +212,7 @@ def test_the_pooled_run_reads_as_many_samples_a_round_as_the_participants_togeth
     read = counted.read
     central = pooled(parts, read)
     lengths = central.method.pieces[0].lengths
-    own = SampleCounter(Loop(central.make))
+    own = SampleCounter(Loop(central.make_worker))
     list(retrain(central, 3, own))
     if wanted[0][0]:
         assert lengths == tuple(wanted)

@@ -185,7 +185,7 @@ def test_every_local_step_and_every_average_is_shown(controlled, pair):
     steps = sum(len(measure_steps(pair["full"].engine.parts, range(6)).lengths(i)) for i in range(5))
     assert set(panel.series) == {"full", "part", "full, groups of part"}
     assert all(len(values) == len(panel.x) == steps for values in panel.series.values())
-    assert "Averages stand behind local steps 10, 20, 30, 40." in panel.text
+    assert "Averages follow local steps 10, 20, 30, 40." in panel.text
     pictures = {p.name for p in all_pictures(controlled)}
     assert {"local-step-size", "local-gradient-size", "spike-ratio", "local-step-size-plain-sgd"} <= pictures
 

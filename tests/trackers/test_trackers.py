@@ -66,7 +66,7 @@ def test_a_check_and_an_opening_refuse_the_same(text, said):
 
 def test_a_check_opens_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("fedstrata.trackers._made", None)
+    monkeypatch.setattr("fedstrata.trackers._build", None)
     check("none")
     check(f"tensorboard(folder='{tmp_path / 'new'}') + mlflow(uri='{tmp_path / 'file'}')")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

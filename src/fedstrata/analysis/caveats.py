@@ -20,11 +20,11 @@ from fedstrata.common.units import duration, size, work
 from fedstrata.config.config import NON_RESULT_SETTINGS
 from fedstrata.runs.result import Result
 
-GAP = 0.02  # accuracy by which the best round on test data may exceed the honest score before it is said
-LOST = 0.25  # share of what a run had gained that it may lose before it is said
-RISE = 0.03  # share of the whole range of a curve by which it may still rise over its last third before it is said
+GAP = 0.02  # accuracy by which the best round on test data may exceed the honest score before it is flagged
+LOST = 0.25  # share of what a run had gained that it may lose before it is flagged
+RISE = 0.03  # share of the whole range of a curve by which it may still rise over its last third before it is flagged
 SKEWS = ("label_skew", "target_shift", "feature_shift")  # the first that is known says how much clients differ
-OVER = 0.05  # share of a budget by which the last round may exceed it before it is said
+OVER = 0.05  # share of a budget by which the last round may exceed it before it is flagged
 
 
 def flags(comparison: Comparison, findings: Findings) -> tuple[Flag, ...]:

@@ -24,7 +24,7 @@ Values = Mapping[int, float]
 def findings(comparison: Comparison, target: float | None = None) -> Findings:
     """Compute all findings of a comparison.
 
-    Each headline score is a family of tests of its own: p-values are corrected over the methods for each of them, not
+    Each headline score is a separate family of tests: p-values are corrected over the methods for each of them, not
     over both together.
 
     Args:

@@ -92,8 +92,8 @@ class Line:
             a regression).
         informative: False where the baseline is under twice chance, or under half of the way from chance to 1 where
             that is less.
-        own: clients use models of their own: their scores differ from those of the shared model.
-        unused: nobody uses its shared model: layers of it are private.
+        uses_personal: clients use personal models: their scores differ from those of the shared model.
+        shared_unused: no client uses its shared model: layers of it are private.
     """
 
     label: str
@@ -118,7 +118,7 @@ class Flag:
     """Warns a reader of something that must be known before believing a table.
 
     Attributes:
-        code: failed-runs, few-seeds, not-informative, implausible, no-validation, short-run, ...; see ``judge.py``.
+        code: failed-runs, few-seeds, not-informative, implausible, no-validation, short-run, ...; see ``caveats.py``.
         text: one sentence with the numbers.
     """
 

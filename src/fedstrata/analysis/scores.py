@@ -20,7 +20,7 @@ ACCURACIES: Mapping[str, str] = {
     "personal_worst10": "personal accuracy, worst tenth",
     "personal_selected": "personal accuracy, round chosen on validation data",
     "heldout": "accuracy on held-out clients, as received",
-    "heldout_adapted": "accuracy on held-out clients, after unseen.steps",
+    "heldout_adapted": "accuracy on held-out clients, after new_clients.steps",
     "heldout_own": "accuracy on held-out clients, personalised by the method",
 }
 """What reports call the accuracies of summary.json."""
@@ -46,7 +46,7 @@ SCORE_LABELS: Mapping[str, str] = {
     "personal_rmse_selected": "selected personal RMSE",
     "personal_rmse": "personal RMSE",
 }
-"""Scores as people read them; :func:`words` serves the rest."""
+"""Labels of scores; :func:`score_label` derives the rest."""
 
 COSTS = ("bytes_up", "bytes_down", "bytes", "flops", "seconds", "eval_seconds", "rounds")
 _MINUS = (

@@ -2,7 +2,7 @@
 
 What is undefined is None, never NaN. Seeds are the sample: two methods share data, partition, first weights and
 clients' turns in a seed, so differences are taken seed by seed. Student's t assumes that these differences are roughly
-normal; with three seeds nobody can check that.
+normal; three seeds are too few to check that.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def front(points: Sequence[tuple[float | None, float | None]], *, larger: bool =
 
     A point dominates another if it is at least as good and as cheap, and better in one of the two.
 
-    Equal points lie on the front together; a point with a missing number does not lie on it and dominates nobody.
+    Equal points lie on the front together; a point with a missing number is not on it and dominates none.
     """
     sign = 1.0 if larger else -1.0
     full = [None if c is None or s is None or not (known(c) and known(s)) else (c, sign * s) for c, s in points]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from fedstrata.backends.batched import Batched
 from fedstrata.backends.loop import Loop
@@ -14,54 +15,127 @@ from fedstrata.backends.processes import Processes
 from fedstrata.backends.protocol import Executor, WorkerMaker
 from fedstrata.backends.threads import Threads
 from fedstrata.client.task import ClientFailure, ClientTask
+from fedstrata.common.call_syntax import bind, parse_call
+from fedstrata.common.registry import Registry
 from fedstrata.core.piece import Reply
 
 PASSES = 2  # rounds that each candidate is given; the better one counts
 
 OnChoice: TypeAlias = Callable[[str, int, Mapping[str, float]], None]
-Factory: TypeAlias = Callable[..., Executor]
+
+
+class ExecutorSettings(ABC):
+    """The settings of an executor, a frozen dataclass; packages register theirs by ``fedstrata.executors``.
+
+    Class attributes:
+        summary: one line for lists.
+    """
+
+    summary: ClassVar[str] = ""
+
+    @abstractmethod
+    def start(self, make: WorkerMaker, workers: int, threads: int) -> Executor:
+        """Start the executor.
+
+        Args:
+            make: builds a worker.
+            workers: clients at a time.
+            threads: intra-op threads of each.
+        """
 
 
 @dataclass(frozen=True)
-class ExecutorRow:
-    """One registered executor.
+class LoopSettings(ExecutorSettings):
+    """Settings of ``loop``: none."""
 
-    Attributes:
-        make: called with (make_worker, workers, threads) and the settings that users write.
-        summary: one line.
+    summary: ClassVar[str] = "one client after the other in this process"
+
+    def start(self, make: WorkerMaker, workers: int, threads: int) -> Executor:
+        """Start a loop."""
+        return Loop(make)
+
+
+@dataclass(frozen=True)
+class ThreadsSettings(ExecutorSettings):
+    """Settings of ``threads``: none."""
+
+    summary: ClassVar[str] = "several clients at a time in threads; bit-equal to loop"
+
+    def start(self, make: WorkerMaker, workers: int, threads: int) -> Executor:
+        """Start a pool of threads."""
+        return Threads(make, workers, threads)
+
+
+@dataclass(frozen=True)
+class ProcessesSettings(ExecutorSettings):
+    """Settings of ``processes``: none."""
+
+    summary: ClassVar[str] = "several clients at a time in forked processes with shared memory; bit-equal to loop"
+
+    def start(self, make: WorkerMaker, workers: int, threads: int) -> Executor:
+        """Fork a pool of processes."""
+        return Processes(make, workers, threads)
+
+
+@dataclass(frozen=True)
+class BatchedSettings(ExecutorSettings):
+    """Settings of ``batched``: none."""
+
+    summary: ClassVar[str] = "clients stacked along an axis, for small models; equal to loop to 1e-6"
+
+    def start(self, make: WorkerMaker, workers: int, threads: int) -> Executor:
+        """Start threads that train stacks of clients."""
+        return Batched(make, workers, threads)
+
+
+AUTO = "auto"  # the fastest of loop, threads and processes on the first rounds of the run
+
+EXECUTORS: Registry[type[ExecutorSettings]] = Registry(
+    "executors",
+    "executor",
+    accepts=lambda offered: isinstance(offered, type) and issubclass(offered, ExecutorSettings),
+    wanted="a subclass of fedstrata.backends.selection.ExecutorSettings",
+    entries={
+        "loop": LoopSettings,
+        "threads": ThreadsSettings,
+        "processes": ProcessesSettings,
+        "batched": BatchedSettings,
+    },
+    reserved=(AUTO,),
+)
+
+
+def executor_settings(text: str) -> ExecutorSettings | None:
+    """Return the settings of an executor from call syntax; None is ``auto``.
+
+    Raises:
+        ConfigError: an unknown executor or setting.
     """
-
-    make: Factory
-    summary: str
-
-
-EXECUTORS: dict[str, ExecutorRow] = {
-    "loop": ExecutorRow(Loop, "one client after the other in this process"),
-    "threads": ExecutorRow(Threads, "several clients at a time in threads; bit-equal to loop"),
-    "processes": ExecutorRow(
-        Processes, "several clients at a time in forked processes with shared memory; bit-equal to loop"
-    ),
-    "batched": ExecutorRow(Batched, "clients stacked along an axis, for small models; equal to loop to 1e-6"),
-}
+    call = parse_call(text)
+    return None if text == AUTO else bind(call, EXECUTORS.find(call.name), what="executor")
 
 
-def build(name: str, make: WorkerMaker, workers: int, threads: int, on_choice: OnChoice) -> Executor:
-    """Build an executor by name.
+def build(text: str, make: WorkerMaker, workers: int, threads: int, on_choice: OnChoice) -> Executor:
+    """Build an executor.
 
     Args:
-        name: one of EXECUTORS, or "auto".
+        text: "auto", or a name of EXECUTORS in call syntax.
         make: builds a worker.
         workers: clients at a time.
         threads: intra-op threads of each.
         on_choice: called with (executor, workers, samples a second by candidate) once ``auto`` has chosen.
     """
-    if name == "auto":
+    settings = executor_settings(text)
+    if settings is None:
         return Auto(make, workers, threads, on_choice)
-    return EXECUTORS[name].make(make, workers, threads)
+    return settings.start(make, workers, threads)
 
 
 class Auto:
-    """Give each candidate the same number of rounds of the run itself, then keep the fastest; nothing is trained twice."""
+    """Give each candidate the same number of rounds of the run itself, then keep the fastest.
+
+    Nothing is trained twice.
+    """
 
     def __init__(self, make: WorkerMaker, workers: int, threads: int, on_choice: OnChoice) -> None:
         self.candidates: list[Executor] = []

@@ -1,6 +1,6 @@
-"""The publications behind what fedstrata offers, one entry each.
+"""The bibliography of methods, models and data, one entry each.
 
-Authors, titles, places and years were checked against the papers, their proceedings or the citations that their makers
+Authors, titles, places and years were checked against the papers, their proceedings or the citations that their authors
 give. An identifier that we could not confirm is left out.
 """
 
@@ -20,14 +20,14 @@ ENTRIES: Mapping[str, Entry] = {e.key: e for e in (*METHODS, *MODELS, *DATA)}
 
 
 def entry(key: str) -> Entry:
-    """The publication of that key.
+    """Look up a publication by key.
 
     Raises:
         ConfigError: there is none.
     """
     if key not in ENTRIES:
         raise ConfigError(
-            f"the bibliography has no {key!r}.{suggestion(key, ENTRIES)} An entry of your own is given as BibTeX:"
+            f"the bibliography has no {key!r}.{suggestion(key, ENTRIES)} Write an entry that is not in it as BibTeX:"
             " '@article{...}'."
         )
     return ENTRIES[key]

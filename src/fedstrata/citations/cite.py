@@ -1,4 +1,4 @@
-"""What to cite for a run: the publications of its parts."""
+"""Find what to cite for a run: the publications of its parts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Citation:
         key: as in the BibTeX entry.
         bibtex: the entry.
         what: what it is cited for: "FedAvg; model cnn".
-        text: the reference as a sentence; a plug-in's own entry is given as it is.
+        text: the reference as a sentence; the BibTeX entry of a plug-in.
     """
 
     key: str
@@ -50,7 +50,7 @@ class Citation:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run, with what its registry says about publications.
+    """A part of a run, with the publications of its registry row.
 
     Attributes:
         what: "method fedprox", "data digits".
@@ -83,16 +83,17 @@ class Row(Protocol):
 def cite(
     method: str | Method | Sequence[str | Method], config: Config | None = None, *, given: Collection[str] = ()
 ) -> tuple[Citation, ...]:
-    """The publications behind a run, each once, in the order: FedAvg, the method's pieces, model, data, partition law,
-    fedstrata.
+    """Return the publications behind a run, each once.
+
+    The order is FedAvg, the method's pieces, model, data, partition law, fedstrata.
 
     Args:
         method: in call syntax, or a chain of pieces; or several, for a comparison.
         config: of the run; its ``method`` does not count. None is for the methods alone.
-        given: what the run got from Python instead of the configuration, of "federation", "module"; it is left out.
+        given: parts that came from Python instead of the configuration: "federation", "module"; they are left out.
     Raises:
         ConfigError: a method, model, data set or partition that does not exist.
-        DataError: data that decide about the model or the partition ("auto") and cannot be read.
+        DataError: data that determine the model or the partition ("auto") and cannot be read.
     """
     found: dict[str, Citation] = {}
     for part in parts(method, config, given=given):
@@ -109,7 +110,7 @@ def cite(
 def unpublished(
     method: str | Method | Sequence[str | Method], config: Config | None = None, *, given: Collection[str] = ()
 ) -> dict[str, str]:
-    """Parts of a run without a publication, and why; arguments as in :func:`cite`."""
+    """Return the parts of a run without a publication, and why; arguments as in :func:`cite`."""
     return {
         p.what: p.uncited or "its package names no publication"
         for p in parts(method, config, given=given)
@@ -120,7 +121,7 @@ def unpublished(
 def parts(
     method: str | Method | Sequence[str | Method], config: Config | None, *, given: Collection[str] = ()
 ) -> list[Part]:
-    """The parts of a run."""
+    """List the parts of a run."""
     several = list(method) if isinstance(method, Sequence) and not isinstance(method, str) else [method]
     found = [Part("FedAvg", (FEDAVG,))]
     for one in several:
@@ -173,11 +174,11 @@ def _pieces(method: str | Method) -> Iterator[Part]:
     for piece in method.pieces:
         row = row_of(piece)
         what = f"method {piece.name}"
-        yield Part(what, (), "a piece of your own") if row is None else Part(what, row.cite, row.uncited)
+        yield Part(what, (), "a piece of the user") if row is None else Part(what, row.cite, row.uncited)
 
 
 def _settings(config: Config, given: Collection[str]) -> Iterator[Part]:
-    model, law = _meant(config, given)
+    model, law = _names(config, given)
     if model is not None:
         yield _part("model", "models", model)
     if "federation" in given:
@@ -190,10 +191,10 @@ def _settings(config: Config, given: Collection[str]) -> Iterator[Part]:
         yield _part("partition", "partitions", law)
 
 
-def _meant(config: Config, given: Collection[str]) -> tuple[str | None, str | None]:
-    """Names of the model and the partition law.
+def _names(config: Config, given: Collection[str]) -> tuple[str | None, str | None]:
+    """Return the names of the model and the partition law.
 
-    "auto" is looked up by the data set, and where that does not tell, in the data.
+    "auto" depends on the data set, and where its name does not determine it, on the data.
     """
     call = parse_call(config.data)
     model = None if "module" in given or (config.model == "auto" and "federation" in given) else config.model
@@ -203,7 +204,7 @@ def _meant(config: Config, given: Collection[str]) -> tuple[str | None, str | No
     if law == "auto" and call.name in NATURAL:
         law = NATURAL[call.name]
     if "auto" in (model, law):
-        natural, classes, chosen = _look(config, call)
+        natural, classes, chosen = _read_data(config, call)
         model = chosen if model == "auto" else model
         law = ("natural" if natural else CLASS_PARTITION if classes else "iid") if law == "auto" else law
     return (None if model is None else parse_call(model).name), (None if law is None else parse_call(law).name)
@@ -216,11 +217,11 @@ NATURAL = dict.fromkeys(
     "synthetic": "natural",
     "synthetic_iid": "natural",
 }
-"""What ``partition = "auto"`` means for data that need not be read to tell."""
+"""The partition of ``partition = "auto"`` for data sets where the name determines it."""
 
 
-def _look(config: Config, call: Call) -> tuple[bool, bool, str]:
-    """Whether the data have clients of their own, whether they have classes, and the model that their shape chooses."""
+def _read_data(config: Config, call: Call) -> tuple[bool, bool, str]:
+    """Return whether the data define clients, whether they have classes, and the model for their shape."""
     from fedstrata.data.location import Place  # the same  # noqa: PLC0415
     from fedstrata.data.registry import find_dataset  # noqa: PLC0415
 

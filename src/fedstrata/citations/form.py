@@ -1,4 +1,4 @@
-"""The form of a bibliography entry, and how it is written as BibTeX and as a sentence."""
+"""Write bibliography entries as BibTeX and as sentences."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """The reference as a sentence, for people: authors, year, title, where."""
+        """The reference as a sentence: authors, year, title, where."""
         f = self.fields
         where = f.get("booktitle") or f.get("journal") or f.get("institution") or f.get("howpublished") or ""
         pages = [f"volume {f['volume']}"] if "volume" in f else []
@@ -86,10 +86,10 @@ def _name(author: str) -> str:
 
 
 def key_of(bibtex: str) -> str:
-    """The key of one BibTeX entry that a package of yours brings.
+    """Return the key of one BibTeX entry that a package offers.
 
     Raises:
-        ConfigError: not one entry, unbalanced braces, or a kind that nobody knows.
+        ConfigError: not one entry, unbalanced braces, or an unknown kind.
     """
     head = _HEAD.match(bibtex)
     if head is None or bibtex.count("{") != bibtex.count("}") or not bibtex.rstrip().endswith("}"):
@@ -101,17 +101,17 @@ def key_of(bibtex: str) -> str:
 
 
 def work(key: str, kind: str, author: str, title: str, year: int, **more: str) -> Entry:
-    """Any publication; ``more`` are further fields."""
+    """Build an entry of any kind; ``more`` are further fields."""
     return Entry(key, kind, {"author": author, "title": title, "year": str(year), **more})
 
 
 def talk(key: str, author: str, title: str, year: int, booktitle: str, **more: str) -> Entry:
-    """A paper in proceedings."""
+    """Build an entry for a paper in proceedings."""
     return work(key, "inproceedings", author, title, year, booktitle=booktitle, **more)
 
 
 def preprint(key: str, author: str, title: str, year: int, number: str) -> Entry:
-    """A paper on arXiv, by its number."""
+    """Build an entry for a paper on arXiv, by its number."""
     return work(
         key,
         "article",
@@ -131,7 +131,7 @@ PMLR = "Proceedings of Machine Learning Research"
 
 
 def icml(number: int, volume: int, pages: str) -> dict[str, str]:
-    """Where a paper of the International Conference on Machine Learning is found."""
+    """Return the fields of a paper of the International Conference on Machine Learning."""
     ordinal = f"{number}{'th' if 4 <= number % 100 <= 20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
     where = f"Proceedings of the {ordinal} International Conference on Machine Learning"
     return {"booktitle": where, "series": PMLR, "volume": str(volume), "pages": pages}

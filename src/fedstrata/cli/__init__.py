@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(MACHINE) from None
     except FedstrataError as error:
         fail(str(error))
-    except BrokenPipeError:  # the reader of a pipe has gone; nobody is left to tell
+    except BrokenPipeError:  # the reader of a pipe has gone; no one reads a message
         raise SystemExit(MACHINE) from None
     except OSError as error:
         fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", MACHINE)
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _full(error: Exception) -> bool:
-    """Whether memory could not be had; torch has no class of its own for it."""
+    """Return whether memory ran out; torch has no class for it."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
 
 

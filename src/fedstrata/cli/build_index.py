@@ -49,7 +49,7 @@ def build() -> dict[str, Any]:
         ],
         "studies": [(name, _range(s.least, s.most), settings(s) or "-", s.text) for name, s in STUDIES.items().items()],
         "trackers": [(name, _summary(tracker), "extra: track") for name, tracker in TRACKERS.items().items()],
-        "executors": [auto, *((name, row.summary) for name, row in EXECUTORS.items())],
+        "executors": [auto, *((name, row.summary) for name, row in EXECUTORS.items().items())],
     }
     return {
         "lists": {kind: [dict(zip(COLUMNS[kind], entry, strict=True)) for entry in entries[kind]] for kind in COLUMNS},

@@ -69,7 +69,7 @@ def fail(message: str, code: int = USAGE) -> NoReturn:
 
 
 def console_for(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is; wide where nobody watches, so that tables in files are not folded."""
+    """A console that prints text as it is; wide where no terminal shows it, so that tables in files are not folded."""
     console = Console(stderr=stderr, markup=False, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDE
@@ -86,7 +86,7 @@ def read_settings(texts: Sequence[str] | None) -> Config:
 
 
 def read_for(method: str, texts: Sequence[str] | None) -> Config:
-    """The same for a command whose method stands apart: it holds over the file."""
+    """The same for a command whose method is a separate argument, which overrides the file."""
     given = list(texts or ())
     at = 1 if given and "=" not in given[0] else 0  # a file comes first
     return read_settings([*given[:at], f"method={method}", *given[at:]])
@@ -130,7 +130,7 @@ def observed(*, as_json: bool, plain: bool) -> Iterator[tuple[Console, Observer,
             yield console, observer, interrupt
     except Stopped as stop:
         stopped(stop.folder, as_json=as_json)
-    except KeyboardInterrupt:  # click would end in silence
+    except KeyboardInterrupt:  # click would end silently
         print(
             "fedstrata: stopped at once; what was checkpointed is kept, go on with `fedstrata resume RUN`",
             file=sys.stderr,

@@ -97,7 +97,7 @@ Methods = Annotated[
     list[str] | None,
     typer.Option(
         metavar='"METHOD" ...',
-        help='Methods or chains, with settings of their own after a bar: "fedprox(mu=0.1) | local.lr=0.05".',
+        help='Methods or chains, with separate settings after a bar: "fedprox(mu=0.1) | local.lr=0.05".',
     ),
 ]
 Seeds = Annotated[list[str] | None, typer.Option(metavar="SEED ...", help="Seeds of the runs; default 0 1 2.")]
@@ -194,7 +194,7 @@ def _config(settings: Sequence[str] | None) -> Config:
             raise ConfigError(f"{text} is a setting of one run; here it is said by --{name}s.")
     return read_settings(
         sorted(settings or (), key=lambda text: not text.endswith(".toml"))
-    )  # the file may stand anywhere
+    )  # the file may be at any position
 
 
 def _command(ctx: typer.Context) -> str:

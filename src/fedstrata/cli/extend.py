@@ -1,4 +1,4 @@
-"""Commands about other people's work and one's own: cite, new."""
+"""The commands cite and new."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def cite(
         print(f"\n% {citation.what}\n{citation.bibtex}")
 
 
-@app.command(short_help="A package of your own: a method, data set or measure.")
+@app.command(short_help="Write a package with a method, data set or measure.")
 def new(
     kind: Annotated[str, typer.Argument(metavar="method|dataset|measure")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the class: letters and digits, such as FedMine.")],
     folder: Annotated[Path, typer.Option(help="Where the package's folder goes.")] = Path(),
 ) -> None:
-    """Write a package of your own, with a method (data set, measure) that already runs, its tests, and the entry point
+    """Write a package with a method (data set, measure) that already runs, its tests, and the entry point
     that names it.
     """
     from fedstrata.templates.generate import new as write  # noqa: PLC0415

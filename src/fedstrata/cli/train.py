@@ -54,7 +54,7 @@ def resume(
 
 
 def finish(result: Result, config: Config, console: Console, *, as_json: bool) -> None:
-    """Write the files for people and print the result."""
+    """Write the files for readers and print the result."""
     from fedstrata.report.files import write  # noqa: PLC0415
     from fedstrata.report.terminal import result_table  # noqa: PLC0415
 

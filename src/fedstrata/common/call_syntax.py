@@ -43,7 +43,7 @@ def _show(value: Value) -> str:
 
 
 def shown(name: str, settings: Mapping[str, Value]) -> str:
-    """A call for people: the first value without its name, and words without quotes where they are plain.
+    """Format a call for readers: the first value without its name, and words without quotes where they are plain.
 
     >>> shown("table", {"path": "mine.csv", "label": "ill", "drop": ("a b", "c")})
     "table(mine.csv, label=ill, drop=['a b', c])"

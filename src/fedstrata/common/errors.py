@@ -8,7 +8,7 @@ class FedstrataError(ValueError):
 
 
 class ConfigError(FedstrataError):
-    """A setting, a key or a call that cannot be meant."""
+    """Invalid configuration: unknown key, wrong type, or conflicting settings."""
 
 
 class DataError(FedstrataError):

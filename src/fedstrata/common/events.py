@@ -18,7 +18,7 @@ class Started:
         clients, cohort, rounds, parameters: counts.
         executor, workers: who trains; "auto" until chosen.
         first: the round it begins with.
-        notes: what a user must be told.
+        notes: what a user must know.
     """
 
     folder: Path | None
@@ -56,7 +56,7 @@ class RoundDone:
 
     Keys: round, cohort (ids), replies (accepted), refused ([client, code, message]), loss, bytes_up, bytes_down,
         framing_up, framing_down, flops,
-    seconds (training), front (how often values in front of trained layers were kept, or why not; null where there is
+    seconds (training), activation_cache (how often activations of frozen layers were cached, or why not; null where there is
     nothing to say), eval_seconds, weights_used, and after an evaluation: accuracy, validation, personal, personal_std,
     metrics, ...; null where not evaluated.
     """

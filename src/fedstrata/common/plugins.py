@@ -134,7 +134,7 @@ def load(kind: Kind, name: str, ours: Iterable[str]) -> tuple[Plugin, Any] | Non
         name: as the user wrote it.
         ours: names of that kind that fedstrata has itself.
     Returns:
-        the plug-in and its object; None where the name is ours, or nobody's.
+        the plug-in and its object; None where the name is ours, or unknown.
     Raises:
         ConfigError: a package offers a name that is ours, two packages offer it, or its import fails; the message names
             the package.

@@ -22,12 +22,12 @@ def key(seed: int, purpose: str, *keys: int | str) -> int:
 
 
 def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
-    """A numpy generator (Philox, counter-based) of its own for this purpose."""
+    """Return a separate numpy generator (Philox, counter-based) for this purpose."""
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, *keys)))
 
 
 def torch_stream(seed: int, purpose: str, *keys: int | str) -> torch.Generator:
-    """A torch generator of its own for this purpose; the process-wide one is never touched."""
+    """Return a separate torch generator for this purpose; the process-wide one is never touched."""
     return torch.Generator().manual_seed(key(seed, purpose, *keys) >> 1)
 
 

@@ -49,25 +49,25 @@ def compare(
     observers are made in this process, one after another.
 
     Args:
-        methods: texts, ``"fedprox(mu=0.1) | local.lr=0.05"`` with settings of its own after a bar, or pieces of your
+        methods: texts, ``"fedprox(mu=0.1) | local.lr=0.05"`` with its settings after a bar, or pieces of your
             own.
         seeds: of the runs; differences are taken seed by seed. With fewer than three nothing can be concluded.
         baseline: label or method that differences are taken to; default fedavg where it takes part, otherwise the
             first.
         budget: where every run ends, if before its last round.
-        target: accuracy that ends a run, and that the report tells the way to; the same as ``Budget("accuracy",
+        target: accuracy that ends a run, and that the report measures costs to; the same as ``Budget("accuracy",
             target)``.
         screen: successive halving first; a number is the share of the dropped that is trained to the end anyway
             (True: a quarter).
         side_by_side: runs at a time; default as many as cores and memory serve.
         federation: your own data instead of the configured ones.
         module: your own model instead of the configured one.
-        observers: told every event of every run.
+        observers: receive every event of every run.
         console: for progress and the table; default none.
         settings: of all runs, as for :func:`fedstrata.run`.
     Raises:
-        FedstrataError: what cannot be meant, before anything is trained; or every single run failed.
-        Halted: it was asked to stop.
+        FedstrataError: an invalid request, before anything is trained; or every run failed.
+        ComparisonStopped: a stop was requested.
     """
     if target is not None and budget is not None:
         raise ConfigError("target and budget both end runs; give one of them.")
@@ -99,8 +99,8 @@ def run_comparison(
     """Make all runs of a comparison, record it, and write the report.
 
     Raises:
-        FedstrataError: what cannot be meant, before anything is trained; or every single run failed.
-        Halted: ``stop`` said so.
+        FedstrataError: an invalid request, before anything is trained; or every run failed.
+        ComparisonStopped: ``stop`` returned True.
     """
     if request.screen is not None:
         screening.rungs(request)  # refused before data are loaded
@@ -123,7 +123,7 @@ def report(comparison: ComparisonRecord, console: Console, target: float | None 
     Args:
         comparison: with a folder.
         console: for the table.
-        target: accuracy that the report tells the way to; default that of the budget.
+        target: accuracy that the report measures costs to; default that of the budget.
     """
     folder = comparison.folder
     assert folder is not None, "a comparison that was read has a folder"

@@ -81,7 +81,7 @@ def write(
 def refuse_another(request: ComparisonRequest) -> Path | None:
     """Refuse a name that another comparison uses.
 
-    A record that nobody can read is renamed, and its new place is the answer.
+    A record that cannot be read is renamed, and its new path is returned.
     """
     path = request.folder / FILE
     if not path.exists():

@@ -21,7 +21,7 @@ METHOD_SETTINGS = tuple(
     for key in KEYS
     if (key.startswith(("local.", "finetune.")) and key != "local.threads") or key in ("schedule", "weighting", "bn")
 )
-"""Settings that competitors may have of their own: how a client trains and how clients are averaged. All others say
+"""Settings that may differ between competitors: how a client trains and how clients are averaged. All others say
 what everybody trains on,
 from which weights, who takes part and how it is measured; they are the same for all, or no difference would speak of
 the method."""
@@ -35,9 +35,9 @@ class Competitor:
     """Describes one competitor.
 
     Attributes:
-        entry: label, method in call syntax, settings of its own.
+        entry: label, method in call syntax, its settings.
         method: the pieces.
-        given: whether the pieces came from Python, so that their text does not say all.
+        from_python: whether the pieces came from Python, so that their text does not say all.
     """
 
     entry: Entry
@@ -53,8 +53,8 @@ def read_competitors(methods: Sequence[str | Piece | Method], base: Config) -> t
     """Read the competitors, in the order given.
 
     Args:
-        methods: pieces, or texts ``"fedprox(mu=0.1) + fedavgm | local.lr=0.05 local.epochs=2"``: after the bar stand
-            settings of its own (OWN).
+        methods: pieces, or texts ``"fedprox(mu=0.1) + fedavgm | local.lr=0.05 local.epochs=2"``: after the bar follow
+            its settings (METHOD_SETTINGS).
         base: the configuration of all.
     Raises:
         ConfigError: none at all, an unknown method or key, a setting that must be the same for all, or the same

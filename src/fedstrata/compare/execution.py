@@ -47,10 +47,10 @@ class RunSet:
     """Holds all runs of a comparison and their progress.
 
     Attributes:
-        asked: the contest.
+        request: the comparison.
         jobs: every run, by (label, seed), whole.
         facts: of the first seed's federation.
-        here: whether runs must stay in this process.
+        in_process: whether runs must stay in this process.
         done: ids of finished runs.
         failures: id -> why.
     """
@@ -91,7 +91,7 @@ def prepare(request: ComparisonRequest, *, in_process: bool = False) -> RunSet:
     """Load each seed's federation once, check every competitor on the first one, and name every run's folder.
 
     Raises:
-        FedstrataError: what cannot be meant; nothing was trained.
+        FedstrataError: an invalid request; nothing was trained.
     """
     federations, jobs = FederationCache(), dict[Id, Job]()
     federation = request.python_inputs.federation or federations.federation(
@@ -162,7 +162,7 @@ class RunExecutor:
         """Make whole runs, or runs up to their pause; finished and failed runs are skipped.
 
         Raises:
-            Halted: it was asked to stop.
+            ComparisonStopped: a stop was requested.
         """
         run_set = self.run_set
         ended = self.runner.run([job for job in jobs if job.id not in run_set.done and job.id not in run_set.failures])
@@ -190,7 +190,7 @@ def open_executor(
     """Open everything that makes runs, and close it at the end.
 
     Raises:
-        FedstrataError: what cannot be meant, or a folder that another comparison uses or is kept in; nothing was
+        FedstrataError: an invalid request, or a folder that another comparison uses or is kept in; nothing was
             trained.
     """
     aside = comparison_file.refuse_another(request)

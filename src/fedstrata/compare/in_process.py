@@ -49,8 +49,8 @@ class InProcessRunner:
     """Makes runs in this process.
 
     Args:
-        asked: whose runs; it holds pieces, data and model.
-        tell: told every event, as by the children of a pool.
+        request: whose runs; it holds pieces, data and model.
+        notify: receives every event, as from the processes of a pool.
         stop: asked after every round.
         observers: of every run.
         tick: called after every round.

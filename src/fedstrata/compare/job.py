@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 Id: TypeAlias = tuple[str, int]
-MANY = 300  # characters of somebody else's message
+MANY = 300  # characters of a foreign message
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,6 @@ def reason(error: Exception) -> str:
 
 
 Notify: TypeAlias = Callable[[Job, Mapping[str, Any]], None]
-"""Told what happens in a run: {"event": "started" | "round" | "waiting" | "aside" | "again" | "finished" | "paused" |
+"""Receives what happens in a run: {"event": "started" | "round" | "waiting" | "aside" | "again" | "finished" | "paused" |
 "stopped" | "failed", ...}.
 """

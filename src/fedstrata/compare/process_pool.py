@@ -92,7 +92,7 @@ class ProcessPool:
     Args:
         room: how many at a time.
         log: file for what children print beside their lines.
-        tell: told every event of every job.
+        notify: receives every event of every job.
         stop: asked often; True lets all runs stop after their round.
         tick: called often, for whoever draws.
     """
@@ -188,7 +188,7 @@ class ProcessPool:
     ) -> None:
         why = _reason(
             worker.end(GRACE)
-        )  # its output ends a moment before it does: a kill now would be told as the reason
+        )  # its output ends a moment before it does: a kill now would be reported as the reason
         tries[job.id] = tries.get(job.id, 0) + 1
         if self.stop():
             outcomes[job.id] = Outcome("stopped")

@@ -16,7 +16,7 @@ from rich.text import Text
 from fedstrata.common.units import duration, number
 from fedstrata.compare.job import Id, Job
 
-HEARTBEAT = 30.0  # seconds between lines where nobody sees a table
+HEARTBEAT = 30.0  # seconds between lines where no table is shown
 SHOWN = 40  # rows of the live table: unfinished runs first
 
 
@@ -61,7 +61,7 @@ class ProgressBoard:
         self.cells = {id_: RunProgress(rounds=rounds) for id_ in ids}
         self.table: Live | None = Live(console=console, auto_refresh=False, transient=True) if live else None
         self.side_by_side = 1
-        self.said, self.drawn = time.monotonic(), 0.0
+        self.last_line, self.drawn = time.monotonic(), 0.0
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -111,7 +111,7 @@ class ProgressBoard:
             count = sum(c.state in ("finished", "reused") for c in self.cells.values())
             spent = f", {duration(cell.spent)}" if cell.measured else ""
             self.say(f"{name}: {cell.score or 'finished'}{spent} ({count} of {len(self.cells)} runs)")
-        self.said = time.monotonic()
+        self.last_line = time.monotonic()
 
     def tick(self) -> None:
         """Draw, or print that runs are still going."""
@@ -120,7 +120,7 @@ class ProgressBoard:
             if now - self.drawn > 0.5:
                 self.table.update(self.view(), refresh=True)
                 self.drawn = now
-        elif now - self.said > HEARTBEAT:
+        elif now - self.last_line > HEARTBEAT:
             running = [
                 f"{label} s{seed} {c.done}/{c.rounds}"
                 for (label, seed), c in self.cells.items()
@@ -128,7 +128,7 @@ class ProgressBoard:
             ]
             if running:
                 self.say(f"still running: {', '.join(running)}{self._left()}")
-            self.said = now
+            self.last_line = now
 
     def _left(self) -> str:
         """Estimate the time left; runs that have not begun count as the mean of the others."""

@@ -117,7 +117,7 @@ def make_request(
     """Validate a request; see :func:`fedstrata.compare.compare`.
 
     Raises:
-        ConfigError: what cannot be meant, in one sentence.
+        ConfigError: an invalid request, in one sentence.
     """
     seeds = check_seeds(seeds)
     config, budget = apply_budget(config, budget)
@@ -147,7 +147,7 @@ def apply_budget(config: Config, budget: Budget | None) -> tuple[Config, Budget 
     """Return the configuration with the budget in its ``stop.*`` keys; a budget that is configured already counts too.
 
     Raises:
-        ConfigError: more than one, or an amount that cannot be meant.
+        ConfigError: more than one, or an invalid amount.
     """
     configured = {kind: value for kind in UNITS if (value := config.flat()[f"stop.{kind}"]) is not None}
     if budget is not None:
@@ -161,7 +161,7 @@ def apply_budget(config: Config, budget: Budget | None) -> tuple[Config, Budget 
     if len(configured) > 1:
         given = " and ".join(f"stop.{kind}={value}" for kind, value in configured.items())
         raise ConfigError(
-            f"{given} are two ends of a run; a comparison has one, or nobody could tell which one a method met. Leave"
+            f"{given} are two ends of a run; a comparison has one, or it is unclear which one a method reached. Leave"
             " out the others."
         )
     return config, next((Budget(kind, value) for kind, value in configured.items()), None)

@@ -11,9 +11,7 @@ import psutil
 from fedstrata.common.units import size
 from fedstrata.config.config import Config
 
-GROWTH = (
-    2  # until a run has told its peak, it is taken to need this much of what the parent, with the same data, has now
-)
+GROWTH = 2  # until a run has reported its peak, it is assumed to need this much of what the parent, with the same data, has now
 RESERVE = 1.1  # what must be free for another run, in units of what it needs
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -28,9 +26,9 @@ class Resources:
 
     Attributes:
         config: of all runs.
-        wanted: runs side by side, or None for as many as the cores serve.
+        requested: runs side by side, or None for as many as the cores serve.
         cores: usable by this process.
-        needed: largest peak (bytes) that a run has told; 0 before the first.
+        needed: largest peak (bytes) that a run has reported; 0 before the first.
         limit: what memory allowed at the last look, None where it was no limit.
     """
 

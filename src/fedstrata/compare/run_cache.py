@@ -133,7 +133,7 @@ def stem(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:60].strip("-")
 
 
-# ---- what lies there
+# ---- cached runs
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class CachedRun:
     """Describes the state of a folder of the cache.
 
     Attributes:
-        state: "none", "begun" (can be gone on with), "finished", or "damaged".
+        state: "none", "begun" (can be continued), "finished", or "damaged".
         why: for a damaged one.
     """
 
@@ -214,7 +214,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
     """Lock the folder of a run against other processes, whether or not it exists yet.
 
     Raises:
-        StateError: another process has it; :func:`busy` tells this from other troubles.
+        StateError: another process has it; :func:`is_locked` tells this from other errors.
     """
     locks = folder.parent / ".locks" / folder.name
     make_folder(folder.parent)

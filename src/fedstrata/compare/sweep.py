@@ -137,8 +137,8 @@ def sweep(
         observers: likewise.
         settings: of all runs.
     Raises:
-        FedstrataError: what cannot be meant, before anything is trained; or every single run failed.
-        Halted: it was asked to stop.
+        FedstrataError: an invalid request, before anything is trained; or every run failed.
+        ComparisonStopped: a stop was requested.
     """
     request = SweepRequest.of(methods, vary, Config(**settings), trials=trials, seeds=seeds, side_by_side=side_by_side)
     return request.run(console or Console(quiet=True), observers=observers)
@@ -173,7 +173,7 @@ class SweepRequest:
         ``command_words`` made the configuration on the command line, () where Python did.
 
         Raises:
-            ConfigError: what cannot be meant, in one sentence.
+            ConfigError: an invalid request, in one sentence.
         """
         if not config.validation:
             raise ConfigError(
@@ -210,7 +210,7 @@ class SweepRequest:
 
         Raises:
             FedstrataError: every single run failed.
-            Halted: ``stop`` said so.
+            ComparisonStopped: ``stop`` returned True.
         """
         with open_executor(self.request, console, plain=plain, stop=stop, observers=observers) as executor:
             executor.make(list(executor.run_set.jobs.values()))
@@ -393,7 +393,7 @@ def _call_with(call: Call, competitor: Competitor, values: Mapping[str, str]) ->
     return f"{call.name}({', '.join(f'{k}={v}' for k, v in shown.items())})" if shown else call.name
 
 
-# ---- what it came to
+# ---- results
 
 
 def write(outcome: Sweep, varied: Sequence[VariedSetting]) -> None:

@@ -26,12 +26,12 @@ from fedstrata.config.sections import (
     Count,
     Eval,
     Finetune,
-    Gate,
     LocalSettings,
+    NewClients,
     Parallel,
+    Positive,
     Section,
     StopSettings,
-    Unseen,
 )
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ EXCLUSIVE = (("local.epochs", "local.steps"), ("finetune.epochs", "finetune.step
 TESTS = ("server", "client", "both", "own")
 CLASS_PARTITION = "dirichlet(alpha=0.3)"  # what "auto" means for classes without clients of their own
 NON_RESULT_SETTINGS = frozenset(
-    {"data.root", "executor", "workers", "rows", "checkpoint.every", "out", "name", "track"}
+    {"data.root", "executor", "workers", "client_state", "checkpoint.every", "out", "name", "track"}
 )  # where and how, not what
 
 ADDED_SETTINGS: Mapping[str, Any] = {
-    "local.keep": 256
+    "local.activation_cache_mb": 256
 }  # settings that came later, and what folders from before mean by saying nothing
 
 MODELS: Mapping[str, str] = {
@@ -126,7 +126,7 @@ class Config(Section):
         description="factor on local.lr by round: cosine, step(rounds=[160, 240]), warmup(rounds=5) + cosine",
     )
     finetune: Finetune = Finetune()
-    unseen: Unseen = Unseen()
+    new_clients: NewClients = NewClients()
     eval: Eval = Eval()
     measures: str = Field(
         default="auto",
@@ -140,14 +140,19 @@ class Config(Section):
         default=0,
         description="good replies that a round needs: a count (5), or with a point a share of the cohort (0.5)",
     )
-    gate: Gate = Gate()
+    max_update_norm: Positive | None = Field(
+        default=None, description="largest accepted norm of an update; none accepts every finite one"
+    )
     seed: int = Field(default=0, ge=0, description="of all random numbers")
-    executor: Literal["auto", "loop", "threads", "processes", "batched"] = Field(
-        default="auto", description="who trains clients; auto: the fastest of those that agree bit for bit"
+    executor: str = Field(
+        default="auto",
+        description=(
+            "auto, loop, threads, processes, batched, or one of a package; auto is the fastest of the bit-equal ones"
+        ),
     )
     workers: Parallel | Auto = Field(default="auto", description="clients trained at a time; auto: one a core")
-    rows: Literal["memory", "mapped"] = Field(
-        default="memory", description="where state of clients is kept: memory, or a file mapped into memory"
+    client_state: Literal["memory", "mapped"] = Field(
+        default="memory", description="where client state is stored: memory, or a file mapped into memory"
     )
     checkpoint: Checkpoint = Checkpoint()
     track: str = Field(
@@ -164,7 +169,7 @@ class Config(Section):
         except ValidationError as error:
             raise ConfigError(_said(error, given, _sources or {})) from error
 
-    @field_validator("method", "augment", "partition", "model", "data", "measures", "track")
+    @field_validator("method", "augment", "partition", "model", "data", "measures", "track", "executor")
     @classmethod
     def _call(cls, text: str, info: ValidationInfo) -> str:
         (parse_calls if info.field_name in ("method", "augment", "measures", "track") else parse_call)(text)

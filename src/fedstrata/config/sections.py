@@ -47,12 +47,8 @@ class LocalSettings(Section):
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of forward and backward passes; parameters stay float32"
     )
-    keep: Annotated[int, Field(ge=0)] = Field(
-        default=256,
-        description=(
-            "MB of one client's values in front of the layers it trains that are kept over its local steps; 0 keeps"
-            " none"
-        ),
+    activation_cache_mb: Annotated[int, Field(ge=0)] = Field(
+        default=256, description="activation cache for frozen layers, in MB per client; 0 disables it"
     )
     threads: Parallel = Field(
         default=1, description="intra-op threads of one client; changes float sums, so it belongs to the run"
@@ -113,15 +109,15 @@ def _one_of(epochs: int | None, steps: int | None, section: str, *, needed: bool
         )
 
 
-class Unseen(Section):
-    """What clients held out of training do before they are scored a second time."""
+class NewClients(Section):
+    """Adaptation of held-out clients, before they are scored a second time."""
 
     steps: Count = Field(
         default=10,
-        description="mini-batches that a held-out client takes from the model it receives, before its second score",
+        description="local steps of a held-out client from the model it receives, before its second score",
     )
-    lr: Positive | None = Field(default=None, description="their learning rate; none is local.lr")
-    groups: str = Field(default="all", description="layers that they move: a selector such as role:head")
+    lr: Positive | None = Field(default=None, description="learning rate of these steps; none is local.lr")
+    groups: str = Field(default="all", description="layers that these steps train: a selector such as role:head")
 
 
 class StopSettings(Section):
@@ -152,11 +148,3 @@ class Checkpoint(Section):
     """Checkpoints."""
 
     every: Count = Field(default=1, description="rounds between checkpoints; the last round always has one")
-
-
-class Gate(Section):
-    """Checks on replies."""
-
-    norm: Positive | None = Field(
-        default=None, description="largest norm of an update that is accepted; none accepts every finite one"
-    )

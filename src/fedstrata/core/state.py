@@ -1,4 +1,4 @@
-"""States of pieces and clients: named parameters and tensors, typed where pieces read them, flat where they are stored."""
+"""States of pieces and clients: typed where pieces read them, flat where they are stored."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class State(dict[str, "Params | Tensor"]):
         return value
 
     def flat(self) -> dict[str, Params | Tensor]:
-        """Return the state with the statistics of its models as entries of their own."""
+        """Return the state with the statistics of its models as separate entries."""
         entries: dict[str, Params | Tensor] = {}
         for name, value in self.items():
             entries[name] = value

@@ -59,7 +59,8 @@ class Augment:
         """
         if x.ndim != 4 or u.shape != (len(x), self.draws):
             raise DataError(
-                f"augmentation got x {tuple(x.shape)} and u {tuple(u.shape)}; they must be images [B, C, H, W] and u [B,"
+                f"augmentation got x {tuple(x.shape)} and u {tuple(u.shape)}; they must be images [B, C, H, W] and u"
+                " [B,"
                 f" {self.draws}]."
             )
         dark = torch.tensor(self.dark, dtype=x.dtype)[:, None, None]

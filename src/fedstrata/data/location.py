@@ -65,7 +65,8 @@ class Place:
         missing = [root for root in roots if not root.is_dir()]
         if missing:
             raise DataError(
-                f"data {data}: the folder {missing[0]} does not exist; set data.root=FOLDER to the folder with {wanted};"
+                f"data {data}: the folder {missing[0]} does not exist; set data.root=FOLDER to the folder with "
+                f"{wanted};"
                 " data=digits needs no files."
             )
         pickled = next(

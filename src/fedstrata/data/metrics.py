@@ -1,4 +1,4 @@
-"""Metrics of predictions. A metric that the samples leave undefined is None: never an error, a NaN or a default of 0.5."""
+"""Metrics of predictions. An undefined metric is None: never an error, a NaN or a default of 0.5."""
 
 from __future__ import annotations
 

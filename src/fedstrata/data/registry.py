@@ -1,4 +1,4 @@
-"""The data sets and partition laws by name. Users may register their own."""
+"""Look up data sets and partition laws by name; users and packages may register more."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fedstrata.data.sources import bundled, folders, hub, images, series, synthe
 
 @dataclass(frozen=True)
 class Row:
-    """One line of ``fedstrata list``.
+    """A registered data set or partition law: one line of ``fedstrata list``.
 
     Attributes:
-        name: how users call it.
+        name: as users write it.
         factory: a frozen dataclass of settings; ``read(place)`` for data, ``deal(pool, clients, seed)`` for a law.
         about: one line.
-        source: where it comes from.
-        offline: True where it needs neither files of the user's nor a network.
-        cite: keys of ``fedstrata.citations``, or BibTeX entries of your own.
+        source: its origin.
+        offline: True where it needs neither files nor a network.
+        cite: keys of ``fedstrata.citations``, or BibTeX entries.
         uncited: why there is nothing to cite.
     """
 
@@ -51,196 +51,231 @@ def _row(plugin: plugins.Plugin, offered: object) -> object:
     return offered
 
 
-def _cited(cite: tuple[str, ...] | str) -> tuple[tuple[str, ...], str]:
-    """Keys of the bibliography; text is the reason for having none."""
-    return ((), cite) if isinstance(cite, str) else (cite, "")
-
-
-_DATASETS: tuple[tuple[str, Callable[..., Any], str, str, bool, tuple[str, ...] | str], ...] = (
-    (
+_DATASETS = (
+    Row(
         "digits",
         bundled.Digits,
         "8x8 grey digits, 10 classes; the default",
         "scikit-learn, from UCI",
-        True,
-        ("alpaydin1998optical", "pedregosa2011scikit"),
+        cite=(
+            "alpaydin1998optical",
+            "pedregosa2011scikit",
+        ),
     ),
-    (
+    Row(
         "mnist",
         images.Mnist,
         "28x28 grey digits, 10 classes; with writers where the files have them",
         "LeCun, Cortes, Burges",
-        False,
-        ("lecun1998gradient",),
+        offline=False,
+        cite=("lecun1998gradient",),
     ),
-    (
+    Row(
         "fashion_mnist",
         images.FashionMnist,
         "28x28 grey clothes, 10 classes",
         "Xiao, Rasul, Vollgraf 2017",
-        False,
-        ("xiao2017fashion",),
+        offline=False,
+        cite=("xiao2017fashion",),
     ),
-    (
+    Row(
         "cifar10",
         images.Cifar10,
         "32x32 colour photographs, 10 classes",
         "Krizhevsky 2009",
-        False,
-        ("krizhevsky2009learning",),
+        offline=False,
+        cite=("krizhevsky2009learning",),
     ),
-    (
+    Row(
         "cifar100",
         images.Cifar100,
         "32x32 colour photographs, 100 classes or 20 coarse ones",
         "Krizhevsky 2009",
-        False,
-        ("krizhevsky2009learning",),
+        offline=False,
+        cite=("krizhevsky2009learning",),
     ),
-    (
+    Row(
         "tiny_imagenet",
         folders.TinyImagenet,
         "64x64 colour photographs, 200 classes or any subset",
         "Stanford CS231n",
-        False,
-        ("le2015tiny",),
+        offline=False,
+        cite=("le2015tiny",),
     ),
-    ("pacs", images.Pacs, "64x64 pictures, 7 classes in 4 domains", "Li et al. 2017", False, ("li2017deeper",)),
-    (
+    Row(
+        "pacs",
+        images.Pacs,
+        "64x64 pictures, 7 classes in 4 domains",
+        "Li et al. 2017",
+        offline=False,
+        cite=("li2017deeper",),
+    ),
+    Row(
         "synthetic_iid",
         synthetic.SyntheticIid,
         "the same with one model and one input law for all clients",
         "Li et al. 2020 (FedProx)",
-        True,
-        ("li2020federated",),
+        cite=("li2020federated",),
     ),
-    (
+    Row(
         "synthetic",
         synthetic.Synthetic,
         "60 features, 10 classes, models and inputs that differ by client",
         "Li et al. 2020 (FedProx)",
-        True,
-        ("li2020federated",),
+        cite=("li2020federated",),
     ),
-    (
+    Row(
         "folder",
         folders.Folder,
         "pictures in folders: class/file, below clients or domains where there are such",
         "your own",
-        False,
-        "your own pictures",
+        offline=False,
+        uncited="your own pictures",
     ),
-    (
+    Row(
         "table",
         tables.Table,
         "CSV or parquet with a label column, and a client column where there is one",
         "your own",
-        False,
-        "your own table",
+        offline=False,
+        uncited="your own table",
     ),
-    (
+    Row(
         "breast_cancer",
         bundled.BreastCancer,
         "30 measurements, 2 classes",
         "scikit-learn, from UCI",
-        True,
-        ("street1993nuclear", "pedregosa2011scikit"),
+        cite=(
+            "street1993nuclear",
+            "pedregosa2011scikit",
+        ),
     ),
-    (
+    Row(
         "wine",
         bundled.Wine,
         "13 measurements, 3 classes",
         "scikit-learn, from UCI",
-        True,
-        ("aeberhard1992wine", "pedregosa2011scikit"),
+        cite=(
+            "aeberhard1992wine",
+            "pedregosa2011scikit",
+        ),
     ),
-    (
+    Row(
         "diabetes",
         bundled.Diabetes,
         "10 measurements, regression",
         "scikit-learn, Efron et al. 2004",
-        True,
-        ("efron2004least", "pedregosa2011scikit"),
+        cite=(
+            "efron2004least",
+            "pedregosa2011scikit",
+        ),
     ),
-    (
+    Row(
         "series",
         series.Series,
         "long CSV or parquet of time series: forecast from windows",
         "your own",
-        False,
-        "your own series",
+        offline=False,
+        uncited="your own series",
     ),
-    (
+    Row(
         "eeg",
         series.Eeg,
         "4 channels of brain waves, 800 values each: forecast from windows",
         "matplotlib's sample data",
-        True,
-        "sample data without a publication",
+        uncited="sample data without a publication",
     ),
-    ("ag_news", text.AgNews, "news in 4 classes, as words", "Zhang et al. 2015", False, ("zhang2015character",)),
-    (
+    Row(
+        "ag_news",
+        text.AgNews,
+        "news in 4 classes, as words",
+        "Zhang et al. 2015",
+        offline=False,
+        cite=("zhang2015character",),
+    ),
+    Row(
         "shakespeare",
         text.Shakespeare,
         "the next character; a client is a role",
         "LEAF, Caldas et al. 2018",
-        False,
-        ("caldas2018leaf",),
+        offline=False,
+        cite=("caldas2018leaf",),
     ),
-    (
+    Row(
         "hub",
         hub.Hub,
         "a data set of the Hugging Face hub or a folder saved by datasets (extra: hub)",
         "huggingface.co",
-        False,
-        "the data set's own page says how to cite it",
+        offline=False,
+        uncited="the data set's own page says how to cite it",
     ),
 )
-_PARTITIONS: tuple[tuple[str, Callable[..., Any], str, str, tuple[str, ...] | str], ...] = (
-    ("iid", laws.Iid, "equal sizes, uniform draws", "FedFN harness", "uniform draws need no source"),
-    (
+_PARTITIONS = (
+    Row(
+        "iid",
+        laws.Iid,
+        "equal sizes, uniform draws",
+        "FedFN harness",
+        uncited="uniform draws need no source",
+    ),
+    Row(
         "pooled",
         laws.Pooled,
         "one client with everything: the centralised control",
         "-",
-        "the centralised control needs no source",
+        uncited="the centralised control needs no source",
     ),
-    (
+    Row(
         "dirichlet",
         laws.Dirichlet,
         "label skew, unequal sizes, a minimum",
         "FedFN harness, LDA(alpha)",
-        ("yurochkin2019bayesian",),
+        cite=("yurochkin2019bayesian",),
     ),
-    (
+    Row(
         "dirichlet_equal",
         label_skew.DirichletEqual,
         "label skew, equal sizes, class priors for each client",
         "FedDyn, FedSMU",
-        ("hsu2019measuring", "acar2021federated"),
+        cite=(
+            "hsu2019measuring",
+            "acar2021federated",
+        ),
     ),
-    (
+    Row(
         "shards",
         label_skew.Shards,
         "s shards of one class each for every client",
         "FedFN harness, Sharding(s)",
-        ("mcmahan2017communication",),
+        cite=("mcmahan2017communication",),
     ),
-    ("classes", label_skew.Classes, "exactly k classes a client (pathological)", "-", ("li2022federated",)),
-    ("quantity", label_skew.Quantity, "unequal sizes, equal label mix", "-", ("li2022federated",)),
-    (
+    Row(
+        "classes",
+        label_skew.Classes,
+        "exactly k classes a client (pathological)",
+        "-",
+        cite=("li2022federated",),
+    ),
+    Row(
+        "quantity",
+        label_skew.Quantity,
+        "unequal sizes, equal label mix",
+        "-",
+        cite=("li2022federated",),
+    ),
+    Row(
         "natural",
         label_skew.Natural,
         "the data's own writers, roles, domains or client column",
         "LEAF",
-        "the data's own clients; cite the data",
+        uncited="the data's own clients; cite the data",
     ),
-    (
+    Row(
         "overlap",
         laws.Overlap,
         "independent draws of equal size; clients overlap and are derived when asked for",
         "FedPart",
-        ("wang2024why",),
+        cite=("wang2024why",),
     ),
 )
 
@@ -249,10 +284,7 @@ DATASETS: Registry[Row] = Registry(
     "data set",
     accepts=_with("read"),
     wanted="a dataclass of settings with read(place), or a fedstrata.data.Row",
-    entries={
-        name: Row(name, factory, about, source, offline, *_cited(cite))
-        for name, factory, about, source, offline, cite in _DATASETS
-    },
+    entries={row.name: row for row in _DATASETS},
     adapt=_row,
 )
 PARTITIONS: Registry[Row] = Registry(
@@ -260,10 +292,7 @@ PARTITIONS: Registry[Row] = Registry(
     "partition",
     accepts=_with("deal"),
     wanted="a dataclass of settings with deal(pool, clients, seed), or a fedstrata.data.Row",
-    entries={
-        name: Row(name, factory, about, source, True, *_cited(cite))
-        for name, factory, about, source, cite in _PARTITIONS
-    },
+    entries={row.name: row for row in _PARTITIONS},
     adapt=_row,
 )
 
@@ -309,10 +338,10 @@ def find_partition(name: str) -> Row:
 
 
 def find_law(call: Call) -> Law:
-    """The law that ``call`` means, with its settings.
+    """Build the law of a call with its settings.
 
     Raises:
-        ConfigError: unknown, or settings that it does not have.
+        ConfigError: an unknown law or setting.
     """
     if call.name not in PARTITIONS and call.name.endswith("Partitioner"):
         return hub.FlowerLaw(call)

@@ -78,7 +78,7 @@ class TaskKind(ABC):
         return float("nan") if value is None else value if self.larger_is_better else -value
 
     def predictions(self, output: Tensor) -> Tensor:
-        """Turn outputs [N, *kept, C] into what users read: [N] numbers, or [N, C] probabilities where targets are classes."""
+        """Turn outputs [N, *kept, C] into predictions: [N] numbers, or [N, C] probabilities of classes."""
         return output[:, 0]
 
     def outputs(self, shape: tuple[int, ...], targets: Sequence[NDArray[Any]], labels: tuple[str, ...]) -> int:

@@ -185,14 +185,14 @@ def _memory(parts: RunComponents, probe: CostProbe, memory: int) -> Iterator[Cos
         yield CostEstimate("data in memory", data, "bytes", how, large=data > BUSY * memory)
     most = min(len(setup.eligible), setup.cohort * setup.rounds)
     if probe.client_state:
-        on = "memory" if parts.config.rows == "memory" else "a file"
+        on = "memory" if parts.config.client_state == "memory" else "a file"
         how = f"{most:,} clients that can take part x {size(probe.client_state)} that a client keeps, in {on}"
         yield CostEstimate(
             "state of clients",
             most * probe.client_state,
             "bytes",
             how,
-            large=parts.config.rows == "memory" and most * probe.client_state > BUSY * memory,
+            large=parts.config.client_state == "memory" and most * probe.client_state > BUSY * memory,
         )
     reply = probe.up.payload + 4 * parts.parameters
     yield CostEstimate(

@@ -38,7 +38,7 @@ class CostEstimate:
     """Estimates one amount, with its arithmetic.
 
     Attributes:
-        what: is meant.
+        what: name of the amount.
         value: in ``unit``; ``high`` is the upper end where it is a range.
         unit: "bytes", "flops" or "seconds".
         how: the arithmetic.

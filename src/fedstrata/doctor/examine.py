@@ -40,7 +40,7 @@ def examine(
     """Diagnose a configuration before anything is trained.
 
     Args:
-        config: of the run that is meant.
+        config: of the planned run.
         federation: instead of the configured data.
         module: instead of the configured model.
         quick: leave out what reads every sample (duplicates), many samples of files (feature skew of pictures in
@@ -48,7 +48,7 @@ def examine(
         given: the words of the command line that made the configuration, for the proposed command; () writes out what
             differs from the defaults.
     Raises:
-        FedstrataError: whatever makes a run impossible, as ``fedstrata check`` says it.
+        FedstrataError: an impossible run, with the message of ``fedstrata check``.
     """
     check_track(config.track)
     parts, handed = assemble(config, federation, module), federation is not None or module is not None

@@ -14,7 +14,7 @@ from fedstrata.data.types import Ints
 from fedstrata.doctor.diagnosis import WEIGHTS, Problem, Weight
 from fedstrata.engine.assembly import RunComponents
 
-NAMED = 5  # clients whose names are told
+NAMED = 5  # clients that are named
 LEAK = 0.01  # share of test samples seen in training from which scores mislead
 FEW_TESTS = 30  # samples of a client's own test below which its score is coarse
 

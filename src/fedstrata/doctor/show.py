@@ -15,8 +15,8 @@ from fedstrata.doctor.diagnosis import Advice, CostEstimate, Diagnosis, Problem
 from fedstrata.doctor.problems import printable
 from fedstrata.report.terminal import facts_table
 
-LONG = 3600.0  # seconds from which a way to less is told
-MOST_SOURCES = 2  # methods refused for one reason whose publications are still told
+LONG = 3600.0  # seconds from which a cheaper way is shown
+MOST_SOURCES = 2  # methods refused for one reason whose publications are still shown
 UNITS = {"bytes": size, "flops": work, "seconds": duration}
 CAVEAT = (
     "This is advice before measurement: rules about numbers of the data, not results. It names methods that deserve a run;"

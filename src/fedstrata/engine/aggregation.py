@@ -34,7 +34,7 @@ class Aggregate:
 
     Attributes:
         step: of the aggregated parameters; with weights [C, M], a leading axis of models.
-        statistics: aggregated norm statistics; names that nobody sent are left out.
+        statistics: aggregated norm statistics; names that no client sent are left out.
         payload_sums: of the pieces' payloads, by piece.
     """
 

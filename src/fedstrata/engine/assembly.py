@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 
 from torch import Tensor, nn
 
+from fedstrata.backends.selection import executor_settings
 from fedstrata.client.activation_cache import CachePlanner
 from fedstrata.client.frozen_prefix import NotCached, Traced, trace
 from fedstrata.client.step_cost import cost
@@ -16,7 +17,7 @@ from fedstrata.common import random_streams
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.config.config import KEYS, Config
 from fedstrata.config.lr_schedules import schedule
-from fedstrata.config.sections import Unseen
+from fedstrata.config.sections import NewClients
 from fedstrata.core.chain import Method
 from fedstrata.core.layout import Layout
 from fedstrata.core.network import Batch, BoundModel, Net
@@ -29,7 +30,7 @@ from fedstrata.methods import measures_of
 from fedstrata.methods import method as parse_method
 from fedstrata.methods.finetune import FineTune
 from fedstrata.models import build, check, swap_dropout
-from fedstrata.models.check import made_up, to_float32, trains_on_one
+from fedstrata.models.check import synthetic_batch, to_float32, trains_on_one
 from fedstrata.storage import sha256_of
 
 TRACE_SAMPLES = 7  # made-up samples that a split of the model is tried on: no other axis is likely to be as long
@@ -192,7 +193,7 @@ class _Parts:
             eligible=eligible,
             merges_single=bool(self.bound.norms),
         )
-        partly = bool(method.pieces) or config.unseen.groups != "all"
+        partly = bool(method.pieces) or config.new_clients.groups != "all"
         cached = self.setup.local.activation_cache_mb and partly
         self.traced = traced_of(self.bound, federation, self.setup.local) if cached else NotCached()
         self._first: Worker | None = self._worker(self.bound, net, features)
@@ -236,14 +237,12 @@ def worker_of(
 
 def local_settings(config: Config) -> LocalSettings:
     """Return the settings ``local.*`` of a configuration."""
-    local = config.local
-    names = {f.name: f.name for f in fields(LocalSettings)} | {"activation_cache_mb": "keep"}
-    return LocalSettings(**{name: getattr(local, key) for name, key in names.items()})
+    return LocalSettings(**{f.name: getattr(config.local, f.name) for f in fields(LocalSettings)})
 
 
 def traced_of(bound: BoundModel, federation: Federation, local: LocalSettings) -> Traced | NotCached:
     """Return the model's body as a graph, so that it can be split before the trained layers; or why not."""
-    return trace(bound, made_up(federation.task, TRACE_SAMPLES), lambda: precision(local))
+    return trace(bound, synthetic_batch(federation.task, TRACE_SAMPLES), lambda: precision(local))
 
 
 def probing(federation: Federation, eligible: Sequence[int], least: int) -> Batch:
@@ -271,6 +270,7 @@ def _check(parts: _Parts) -> None:
     """Refuse a run that is invalid, before anything is written."""
     config, federation, setup = parts.config, parts.federation, parts.setup
     config.needed(setup.cohort)  # an impossible quorum
+    executor_settings(config.executor)  # an unknown executor or setting
     if parts.bound.norms and config.local.batch == 1 and not trains_on_one(parts.module, federation.task):
         raise ConfigError(
             "local.batch is 1, but a batch norm cannot look at one value; use local.batch=2 or more, or norm=group."
@@ -293,12 +293,12 @@ def _check_target(config: Config, federation: Federation) -> None:
 
 def _check_new_clients(config: Config, federation: Federation, layout: Layout) -> None:
     """Refuse settings for held-out clients where there are none, and a selector that selects nothing."""
-    if not federation.heldout and config.unseen != Unseen():
+    if not federation.heldout and config.new_clients != NewClients():
         raise ConfigError(
-            "unseen.* is set, but no client is held out of training, so it has no effect; set heldout=0.2 too, or leave"
-            " it out."
+            "new_clients.* is set, but no client is held out of training, so it has no effect; set heldout=0.2 too, or"
+            " leave it out."
         )
-    layout.select(config.unseen.groups)
+    layout.select(config.new_clients.groups)
 
 
 def _check_given_federation(config: Config, federation: Federation) -> None:

@@ -12,7 +12,7 @@ from fedstrata.storage import preflight
 
 
 def preflight_states(parts: RunComponents) -> None:
-    """Refuse as many states as can come to exist, times the bytes of one, where they do not fit.
+    """Refuse the largest number of states that can exist, times the bytes of one, where that does not fit.
 
     Raises:
         StateError: with the arithmetic and the options.
@@ -28,4 +28,4 @@ def preflight_states(parts: RunComponents) -> None:
     size += sum(4 * setup.layout.entries[n].shape.numel() for n in plan.at(0).client_local)
     if size:
         most = min(len(setup.eligible), setup.cohort * setup.rounds)
-        preflight(most, size, Path(parts.config.out) if parts.config.rows == "mapped" else None)
+        preflight(most, size, Path(parts.config.out) if parts.config.client_state == "mapped" else None)

@@ -91,11 +91,11 @@ class Engine:
         self.executor = build_executor(self.executor_name, parts.make_worker, self.workers, threads, self.on_choice)
         self.worker = parts.make_worker()
         self.ledger = Ledger(self.worker)
-        self.gate = Gate(self.ledger, parts.setup, config.gate.norm)
+        self.gate = Gate(self.ledger, parts.setup, config.max_update_norm)
         workers = [self.worker] + [parts.make_worker() for _ in range(min(self.workers, 4) - 1)]
         self.evaluator = Evaluator(workers, parts.federation, config.bn == "batch", threads)
         self.server = Server.start(parts.method, parts.setup)
-        self.states = MappedRows() if config.rows == "mapped" else MemoryRows()
+        self.states = MappedRows() if config.client_state == "mapped" else MemoryRows()
         self.needed = config.needed(parts.setup.cohort)
         self.stop_rule = StopRule.of(config)
         self.answers: Mapping[str, QueryResult] = {}

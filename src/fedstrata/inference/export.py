@@ -178,7 +178,8 @@ def _compare(outputs: Tensor, expected: Tensor, finished: Finished, what: str) -
     distance = difference(outputs, expected)
     if not distance <= _tolerance(finished):
         raise StateError(
-            f"{what} differs from the run's evaluation by {distance:.2g} of the largest output; it is not written. Please"
+            f"{what} differs from the run's evaluation by {distance:.2g} of the largest output; it is not written."
+            " Please"
             " report this."
         )
     return distance

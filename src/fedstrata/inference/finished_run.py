@@ -76,7 +76,7 @@ class Finished:
 
     @property
     def uses_batch_statistics(self) -> bool:
-        """Whether norms use batch statistics in evaluation: an output then depends on the other samples of its batch."""
+        """Whether norms use batch statistics in evaluation: an output then depends on its whole batch."""
         return self.engine.evaluator.batch_statistics or any(
             norm.running_mean is None for norm in self.engine.worker.bound.norms
         )
@@ -106,7 +106,8 @@ class Finished:
         if number is None:
             some = f" Their names: {', '.join(names[:MANY])}{', ...' if len(names) > MANY else ''}." if names else ""
             raise ConfigError(
-                f"there is no client {text!r}; clients are 0 to {federation.clients - 1}.{suggestion(text, names)}{some}"
+                f"there is no client {text!r}; clients are 0 to {federation.clients - 1}.{suggestion(text, names)}"
+                f"{some}"
             )
         return number
 

@@ -158,7 +158,8 @@ def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
             return np.load(file, allow_pickle=False), None
     except ValueError as error:
         raise DataError(
-            f"{path} holds no readable array ({str(error).rstrip('.')}); it must be a complete array of numbers. Arrays of"
+            f"{path} holds no readable array ({str(error).rstrip('.')}); it must be a complete array of numbers. Arrays"
+            " of"
             " Python objects need pickle, which can run code, and are refused."
         ) from error
     except (OSError, EOFError) as error:
@@ -296,7 +297,8 @@ def _same_task(source: Source, finished: Finished) -> None:
     """Refuse samples that the model would misread."""
     ours, theirs = finished.federation.task, source.task
     other = (
-        f"{source.name} prepares its samples differently from {finished.federation.name}; give the file itself, which is"
+        f"{source.name} prepares its samples differently from {finished.federation.name}; give the file itself, which"
+        " is"
         " then read as in training."
     )
     if source.scale is not None:  # by statistics of its training rows

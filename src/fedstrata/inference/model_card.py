@@ -60,10 +60,11 @@ def _text(value: object) -> str:
 
 def _what(finished: Finished, client: int | None, facts: Facts) -> str:
     parts, summary = finished.engine.parts, finished.result.summary
+    origin = " (given from Python)" if "module" in manifest(finished.folder).get("custom", ()) else ""
     whose = "The shared model" if client is None else f"The model of client {_text(finished.client_label(client))}"
     return (
         f"{whose} of a federated run:"
-        f" `{parts.config.model_for(finished.federation.task)}`{' (given from Python)' if 'module' in manifest(finished.folder).get('custom', ()) else ''}"
+        f" `{parts.config.model_for(finished.federation.task)}`{origin}"
         f" with {parts.parameters:,} parameters, trained by `{summary['method']}` on {_text(facts.name)}, dealt to"
         f" {facts.clients:,} clients, in {summary['rounds']} rounds (seed {summary['seed']})."
     )
@@ -119,7 +120,8 @@ def _reads(described: Mapping[str, Any]) -> Iterator[str]:
         names = described["labels"]
         yield (
             "- Classes:"
-            f" {', '.join(_text(n) for n in names[:CLASSES])}{f', ... ({len(names)} in all)' if len(names) > CLASSES else ''}."
+            f" {', '.join(_text(n) for n in names[:CLASSES])}"
+            f"{f', ... ({len(names)} in all)' if len(names) > CLASSES else ''}."
         )
     if described["after_the_model"]:
         target = described["after_the_model"]

@@ -35,7 +35,8 @@ def program_of(module: nn.Module, x: Tensor) -> Any:
             return torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
     except Exception as error:
         raise ConfigError(
-            f"torch.export cannot trace this model: {_reason(error)} A model whose control flow depends on its values, or"
+            f"torch.export cannot trace this model: {_reason(error)} A model whose control flow depends on its values,"
+            " or"
             " on the number of samples, has no program; --format safetensors writes the weights alone."
         ) from error
 

@@ -1,4 +1,4 @@
-"""Models by name, and checks of a user's own."""
+"""Build models by name, and check a user's module."""
 
 from fedstrata.models.check import check, swap_dropout
 from fedstrata.models.registry import Row, build, count, find, register, rows

@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention and a ReLU network, each with a shortcut and a layer norm behind it (post-norm)."""
+    """Attention and a ReLU network, each with a shortcut and then a layer norm (post-norm)."""
 
     drop1: Layer
     drop2: Layer
@@ -68,7 +68,7 @@ class EncoderLayer(nn.Module):
 
 
 class Transformer(Model):
-    """Embedding with sinusoidal positions, encoder layers, and a head on the last position, whatever stands there."""
+    """Embedding with sinusoidal positions, encoder layers, and a head on the last position, padding or not."""
 
     drop: Layer
 
@@ -138,8 +138,9 @@ def sinusoids(like: Tensor) -> Tensor:
 def transformer(
     task: Task, width: int = 200, heads: int = 2, feedforward: int = 200, layers: int = 3, *, dropout: float = 0.1
 ) -> Model:
-    """FedPart's text classifier: embedding, three post-norm encoder layers, prediction from the last position; 8 layer
-    groups.
+    """FedPart's text classifier: embedding, three post-norm encoder layers, prediction from the last position.
+
+    It has 8 layer groups.
 
     Args:
         task: rows of tokens.

@@ -1,4 +1,4 @@
-"""What the models share: norm layers by name, dropout from the derived stream, initialisation from one generator."""
+"""Blocks that models share: norm layers by name, seeded dropout, initialisation from one generator."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ Layer: TypeAlias = Callable[[Tensor], Tensor]  # the type of a submodule that is
 
 
 class Model(nn.Module):
-    """A module whose classifier has a known name and that can be started from one generator.
+    """A module whose head has a known name and that is initialised from one generator.
 
     It is built on the meta device (no memory, no random numbers); :meth:`start` then fills every parameter and buffer.
     """
 
     head_name = "head"
     channels_last = False
-    """Whether batches of images are handed over with channels last in memory, which convolutions of this model are
-    faster on.
-    """
+    """Whether image batches have channels last in memory, which makes convolutions of this model faster."""
 
     head: Layer
 
@@ -40,7 +38,7 @@ class Model(nn.Module):
 
 @dataclass(frozen=True)
 class Norms:
-    """Makes the norm layers of one model, so that names stay the same whichever norm is chosen.
+    """Builds the norm layers of one model; names do not depend on the chosen norm.
 
     Attributes:
         model: the model's name, for messages.
@@ -61,17 +59,17 @@ class Norms:
 
     @property
     def bias(self) -> bool:
-        """Whether a convolution needs a bias of its own: a norm's shift serves as one."""
+        """Whether a convolution needs a bias; the shift of a norm replaces it."""
         return self.kind == "none"
 
     def images(self, channels: int) -> nn.Module:
-        """The norm after a convolution with ``channels`` outputs."""
+        """Build the norm after a convolution with ``channels`` outputs."""
         return (
             nn.BatchNorm2d(channels, track_running_stats=self.track) if self.kind == "batch" else self._other(channels)
         )
 
     def rows(self, features: int) -> nn.Module:
-        """The norm after a linear layer with ``features`` outputs."""
+        """Build the norm after a linear layer with ``features`` outputs."""
         return (
             nn.BatchNorm1d(features, track_running_stats=self.track) if self.kind == "batch" else self._other(features)
         )
@@ -89,15 +87,14 @@ class Norms:
 
 
 def max_pool(x: Tensor, size: int, stride: int, padding: int = 0, *, channels_last: bool) -> Tensor:
-    """[B, C, H, W] -> [B, C, H', W']: torch's max-pool by its path for channels last, which is many times faster on a
-    CPU.
+    """Max-pool by torch's path for channels last, much faster on a CPU: [B, C, H, W] -> [B, C, H', W'].
 
     Args:
         x: images.
         size: of the windows.
         stride: of the windows.
         padding: of the windows.
-        channels_last: how the layers around want images in memory.
+        channels_last: the memory format of the neighbouring layers.
     """
     pooled = functional.max_pool2d(x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2), size, stride, padding)
     return pooled if channels_last else pooled.contiguous()
@@ -153,7 +150,7 @@ class ChannelDropout(nn.Module):
 
 
 def drop_layer(p: float, model: str, *, setting: str = "dropout", channels: bool = False) -> nn.Module:
-    """Our dropout layer, or the identity for p = 0.
+    """Build our dropout layer, or the identity for p = 0.
 
     Raises:
         ConfigError: p outside [0, 1).
@@ -169,7 +166,7 @@ def fill(module: nn.Module, generator: torch.Generator, conv: ConvInit = "torch"
     """Fill every known layer below ``module`` in definition order.
 
     Args:
-        module: holds Conv2d, Linear, Embedding and norm layers; parameters of any other module are its own business.
+        module: holds Conv2d, Linear, Embedding and norm layers; parameters of other modules are left alone.
         generator: the only source of random numbers.
         conv: "torch" (uniform, PyTorch's default) or "fan_out" (normal, He et al. 2015, biases 0: torchvision's and
             FedPart's ResNets, FedFN's VGG).
@@ -191,7 +188,7 @@ def fill(module: nn.Module, generator: torch.Generator, conv: ConvInit = "torch"
 
 
 def fill_affine(weight: Tensor, bias: Tensor | None, generator: torch.Generator) -> None:
-    """PyTorch's default for linear and convolution layers: U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for weight and bias."""
+    """Draw PyTorch's default for linear and convolution layers: U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
     if bias is not None:
         bound = 1 / math.sqrt(weight[0].numel())

@@ -1,4 +1,4 @@
-"""A user's own module: does it fit the task, and is its randomness ours to seed?"""
+"""Check a user's module: does it fit the task, and can its randomness be seeded?"""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ _OTHERS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def check(module: nn.Module, task: Task) -> str | None:
-    """Try a module on a batch of two made-up samples, on a copy: it is left as it was, and so is torch's random
-    generator.
+    """Try a copy of a module on a batch of two synthetic samples; torch's random generator is restored.
 
     Args:
         module: any module on the CPU that should map ``[B, *task.shape]`` to ``[B, task.classes]``.
         task: shape, classes and vocabulary of the data.
     Returns:
         the name of the head: the linear layer whose output is the model's output; None where there is none (methods
-        that need a head then say so).
+        that need a head then refuse the module).
     Raises:
         DataError: samples that the model cannot read, or more or fewer outputs than classes.
         ConfigError: outputs that are not finite or are probabilities, parameters without a shape yet, a wrong
             ``head_name``, or randomness from torch's own generator while training, for example functional dropout.
     """
     _has_shapes(module)
-    probe = made_up(task)
+    probe = synthetic_batch(task)
     trial = copy.deepcopy(module).eval()
-    with torch.no_grad(), _generator_kept():
+    with torch.no_grad(), _generator_restored():
         out = _forward(trial, probe, task)
         _norms_see_several(trial, probe)
         _fits(out, trial, task)
@@ -45,21 +44,21 @@ def check(module: nn.Module, task: Task) -> str | None:
 
 
 def trains_on_one(module: nn.Module, task: Task) -> bool:
-    """Whether batch norms have more than one value to look at when a batch is a single sample."""
+    """Whether batch norms see more than one value when a batch is a single sample."""
     trial = copy.deepcopy(module).eval()
     for part in trial.modules():
         if isinstance(part, nn.modules.batchnorm._NormBase):
             part.train()
     try:
         with torch.no_grad():
-            trial(made_up(task)[:1])
+            trial(synthetic_batch(task)[:1])
     except ValueError:  # torch: "Expected more than 1 value per channel when training"
         return False
     return True
 
 
 def swap_dropout(module: nn.Module) -> nn.Module:
-    """A copy of a module with torch's dropout layers replaced by ours, which draw from the derived stream.
+    """Copy a module with torch's dropout layers replaced by ours, which draw from the derived stream.
 
     Raises:
         ConfigError: alpha dropout, which has no counterpart here, or p = 1.
@@ -95,14 +94,14 @@ def to_float32(module: nn.Module) -> nn.Module:
 def _ours(layer: nn.Module, where: str) -> nn.Module:
     p = getattr(layer, "p", 0.0)
     if not 0 <= p < 1:
-        raise ConfigError(f"{where} drops a share p={p}: it must lie in [0, 1).")
+        raise ConfigError(f"{where} drops a share p={p}: it must be in [0, 1).")
     ours = ChannelDropout(p) if isinstance(layer, _CHANNELS) else Dropout(p)
     return ours.train(layer.training)
 
 
 @contextmanager
-def _generator_kept() -> Iterator[None]:
-    """Whatever happens inside, torch's own generator is afterwards where it was."""
+def _generator_restored() -> Iterator[None]:
+    """Restore the state of torch's generator afterwards."""
     state = torch.get_rng_state()
     try:
         yield
@@ -119,7 +118,7 @@ def _has_shapes(module: nn.Module) -> None:
             )
         if parameter.device.type == "meta":
             raise ConfigError(
-                f"parameter {name} lies on the meta device and holds no numbers. Materialise and initialise the model"
+                f"parameter {name} is on the meta device and holds no numbers. Materialise and initialise the model"
                 " first."
             )
         if not parameter.is_floating_point():
@@ -140,8 +139,8 @@ def _has_shapes(module: nn.Module) -> None:
             )
 
 
-def made_up(task: Task, samples: int = 2) -> Tensor:
-    """[samples, *shape] made-up inputs: standard normal numbers, or tokens with the largest one among them."""
+def synthetic_batch(task: Task, samples: int = 2) -> Tensor:
+    """Draw synthetic inputs, [samples, *shape]: standard normal numbers, or tokens with the largest one among them."""
     generator = torch.Generator().manual_seed(0)
     if task.vocabulary > 0:
         batch = torch.randint(task.vocabulary, (samples, *task.shape), generator=generator)
@@ -153,18 +152,17 @@ def made_up(task: Task, samples: int = 2) -> Tensor:
 def _forward(module: nn.Module, probe: Tensor, task: Task) -> Tensor:
     try:
         out = module(probe)
-    except Exception as error:  # whatever a user's module raises becomes one clear sentence
+    except Exception as error:  # any error of a user's module gets one clear message
         raise DataError(_diagnosis(module, task, error)) from error
     if not isinstance(out, Tensor):
         raise ConfigError(
-            f"the model returns {type(out).__name__}; a tensor [batch, {task.classes}] is wanted. Return the logits"
-            " only."
+            f"the model returns {type(out).__name__}; it must return a tensor [batch, {task.classes}]: the logits only."
         )
     return out
 
 
 def _diagnosis(module: nn.Module, task: Task, error: Exception) -> str:
-    """Why a module refuses the probe: usually its first layer expects another width."""
+    """Explain why a module refuses the probe: usually its first layer expects another width."""
     name, first = next(
         (
             (n, m)
@@ -232,9 +230,7 @@ def _finite(out: Tensor, mode: str) -> None:
 
 
 def _draws_nothing(module: nn.Module, probe: Tensor, task: Task) -> None:
-    """Refuse a module that moves torch's own generator while training: threads and processes would then differ from the
-    loop.
-    """
+    """Refuse a module that draws from torch's generator while training: executors would then differ."""
     generator = torch.Generator().manual_seed(1)
     uniforms: Callable[[torch.Size], Tensor] = lambda shape: torch.rand(shape, generator=generator)
     for part in module.modules():
@@ -249,7 +245,7 @@ def _draws_nothing(module: nn.Module, probe: Tensor, task: Task) -> None:
             for n, m in module.named_modules()
             if isinstance(m, (nn.Dropout, *_CHANNELS, *_OTHERS)) and getattr(m, "p", 0) > 0
         ]
-        found = (
+        source = (
             f"its layers {', '.join(layers[:5])} are"
             if layers
             else "there is a functional dropout, an attention or recurrent layer with dropout, or noise"
@@ -260,16 +256,14 @@ def _draws_nothing(module: nn.Module, probe: Tensor, task: Task) -> None:
             else "use the layer fedstrata.core.network.Dropout, which draws from the seeded stream"
         )
         raise ConfigError(
-            f"the model draws from torch's own random generator while training ({found}), so runs could not be"
+            f"the model draws from torch's own random generator while training ({source}), so runs could not be"
             f" repeated: {remedy}."
         )
     _finite(out, "training")
 
 
 def _norms_see_several(trial: nn.Module, probe: Tensor) -> None:
-    """Refuse group norms over one value, which is always 0 then, or over two, which are always 1 and -1: no gradient
-    would pass.
-    """
+    """Refuse group norms over one value (always 0) or two (always 1 and -1), through which no gradient passes."""
     seen: dict[str, int] = {}
 
     def watch(name: str, parts: int) -> Callable[..., None]:
@@ -296,9 +290,7 @@ def _norms_see_several(trial: nn.Module, probe: Tensor) -> None:
 
 
 def _keeps_buffers(module: nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Refuse a module that remembers training outside of batch norms: nobody would send it, and workers would carry it
-    from client to client.
-    """
+    """Refuse a module with state outside of batch norms: it is not sent, and workers would mix clients' states."""
     norms = [n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     for name, buffer in module.named_buffers():
         if name.rpartition(".")[0] not in norms and (name not in before or not torch.equal(buffer, before[name])):
@@ -308,7 +300,7 @@ def _keeps_buffers(module: nn.Module, before: Mapping[str, Tensor]) -> None:
 
 
 def _head(trial: nn.Module, probe: Tensor, out: Tensor, task: Task, *, declared: str | None) -> str | None:
-    """The linear layer that ends the model, found by leaving it out on a copy."""
+    """Find the linear layer that ends the model, by removing it from a copy."""
     candidates = [
         n for n, m in trial.named_modules() if n and isinstance(m, nn.Linear) and m.out_features == task.classes
     ]

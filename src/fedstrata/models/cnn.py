@@ -1,6 +1,4 @@
-"""Convolution networks without shortcuts: FedAvg's CNN, the small CNN, FedSMU's and DLG's LeNet, FedLAG's cnn20, VGG-11
-and VGG-16.
-"""
+"""Convolution networks without shortcuts: CNN, small CNN, LeNet, cnn20, VGG-11 and VGG-16 of several papers."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class ConvNet(Model):
         self.convs = nn.ModuleList(convs)
         widths = (flat, *hidden)
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
-        self.drops = nn.ModuleList(drops)  # one for each hidden layer: a mask belongs to its place
+        self.drops = nn.ModuleList(drops)  # one for each hidden layer, each with its mask
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,8 +112,9 @@ def lenet(task: Task, norm: Norm = "none", padding: int = 0, dropout: float = 0.
 
 
 class SmoothNet(Model):
-    """5x5 convolutions with strides instead of pools and an activation without kinks, then the head: a network that can
-    be differentiated twice.
+    """5x5 convolutions with strides instead of pools and a smooth activation, then the head.
+
+    The network can be differentiated twice.
     """
 
     def __init__(
@@ -194,8 +193,9 @@ def cnn20(task: Task, norm: Norm = "none", dropout: float = 0.0, groups: int = 8
 
 
 def vgg11(task: Task, norm: Norm = "none", dropout: float = 0.0, groups: int = 32) -> Model:
-    """FedFN's VGG-11: eight 3x3 convs (64 to 512, five pools), then 512, 512, classes; convs start normal with fan-out,
-    biases 0.
+    """FedFN's VGG-11: eight 3x3 convs (64 to 512, five pools), then 512, 512, classes.
+
+    Convolutions start normal with fan-out, biases at 0.
 
     Args:
         task: images of at least 32 x 32 pixels.

@@ -47,7 +47,7 @@ class Perceptron(Model):
         """
 
     def forward(self, x: Tensor, exits: int | None = None) -> Tensor:
-        """[B, ...] -> [B, classes]; or the features [B, H] behind so many hidden layers."""
+        """[B, ...] -> [B, classes]; or the features [B, H] after so many hidden layers."""
         x = x.flatten(1)  # [B, D]
         for layer in self.layers[:exits]:
             x = layer(x)

@@ -1,4 +1,4 @@
-"""The character LSTM of Shakespeare."""
+"""The character LSTM for Shakespeare."""
 
 from __future__ import annotations
 

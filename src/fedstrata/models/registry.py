@@ -1,4 +1,4 @@
-"""Models by name: ``build("resnet18(stem=3)", task, norm, generator)``. Users may register their own."""
+"""Build models by name: ``build("resnet18(stem=3)", task, norm, generator)``; users may register more."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Row:
     Attributes:
         name: what users write.
         summary: one line.
-        source: paper or project whose network it is.
+        source: paper or project of the network.
         factory: ``(task, settings...)``; with a parameter called ``norm`` where the norm can be chosen.
-        ours: drawn on the meta device and filled from one generator; a user's factory draws as it likes, in a fork of
-            torch's generator.
-        cite: keys of ``fedstrata.citations``, or BibTeX entries of your own.
+        ours: built on the meta device and filled from one generator; a user's factory draws from a fork of torch's
+            generator.
+        cite: keys of ``fedstrata.citations``, or BibTeX entries.
         uncited: why there is nothing to cite.
     """
 
@@ -113,7 +113,7 @@ def find(name: str) -> Row:
 
 
 def _row(plugin: plugins.Plugin, offered: object) -> object:
-    """A plug-in's row, of a factory or of a row of its own."""
+    """Return a plug-in's row, or make one of a factory."""
     row = (
         offered
         if isinstance(offered, Row)
@@ -143,7 +143,7 @@ def build(spec: str, task: Task, norm: Norm | None, generator: torch.Generator) 
     Returns:
         a module ``[B, *task.shape] -> [B, task.classes]`` in training mode, float32, on the CPU, with ``head_name``.
     Raises:
-        ConfigError: an unknown model or setting, or one that cannot be meant.
+        ConfigError: an unknown model or setting, or an invalid one.
         DataError: data that do not fit the model.
     """
     row, given = _read(spec, norm)
@@ -198,15 +198,15 @@ def _read(spec: str, norm: Norm | None) -> tuple[Row, dict[str, Any]]:
     row = find(call.name)
     if "norm" in call.named:
         raise ConfigError(
-            f"model {call.name}: norm is a setting of its own. Write norm={call.named['norm']} beside"
-            f" model={call.name}."
+            f"model {call.name}: norm is a separate setting. Write norm={call.named['norm']} beside model={call.name}."
         )
     given = _arguments(call, row.factory)
     if norm is None:
         return row, given
     if norm not in typing.get_args(Norm):
         raise ConfigError(
-            f"norm is {norm!r}; it is one of {', '.join(typing.get_args(Norm))}.{suggestion(norm, typing.get_args(Norm))}"
+            f"norm is {norm!r}; it is one of {', '.join(typing.get_args(Norm))}."
+            f"{suggestion(norm, typing.get_args(Norm))}"
         )
     if row.norm is not None:
         given["norm"] = norm
@@ -218,9 +218,7 @@ def _read(spec: str, norm: Norm | None) -> tuple[Row, dict[str, Any]]:
 
 
 def _arguments(call: Call, factory: Factory) -> dict[str, Any]:
-    """Arguments checked against the factory's signature, without task and norm, which are not the model call's
-    business.
-    """
+    """Check arguments against the factory's signature, without task and norm, which the call does not set."""
 
     def settings() -> None: ...
 

@@ -77,7 +77,7 @@ class ResNet(Model):
         self.head = nn.Linear(before, classes)
 
     def forward(self, x: Tensor, exits: int | None = None) -> Tensor:
-        """[B, C, H, W] -> [B, classes]; or the pooled features [B, D] behind so many stages."""
+        """[B, C, H, W] -> [B, classes]; or the pooled features [B, D] after so many stages."""
         x = functional.relu(self.norm1(self.conv1(x)))
         if self.stem == 7:
             x = max_pool(x, 3, 2, 1, channels_last=self.channels_last)
@@ -96,7 +96,7 @@ class ResNet(Model):
         A shortcut joins conv1 or conv2 of its block where asked.
         """
         shell = nn.Module()
-        shell._modules = self._modules  # the layout's own rule, without this method
+        shell._modules = self._modules  # the rule of the layout, without this method
         groups = derive_groups(shell)
         if self.down == "own":
             return groups
@@ -141,8 +141,9 @@ def resnet18(
     init: ConvInit = "fan_out",
     down: Down = "own",
 ) -> Model:
-    """ResNet-18: four stages of two basic blocks, 64 to 512 wide; 21 layer groups, or the 18 of FedPart's rebuttal with
-    down=conv2.
+    """ResNet-18: four stages of two basic blocks, 64 to 512 wide.
+
+    It has 21 layer groups, or the 18 of FedPart's rebuttal with down=conv2.
 
     Args:
         task: images.

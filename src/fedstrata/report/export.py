@@ -1,7 +1,7 @@
 """Write the tables of a comparison as files; programs may rely on the column names, new columns follow at the end.
 
 table.csv, a row a method
-    label, method, baseline, informative, own_models (clients use models of their own), shared_unused (nobody uses the
+    label, method, baseline, informative, own_models (clients use personal models), shared_unused (no client uses the
     shared model); for each score (selected, window, final, best, personal, personal_selected, heldout, rmse, ...)
     SCORE_mean, SCORE_std (n - 1), SCORE_n (seeds); the same for each cost: bytes_up, bytes_down, bytes (payload),
     flops, seconds, eval_seconds, rounds; for each headline score SCORE_target, SCORE_target_seeds (how many reached

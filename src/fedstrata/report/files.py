@@ -75,7 +75,7 @@ def clients_csv(
 ) -> Path:
     """Write a line a client: samples by split, whether it is held out, its rounds, label counts and scores.
 
-    A column ``name`` follows the number where clients have names of their own (a client column, folders, writers).
+    A column ``name`` follows the number where clients have names (a client column, folders, writers).
 
     Args:
         federation: any.

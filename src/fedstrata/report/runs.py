@@ -30,7 +30,7 @@ def report(results: Sequence[Result], console: Console, out: Path | None = None)
         out: folder for files; default the run folder of one run, ./report for several.
     Returns:
         the files written: a table of rounds a run (CSV), curve.png, report.html with its pictures (PNG and SVG, in a
-        folder of their own), and for a single run clients.csv and partition.png.
+        separate folder), and for a single run clients.csv and partition.png.
     """
     alone = results[0] if len(results) == 1 else None
     folder = out or (alone.folder if alone and alone.folder else Path("report"))
@@ -73,7 +73,7 @@ def _names(results: Sequence[Result]) -> list[str]:
 def _of_one(result: Result, folder: Path, console: Console) -> tuple[list[Path], Facts | None]:
     """Write the files that need the federation, and return its facts.
 
-    Where its data are not here, the curve alone, and the reason is said.
+    Where its data are missing, only the curve is written, and the reason is printed.
     """
     assert result.folder is not None, "a result that was read has a folder"
     if "federation" in manifest(result.folder).get("custom", ()):

@@ -31,7 +31,7 @@ def recalled(
     module: nn.Module | None = None,
     method: Method | None = None,
 ) -> tuple[RunComponents, tuple[str, ...]]:
-    """What the run in a folder is made of, and what a user must be told of other versions than the run began with.
+    """What the run in a folder is made of, and what a user must know of other versions than the run began with.
 
     Args:
         folder: of the run.
@@ -46,7 +46,7 @@ def recalled(
     for name, given in (("federation", federation), ("module", module), ("method", method)):
         if name in manifest["custom"] and given is None:
             raise StateError(
-                f"{folder} was run with a {name} of your own; give it again from Python: {name}=... beside the folder"
+                f"{folder} was run with a {name} from Python; give it again from Python: {name}=... beside the folder"
                 f" {str(folder)!r}."
             )
     config = Config.read(folder / "config.toml")
@@ -91,7 +91,7 @@ def restored(
     module: nn.Module | None = None,
     method: Method | None = None,
 ) -> tuple[Engine, tuple[str, ...]]:
-    """The engine of a finished run as it stood at the end, and notes as in :func:`recalled`; the folder is only read.
+    """The engine of a finished run in its final state, and notes as in :func:`recalled`; the folder is only read.
 
     Args:
         folder: of the run.

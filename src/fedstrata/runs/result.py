@@ -29,7 +29,7 @@ class Result:
         clients: the last evaluation of single clients, by id: accuracy, personal, ...
         params: the final model, or None for a result that was read from a folder.
         federation: that it ran on, or None likewise.
-        notes: what a user must be told.
+        notes: what a user must know.
     """
 
     summary: Mapping[str, Any]

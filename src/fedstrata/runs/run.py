@@ -68,10 +68,10 @@ def run(
         federation: instead of the configured data; a resume needs it again.
         module: instead of the configured model; a resume needs it again.
         method: pieces that are not registered, instead of the configured method; a resume needs them again.
-        observers: told what happens.
+        observers: receive events.
         stop: asked after every round; True ends the run, which can be resumed.
     Raises:
-        FedstrataError: what cannot be meant, before anything is written.
+        FedstrataError: invalid settings, before anything is written.
         Stopped: ``stop`` said so.
     """
     parts = assemble(config, federation, module, method)

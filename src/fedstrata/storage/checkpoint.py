@@ -218,7 +218,7 @@ def _prune(folder: Path) -> None:
         try:
             keep |= _named(folder, number)
             good += 1
-        except DamagedError:  # told when somebody asks for it; here it only must not count as one of the good ones
+        except DamagedError:  # reported when it is opened; here it only must not count as one of the good ones
             _rename_aside(folder / f"state-{number}.json")
     ours = sorted(path for path in folder.iterdir() if _OURS.fullmatch(path.name) and path.name not in keep)
     for path in sorted(ours, key=lambda p: p.suffix != ".json"):  # manifests first: none may name a file that is gone

@@ -3,7 +3,7 @@
 A row exists once it was first written; a client that was never asked costs nothing. Rows are copied on write, round by
 round: all rows written since the last commit go into one new file ``rows-<round>.safetensors``, older files are never
 changed, and the checkpoint manifest names the files in the order of their writing. A client's row is the one in the
-newest file that has it, so the index needs no bytes of its own, however many clients were seen.
+newest file that has it, so the index needs no further bytes, however many clients were seen.
 
 Old rows are dead weight. A file of which more than ``STALE`` is dead has its living rows moved into the next file
 written, and where there are more than ``FILES`` files the smaller half is merged; so the disk holds at most about twice
@@ -277,7 +277,7 @@ def preflight(clients: int, bytes_per_row: int, where: Path | None) -> None:
 
 
 def amount(count: float) -> str:
-    """Bytes for people: 4.9 MB."""
+    """Format bytes for readers: 4.9 MB."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

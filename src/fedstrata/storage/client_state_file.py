@@ -88,7 +88,7 @@ class _Group:
 
 
 class RowFile:
-    """A committed file, mapped into memory; closed when nobody refers to it.
+    """A committed file, mapped into memory; closed when no reference is left.
 
     Args:
         path: the file.

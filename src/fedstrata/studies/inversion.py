@@ -195,8 +195,8 @@ class Inversion(Study):
     def _attack_run(self, run: Finished, label: str) -> tuple[dict[str, tuple[list[Score], int]], Tensor, list[str]]:
         """Return (scores of each view with its count of visible numbers, true images [N, C, H, W], notes)."""
         pixels, federation = pixels_of(run, "gradient inversion"), run.federation
-        if federation.task.kind != "classification":
-            raise ConfigError(f"gradient inversion needs a classification, and {label} is a regression.")
+        if not federation.task.has_classes:
+            raise ConfigError(f"gradient inversion needs a classification, and {label} is a {federation.task.kind}.")
         if not 0 <= self.client < federation.clients:
             raise ConfigError(
                 f"inversion.client is {self.client}; clients of {label} are 0 to {federation.clients - 1}."

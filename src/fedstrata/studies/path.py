@@ -86,10 +86,10 @@ class Path(Study):
             label: dict(zip(("loss", "score"), map(finite_or_none, surface.score(surface.centre)), strict=True))
             for label, surface in laid.items()
         }
-        task = runs[first].federation.task.kind
+        task = runs[first].federation.task
         numbers = {
             "samples": laid[first].samples,
-            "score": "accuracy" if task == "classification" else "root mean squared error",
+            "score": "accuracy" if task.has_accuracy else "root mean squared error",
             "statistics": "recompute" if recompute else "mix" if _has_statistics(laid[first]) else "none",
             "served": served,
             "pairs": pairs,

@@ -149,7 +149,7 @@ def pooled(parts: RunComponents, read: Sequence[int]) -> RunComponents:
     def make(inner: Callable[[], Worker] = parts.make_worker) -> Worker:
         return with_setup(inner(), setup, method=method, data=federation)
 
-    config = parts.config.replace(quorum=0, rows="memory")
+    config = parts.config.replace(quorum=0, client_state="memory")
     return replace(parts, config=config, federation=federation, method=method, setup=setup, make_worker=make)
 
 

@@ -173,8 +173,8 @@ def executor_changes_no_bit(example: str, executor: str, workers: int, toy: str 
 
 def mapped_states_change_no_bit(example: str) -> None:
     """Check that client states in a file equal client states in memory."""
-    differing = differences(played(example), play(example, rows="mapped"))
-    check(not differing, f"{example}: rows=mapped changes {', '.join(differing)}")
+    differing = differences(played(example), play(example, client_state="mapped"))
+    check(not differing, f"{example}: client_state=mapped changes {', '.join(differing)}")
 
 
 # ---- layers outside the plan

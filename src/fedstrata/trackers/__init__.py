@@ -1,4 +1,4 @@
-"""Trackers: observers that hand a run's curves to TensorBoard, MLflow or a package of yours.
+"""Trackers: observers that send a run's curves to TensorBoard, MLflow or another package.
 
 They read events and never change a run.
 """
@@ -20,14 +20,14 @@ Factory: TypeAlias = Callable[..., Callable[[Event], None]]
 
 
 class Tracker(Protocol):
-    """An observer that holds something open."""
+    """An observer that keeps files or connections open."""
 
     def __call__(self, event: Event) -> None:
-        """Hand an event on."""
+        """Receive an event."""
         ...
 
     def close(self) -> None:
-        """Let go of files and connections; a second call does nothing."""
+        """Close files and connections; a second call does nothing."""
         ...
 
 
@@ -59,20 +59,19 @@ TRACKERS: Registry[Factory] = Registry(
 class Guarded:
     """A tracker that cannot end a run.
 
-    A run's results are in its folder whatever happens to a tracker. So the first failure is noted on stderr, and the
-    tracker is off from then on.
+    A run's results are in its folder in any case. The first failure is noted on stderr and turns the tracker off.
     """
 
     def __init__(self, name: str, tracker: Callable[[Event], None]) -> None:
         self.name, self.tracker, self.off = name, tracker, False
 
     def __call__(self, event: Event) -> None:
-        """Hand an event on, if nothing has failed yet."""
+        """Pass an event on, unless the tracker has failed."""
         if not self.off:
             self._try(lambda: self.tracker(event))
 
     def close(self) -> None:
-        """Close what is open, also after a failure."""
+        """Close the tracker, also after a failure."""
         close: Callable[[], None] | None = getattr(self.tracker, "close", None)
         if close is not None:
             self._try(close)
@@ -80,7 +79,7 @@ class Guarded:
     def _try(self, act: Callable[[], object]) -> None:
         try:
             act()
-        except Exception as error:  # whatever a disk, a server or a foreign library does  # noqa: BLE001
+        except Exception as error:  # any failure of a disk, a server or a library  # noqa: BLE001
             if not self.off:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
                 print(
@@ -92,29 +91,29 @@ class Guarded:
 
 
 def trackers(text: str) -> list[Guarded]:
-    """The trackers that a setting means.
+    """Build the trackers of a setting.
 
     Args:
         text: "none", or names in call syntax: ``"tensorboard(folder='runs/tb') + mlflow(uri='file:runs/ml',
             experiment='x')"``.
     Raises:
-        ConfigError: an unknown tracker or setting, one tracker twice, a library that is not installed, or a place that
-            cannot be meant.
+        ConfigError: an unknown tracker or setting, one tracker twice, a library that is not installed, or an invalid
+            path or address.
     """
-    return [Guarded(call.name, _made(call, factory, settings)) for call, factory, settings in _meant(text)]
+    return [Guarded(call.name, _build(call, factory, settings)) for call, factory, settings in _parse(text)]
 
 
 def check(text: str) -> None:
-    """Refuse what :func:`trackers` would refuse, as far as that shows without opening anything.
+    """Refuse what :func:`trackers` would refuse, as far as that is known without opening anything.
 
     Raises:
         ConfigError: an unknown tracker or setting, an empty one, or one tracker twice.
     """
-    _meant(text)
+    _parse(text)
 
 
-def _meant(text: str) -> list[tuple[Call, Factory, dict[str, Any]]]:
-    """Every tracker with what makes it, and its settings."""
+def _parse(text: str) -> list[tuple[Call, Factory, dict[str, Any]]]:
+    """Read every tracker with its factory and its settings."""
     found: dict[str, tuple[Call, Factory, dict[str, Any]]] = {}
     for call in [] if text == NONE else parse_calls(text):
         if call.name in found:
@@ -122,13 +121,13 @@ def _meant(text: str) -> list[tuple[Call, Factory, dict[str, Any]]]:
         factory = TRACKERS.find(call.name)
         settings: dict[str, Any] = arguments(call, factory, what="track")
         if empty := [name for name, value in settings.items() if value == "" and call.name in TRACKERS.items()]:
-            raise ConfigError(f"track {call.name}.{empty[0]} is empty; say which, or leave it out.")
+            raise ConfigError(f"track {call.name}.{empty[0]} is empty; give a value, or leave it out.")
         found[call.name] = (call, factory, settings)
     return list(found.values())
 
 
-def _made(call: Call, factory: Factory, settings: Mapping[str, Any]) -> Callable[[Event], None]:
-    """A tracker with its settings; what is wrong with it is said before the run begins."""
+def _build(call: Call, factory: Factory, settings: Mapping[str, Any]) -> Callable[[Event], None]:
+    """Build a tracker with its settings; errors are raised before the run begins."""
     try:
         return factory(**settings)
     except FedstrataError:
@@ -146,7 +145,7 @@ def _made(call: Call, factory: Factory, settings: Mapping[str, Any]) -> Callable
 
 @contextmanager
 def tracking(text: str) -> Iterator[list[Guarded]]:
-    """The trackers that a setting means, closed at the end, however that comes."""
+    """Build the trackers of a setting, and close them at the end, also after an error."""
     found = trackers(text)
     try:
         yield found

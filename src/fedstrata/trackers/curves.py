@@ -1,4 +1,4 @@
-"""What trackers show: numbers of a round by name, running totals, settings, and the summary."""
+"""Collect what trackers show: numbers of a round by name, running totals, settings, and the summary."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOTALS = {
 
 
 class Curves:
-    """Numbers of rounds as curves; costs are running totals, which a resumed run takes up where it left them.
+    """Numbers of rounds as curves; costs are running totals, which a resumed run continues.
 
     Args:
         folder: of the run, None where it keeps nothing.
@@ -46,18 +46,18 @@ class Curves:
             self.totals[name] += float(row.get(name) or 0)
 
     def of(self, row: Mapping[str, Any]) -> dict[str, float]:
-        """Name -> number of one round: scores where it was evaluated, totals so far, measures by series."""
+        """Return name -> number of one round: scores where it was evaluated, totals so far, measures by series."""
         self._add(row)
-        found = {name: row.get(name) for name in SCORES}
-        found |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
-        found |= {shown: self.totals[name] for name, shown in TOTALS.items()}
+        values_by_name = {name: row.get(name) for name in SCORES}
+        values_by_name |= {f"metrics/{name}": value for name, value in (row.get("metrics") or {}).items()}
+        values_by_name |= {shown: self.totals[name] for name, shown in TOTALS.items()}
         for measure, series in (row.get("measures") or {}).items():
-            found |= {f"measures/{measure}/{name}": value for name, value in series.items()}
-        return dict(numbers(found))
+            values_by_name |= {f"measures/{measure}/{name}": value for name, value in series.items()}
+        return dict(numbers(values_by_name))
 
 
 def numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Finite numbers of nested mappings by path; what is null, text or a list is left out."""
+    """Yield finite numbers of nested mappings by path; null, text and lists are left out."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{prefix}{name}/")
@@ -66,7 +66,7 @@ def numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def settings(folder: Path | None) -> dict[str, str | int | float | bool]:
-    """The run's configuration by public name, as its manifest holds it; "none" where nothing is set."""
+    """Read the run's configuration by public name from its manifest; "none" where nothing is set."""
     if folder is None:
         return {}
     config = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["config"]

@@ -10,10 +10,8 @@ from typing import Any
 
 os.environ.setdefault(
     "MLFLOW_DISABLE_TELEMETRY", "true"
-)  # before the import: nothing is sent anywhere that the user did not name
-os.environ.setdefault(
-    "MLFLOW_ALLOW_FILE_STORE", "true"
-)  # newer versions want to be told that a folder is meant, which the uri says
+)  # before the import: nothing is sent to an address that the user did not name
+os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions require it for folders, which the uri names
 os.environ.setdefault(
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1"
 )  # a server that is gone does not hold training up for minutes
@@ -25,9 +23,9 @@ from mlflow.tracking import MlflowClient
 from fedstrata.common.events import Event, Finished, RoundDone, Started
 from fedstrata.trackers.curves import Curves, numbers, settings
 
-NAME, FOLDER = "fedstrata.run", "fedstrata.runs.folder"  # tags that say whose an MLflow run is
+NAME, FOLDER = "fedstrata.run", "fedstrata.runs.folder"  # tags that identify an MLflow run
 PARAMS, LENGTH = 100, 500  # how many MLflow takes at a time, and how long a text every version of its server takes
-_FOREIGN = re.compile(r"[^\w\-. :/]")  # what MLflow has not in names
+_FOREIGN = re.compile(r"[^\w\-. :/]")  # characters that MLflow does not allow in names
 
 
 class MLflow:
@@ -76,19 +74,19 @@ class MLflow:
             self.client.set_terminated(before, status="KILLED")
         self.run = self.client.create_run(experiment, tags=tags, run_name=name).info.run_id
         params = [Param(key, str(value)[:LENGTH]) for key, value in settings(event.folder).items()]
-        for place in range(0, len(params), PARAMS):
-            self.client.log_batch(self.run, params=params[place : place + PARAMS])
+        for start in range(0, len(params), PARAMS):
+            self.client.log_batch(self.run, params=params[start : start + PARAMS])
 
     def _unfinished(self, experiment: str, tags: dict[str, str]) -> str | None:
-        """The last MLflow run of this run's folder that has not come to its end."""
+        """Find the last MLflow run of this run's folder that has not finished."""
         wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items() if "'" not in value)
-        found = self.client.search_runs(
+        runs = self.client.search_runs(
             [experiment], filter_string=wanted, order_by=["attributes.start_time DESC"], max_results=20
         )
         return next(
             (
                 run.info.run_id
-                for run in found
+                for run in runs
                 if run.info.status != "FINISHED" and run.data.tags.get(NAME) == tags[NAME]
             ),
             None,
@@ -105,15 +103,15 @@ class MLflow:
     def _end(self, event: Finished) -> None:
         assert self.run is not None
         self._log({f"summary/{name}": value for name, value in numbers(event.summary)}, max(self.rounds, self.logged))
-        words: dict[str, Any] = {name: value for name, value in event.summary.items() if isinstance(value, str)}
+        texts: dict[str, Any] = {name: value for name, value in event.summary.items() if isinstance(value, str)}
         self.client.log_batch(
-            self.run, tags=[RunTag(f"summary.{name}", value[:LENGTH]) for name, value in words.items()]
+            self.run, tags=[RunTag(f"summary.{name}", value[:LENGTH]) for name, value in texts.items()]
         )
         run, self.run = self.run, None
         self.client.set_terminated(run, status="FINISHED")
 
     def close(self) -> None:
-        """End the MLflow run as one that was stopped and may go on."""
+        """End the MLflow run as stopped; it may be resumed."""
         if self.run is not None:
             run, self.run = self.run, None
             self.client.set_terminated(run, status="KILLED")

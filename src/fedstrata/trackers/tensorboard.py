@@ -1,7 +1,7 @@
 """TensorBoard: scalars, settings and the summary as event files.
 
-The files are written in this thread, record by record, so that a disk that fails is noticed here and what was written
-lies on the disk.
+The files are written in this thread, record by record, so that a failing disk is noticed here and written records
+are on the disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STAMP = re.compile(r"events\.out\.tfevents\.(\d{10})\.(\d{9})\.")
 class TensorBoard:
     """Event files in ``folder/NAME``, NAME being that of the run's folder; steps are rounds, from 1.
 
-    A resumed run writes on in the same place, and steps that it does again replace the old ones.
+    A resumed run continues in the same folder, and repeated steps replace the old ones.
     """
 
     def __init__(self, folder: str) -> None:
@@ -76,7 +76,7 @@ class EventFile:
 
     Args:
         folder: of the TensorBoard run; made where there is none.
-        step: what older files of the folder hold from this step on does not count any more.
+        step: records of older files from this step on are discarded.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -101,10 +101,8 @@ class EventFile:
 
 
 def _after(names: Iterable[str]) -> str:
-    """A name that sorts after those of a folder, in which order TensorBoard reads them, also where a clock went
-    back.
-    """
-    stamps = [int(found[1] + found[2]) + 1 for name in names if (found := _STAMP.match(name))]
+    """Return a name that sorts after those of a folder, the order that TensorBoard reads; clocks may go back."""
+    stamps = [int(match[1] + match[2]) + 1 for name in names if (match := _STAMP.match(name))]
     seconds, rest = divmod(max([time.time_ns(), *stamps]), 10**9)
     return f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
 
@@ -113,5 +111,5 @@ def _scalars(values: Mapping[str, float]) -> Any:
     return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
 
 
-def _text(tag: str, words: str) -> Any:
-    return text(tag, words)
+def _text(tag: str, content: str) -> Any:
+    return text(tag, content)

@@ -2,7 +2,7 @@
 
 from fedstrata.core.codec import Codec, Form, Shapes
 from fedstrata.storage.container import Limits
-from fedstrata.wire.codec import CODECS, Bits, Dense, pack, packed_shapes, unpack
+from fedstrata.wire.codec import CODECS, Bits, Dense, find_codec, pack, packed_shapes, unpack
 from fedstrata.wire.frame import Frame, MessageSize, decode, encode, size
 from fedstrata.wire.gate import Bounds, Refusal, inspect
 
@@ -19,6 +19,7 @@ __all__ = [
     "CODECS",
     "Dense",
     "Bits",
+    "find_codec",
     "packed_shapes",
     "pack",
     "unpack",

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata.common.call_syntax import bind, parse_call
 from fedstrata.common.errors import WireError
+from fedstrata.common.registry import Registry
 from fedstrata.common.suggest import suggestion
 from fedstrata.core.codec import Codec, Form, Shapes
 from fedstrata.storage.container import cut
@@ -99,7 +101,24 @@ class Bits:
         return {name: result[name] for name in shapes}
 
 
-CODECS: dict[str, type[Codec]] = {"dense": Dense, "bits": Bits}
+CODECS: Registry[type[Codec]] = Registry(
+    "codecs",
+    "codec",
+    accepts=lambda offered: isinstance(offered, type) and all(hasattr(offered, verb) for verb in ("pack", "unpack")),
+    wanted="a frozen dataclass with the methods of fedstrata.core.codec.Codec",
+    entries={"dense": Dense, "bits": Bits},
+)
+
+
+def find_codec(text: str) -> Codec:
+    """Return a codec from call syntax, ``"bits"``.
+
+    Raises:
+        ConfigError: an unknown codec or setting.
+    """
+    call = parse_call(text)
+    codec: Codec = bind(call, CODECS.find(call.name), what="codec")
+    return codec
 
 
 def packed_shapes(shapes: Shapes, codecs: Codecs) -> dict[str, Form] | None:

@@ -104,7 +104,8 @@ class Rows(InputPreprocessor):
             word = str(words[new[0]])
             raise DataError(
                 f"{where}: column {name!r}, row {new[0]} is {word!r}, which no training row has ({len(new)} rows in"
-                f" all);{suggestion(word, levels)} The levels are {', '.join(levels[:12])}. --unknown zeros encodes such words"
+                f" all);{suggestion(word, levels)} The levels are {', '.join(levels[:12])}. --unknown zeros encodes"
+                " such words"
                 " as none of these."
             )
         return hot.astype(np.float64)

@@ -85,7 +85,8 @@ def check_samples(samples: Samples, task: Task, where: str) -> None:
     y = samples.y
     if len(y) != len(samples) or not len(y):
         raise DataError(
-            f"{where}: {len(samples)} samples with {len(y)} labels; it must have at least one sample, and one label for each."
+            f"{where}: {len(samples)} samples with {len(y)} labels; it must have at least one sample, and one label for"
+            " each."
         )
     task.definition.check_targets(y, task.classes, where)
     if isinstance(samples, Tensors):

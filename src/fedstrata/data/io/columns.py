@@ -88,7 +88,8 @@ def _csv(path: Path) -> dict[str, Column]:
                     rows.append(row)
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path} cannot be read as a table ({error}); it must be a UTF-8 file that begins with a line of column names."
+            f"{path} cannot be read as a table ({error}); it must be a UTF-8 file that begins with a line of column"
+            " names."
         ) from error
     if len(set(head)) != len(head) or not rows:
         twice = sorted({name for name in head if head.count(name) > 1})

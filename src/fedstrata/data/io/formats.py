@@ -56,7 +56,9 @@ def required(table: Table, name: str, path: Path) -> NDArray[Any]:
 
 
 def packed_pictures(path: Path, size: int | None = None) -> tuple[Bytes, Table]:
-    """Decode the pictures of an .npz, and return its other arrays: WebP stacks ``m0000`` ... with ``size``, or ``jpeg`` with ``offsets``.
+    """Decode the pictures of an .npz, and return its other arrays.
+
+    Pictures are WebP stacks ``m0000`` ... with ``size``, or ``jpeg`` with ``offsets``.
 
     Args:
         path: the file.

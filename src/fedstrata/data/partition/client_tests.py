@@ -45,7 +45,8 @@ class PartitionedTest:
 class ClassMix:
     """Draw min(n_ic, size of the class in the test set) test samples of each class, without replacement.
 
-    Each client draws independently. n_ic counts the client's samples of class c. Where targets are no classes, it draws min(n_i, test size). Clients overlap.
+    Each client draws independently. n_ic counts the client's samples of class c. Where targets are no classes, it draws
+    min(n_i, test size). Clients overlap.
     Source: FedDr+, 5.2: the rule that fits the sizes of the released LDA splits.
     """
 

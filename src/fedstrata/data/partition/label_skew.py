@@ -95,11 +95,10 @@ class _Bins:
 
 @dataclass(frozen=True)
 class Shards:
-    """Sharding: every class is cut into s * clients / classes consecutive shards, and a client gets s of them by a
-    shuffled class table.
+    """Sharding: every class is cut into s * clients / classes consecutive shards, and a client gets s of them.
 
-    The table may name a class twice for one client, so a client has at most ``s`` classes. The test set is cut with the
-    same table.
+    A shuffled class table assigns them. It may name a class twice for one client, so a client has at most ``s``
+    classes. The test set is cut with the same table.
 
     Args:
         s: shards a client, at least 1; s * clients must be a multiple of the number of classes.
@@ -200,8 +199,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Quantity:
-    """Unequal sizes, equal label mix: sizes ~ Dir(alpha) over the clients, cut at floor(cumsum * N) from one shuffled
-    order.
+    """Unequal sizes, equal label mix: sizes ~ Dir(alpha), cut at floor(cumsum * N) from one shuffled order.
 
     Args:
         alpha: concentration, positive.

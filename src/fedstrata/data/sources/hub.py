@@ -206,7 +206,8 @@ class FlowerLaw:
         ]
         if self.call.name not in names:
             raise ConfigError(
-                f"flwr-datasets has no {self.call.name}, or it does not deal samples.{suggestion(self.call.name, names)}"
+                f"flwr-datasets has no {self.call.name}, or it does not deal samples."
+                f"{suggestion(self.call.name, names)}"
             )
         arguments = self._arguments(getattr(known, self.call.name), clients, seed)
         columns: dict[str, Any] = {"row": np.arange(pool.size)}

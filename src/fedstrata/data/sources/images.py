@@ -70,7 +70,8 @@ def expect(train: Images, shape: tuple[int, ...], classes: int, data: str, folde
     actual, most = tuple(train.x.shape[1:]), int(train.y.max()) + 1
     if actual != shape or most > classes:
         raise DataError(
-            f"{folder} holds images {actual} with {most} classes; {data} has {shape} with {classes}. Does data.root point to"
+            f"{folder} holds images {actual} with {most} classes; {data} has {shape} with {classes}. Does data.root"
+            " point to"
             " another set?"
         )
 

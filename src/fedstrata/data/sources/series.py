@@ -102,8 +102,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Eeg:
-    """Four channels of a real electroencephalogram, 800 samples in 10 s each; a client is a channel, as if each
-    electrode were a node.
+    """Four channels of a real electroencephalogram, 800 samples in 10 s each; a client is a channel.
 
     Source: the sample data that ship with matplotlib (``eeg.dat``, of its MRI-with-EEG example; its authors name no
         subject).

@@ -202,7 +202,8 @@ def _features(columns: Columns, encoding: Encoding, where: str) -> dict[str, Col
     }
     if not kept:
         raise DataError(
-            f"{where} has no feature column besides {encoding.label} and {encoding.client}.{suggestion(encoding.label, columns)}"
+            f"{where} has no feature column besides {encoding.label} and {encoding.client}."
+            f"{suggestion(encoding.label, columns)}"
         )
     for name, values in kept.items():
         if encoding.missing == "refuse" and values.missing.any():
@@ -235,7 +236,8 @@ def _target(values: Column, encoding: Encoding, where: str) -> tuple[NDArray[np.
     if kind == "regression":
         if values.numbers is None:
             raise DataError(
-                f"{where}: label {encoding.label!r}, row 0 is {values.text()[0]!r}; a regression needs numbers; else set"
+                f"{where}: label {encoding.label!r}, row 0 is {values.text()[0]!r}; a regression needs numbers; else"
+                " set"
                 " kind=classification."
             )
         return values.numbers, ()
@@ -243,7 +245,8 @@ def _target(values: Column, encoding: Encoding, where: str) -> tuple[NDArray[np.
         assert values.numbers is not None
         row = np.flatnonzero(values.numbers != np.floor(values.numbers))[0]
         raise DataError(
-            f"{where}: label {encoding.label!r}, row {row} is {values.numbers[row]}; classes are whole numbers or words; else"
+            f"{where}: label {encoding.label!r}, row {row} is {values.numbers[row]}; classes are whole numbers or"
+            " words; else"
             " set kind=regression."
         )
     known = np.unique(
@@ -252,7 +255,8 @@ def _target(values: Column, encoding: Encoding, where: str) -> tuple[NDArray[np.
     names = tuple(str(int(k)) if values.numbers is not None else str(k) for k in known)
     if not 2 <= len(names) <= LEVELS:
         raise DataError(
-            f"{where}: label {encoding.label!r} has {len(names)} different values; 2 to {LEVELS} classes are possible; else"
+            f"{where}: label {encoding.label!r} has {len(names)} different values; 2 to {LEVELS} classes are possible;"
+            " else"
             " set kind=regression."
         )
     return (

@@ -142,8 +142,8 @@ class Shakespeare:
     """The next character of a speaking role; a client is a role in a play.
 
     A role's speeches are joined by line breaks and cut into windows; the label is the character after the window.
-    Characters that no training speech holds are <unk>, 0. A role whose training text is too short for one window is not a
-    client.
+    Characters that no training speech holds are <unk>, 0. A role whose training text is too short for one window is not
+    a client.
 
     Args:
         window: characters in a sample, 80 in LEAF.

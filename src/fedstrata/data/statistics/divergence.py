@@ -1,8 +1,8 @@
 """Measure how much clients differ in labels and sizes, from a table of counts.
 
 A client with few samples cannot hold every class in the right share, even where samples are dealt at random. Every
-number about labels therefore has the number that chance alone gives beside it: the mean over ``SHUFFLES`` random deals of the same labels to
-clients of the same sizes.
+number about labels therefore has the number that chance alone gives beside it: the mean over ``SHUFFLES`` random deals
+of the same labels to clients of the same sizes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def label_skew(counts: Ints, rng: np.random.Generator) -> dict[str, float | None
         rng: deals labels at random, for the numbers that chance alone gives.
     Returns:
         ``label_skew``: 0 as after a random deal, 1 where every client holds a single class: (js - chance) / (worst -
-            chance), which makes two classes and a hundred comparable. Its parts: ``label_js``, mean Jensen-Shannon divergence to the pooled
+            chance), which makes two classes and a hundred comparable. Its parts: ``label_js``, mean Jensen-Shannon
+            divergence to the pooled
         labels in bits, clients weighted by their samples; ``label_classes``, mean effective number of classes;
         ``label_missing``, mean share of the classes without a sample; each also as ``..._chance``, after a random deal.
         None where there is one client, which cannot differ, and ``label_skew`` where there is one class, or clients are
@@ -93,7 +94,7 @@ _LABELS: Mapping[str, Callable[[Ints], float]] = {
 
 
 def worst_divergence(counts: Ints) -> float:
-    """Return the mean divergence, in bits, where every client holds a single class: the largest possible (convexity)."""
+    """Return the mean divergence, in bits, where every client holds a single class: the maximum (convexity)."""
     pooled = counts.sum(0) / counts.sum()
     single = np.eye(len(pooled))
     each = entropy((single + pooled) / 2) - entropy(pooled) / 2

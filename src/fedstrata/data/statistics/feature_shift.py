@@ -25,7 +25,9 @@ BATCH = 512
 
 
 def feature_skew(federation: Federation, clients: Sequence[int]) -> dict[str, float | None]:
-    """Return the between-client share of the variance of samples of one label; see :func:`between_share` and :func:`summaries`.
+    """Return the between-client share of the variance of samples of one label.
+
+    See :func:`between_share` and :func:`summaries`.
 
     At most MOST training samples are read, evenly spaced ones of each client. A regression's targets take the place of
     labels in ten equal groups.
@@ -78,8 +80,8 @@ def summaries(x: Tensor, task: Task) -> Tensor:
     """Summarise each sample in a few numbers: [B, D] float64.
 
     Images: mean, standard deviation and mean step between neighbouring pixels of each channel, and random projections.
-    Tables and series: the columns up to COLUMNS of them, random projections otherwise. Tokens: the mean over a sample of a random
-    vector a token, which is a projection of its word counts. Projections are the same on every machine.
+    Tables and series: the columns up to COLUMNS of them, random projections otherwise. Tokens: the mean over a sample
+    of a random vector a token, which is a projection of its word counts. Projections are the same on every machine.
 
     Args:
         x: [B, *shape], as ``Samples.take`` gives it.

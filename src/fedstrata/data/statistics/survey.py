@@ -28,7 +28,7 @@ class Survey:
             than WALKED have separate splits.
         training, validation, test: [W] samples by client; ``test`` is -1 where clients have no test splits.
         counts: [W, K] training samples of each class; one column where targets are no classes.
-        tested: [K] samples of each class in the clients' test splits, all together; one column where targets are no classes.
+        tested: [K] samples of each class in all clients' test splits; one column where targets are no classes.
     """
 
     federation: Federation = field(repr=False)

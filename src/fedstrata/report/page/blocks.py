@@ -71,8 +71,8 @@ class Section:
     """Describes a section of the page.
 
     Attributes:
-        id, short, title: of the section; ``short`` stands in the list of contents.
-        said: the answer, in large letters.
+        id, short, title: of the section; ``short`` is in the list of contents.
+        answer: a sentence, in large letters.
         tiles, flags: facts beside the answer; warnings, each a code and a sentence.
         key: places of the methods that its pictures show.
     """

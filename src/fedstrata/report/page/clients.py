@@ -25,7 +25,7 @@ CLASSES = 30  # columns of classes in the table behind the partition
 BINS = 20
 
 
-# ---- who holds what
+# ---- the partition
 
 
 def partition(facts: Facts) -> Picture | None:
@@ -121,7 +121,7 @@ def _partition_table(facts: Facts, caption: str) -> DataTable:
     return DataTable(caption + more, heads, rows)
 
 
-# ---- how well each is served
+# ---- scores of clients
 
 
 def scores_of(context: PageContext) -> dict[int, list[float]]:

@@ -141,7 +141,7 @@ def _results(context: PageContext) -> Section:
             " sorts by it."
         )
     blocks: list[Block] = [Block(table=tables.headline(context))]
-    unseen = held(context) is not None  # they have a section of their own
+    unseen = held(context) is not None  # they have a separate section
     for title, scores in tables.score_tables(context).items():
         if not (unseen and title == tables.UNSEEN):
             blocks.append(Block(title=title, table=scores, text=MODELS.get(title, "")))

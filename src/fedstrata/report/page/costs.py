@@ -369,7 +369,7 @@ def held(context: PageContext) -> Picture | None:
     ]
     table = DataTable(title, [Head("method", words=True), *(Head(head(key), score_label(key)) for key in keys)], cells)
     draw = partial(_draw_held, context=context, rows=rows)
-    note = "Hollow: the model as received; filled: after the private steps (unseen.steps)."
+    note = "Hollow: the model as received; filled: after the private steps (new_clients.steps)."
     return Picture("heldout", title, alt, draw, table, (WIDTH, 1.0 + ROW * len(rows)), note)
 
 

@@ -17,7 +17,7 @@ class Cell:
         by: number that it is sorted by; None sorts last. Cells of words are sorted by their text.
         tip: whole text where ``text`` is a part of it.
         tone: "good", "bad", "muted", "best" or nothing.
-        series: place of the method that a row's head speaks of; it gets the method's stroke beside it.
+        series: index of the method of a row's head; it gets the method's stroke beside it.
         words: whether the cell holds words rather than a number.
         under: a second line, smaller.
     """
@@ -51,7 +51,7 @@ class DataTable:
     """Describes a table: the first cell of each row is its head.
 
     Attributes:
-        caption: what a listener is told first.
+        caption: what a screen reader reads first.
         heads, rows: columns, and a cell for each.
         sort: whether columns can be sorted.
         stack: whether a narrow screen shows a row's cells below each other, as suits long words.

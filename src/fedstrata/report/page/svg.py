@@ -30,10 +30,10 @@ def inline(text: str, name: str, alt: str, labels: Mapping[int, str]) -> Markup:
     """Return the picture as an element of the page.
 
     Args:
-        text: of :func:`paint.svg_text`.
+        text: of :func:`fedstrata.report.page.drawing.svg_text`.
         name: unique on the page; ids inside begin with it.
-        alt: what is told to who cannot see it.
-        labels: names of the methods by place; they become tips of the mouse.
+        alt: description for readers who cannot see it.
+        labels: names of the methods by index; they become tooltips.
     """
     root = ET.fromstring(text)  # written by ourselves a moment ago  # noqa: S314
     (drawn,) = _part(root, name, labels)
@@ -79,7 +79,7 @@ def _attributes(element: ET.Element, name: str, *, fine: bool) -> dict[str, str]
     for key, value in element.attrib.items():
         attribute = _local(key)
         if attribute == "id":
-            if _local(element.tag) != "g":  # groups are referred to by nobody
+            if _local(element.tag) != "g":  # groups are never referred to
                 attributes["id"] = f"{name}-{value}"
         elif attribute == "href":
             attributes["href"] = f"#{name}-{value[1:]}" if value.startswith("#") else value

@@ -72,7 +72,7 @@ class ProgressBar:
         self._bar = Progress(
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[said]}", markup=False),
+            TextColumn("{task.fields[text]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
