@@ -1,4 +1,4 @@
-"""What FedPhoenix costs the server, on ResNet-18: reset copies over plain copies, and all its work over the round.
+"""Time FedPhoenix on the server, on ResNet-18: reset copies over plain copies, and its share of a round.
 
 Run: python bench/phoenix.py.
 """
@@ -20,7 +20,7 @@ from fedstrata.client.update import ClientUpdate
 from fedstrata.common import random_streams
 from fedstrata.config.config import Config
 from fedstrata.core.layout import Layout, entries_of
-from fedstrata.core.params import Params
+from fedstrata.core.params import Model, Params
 from fedstrata.data.federation import Federation
 from fedstrata.data.types import Task
 from fedstrata.engine.assembly import assemble
@@ -33,22 +33,22 @@ COHORT, PAIRS = 10, 7
 IMAGES, EPOCHS, BATCH, STEPS = 500, 5, 50, 6  # of a client; steps that are timed
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Of one call; what it made is freed afterwards, outside the clock."""
+def seconds(call: Callable[[], object]) -> float:
+    """Time one call; its result is freed afterwards, untimed."""
     start = time.perf_counter()
-    made = work()
-    taken = time.perf_counter() - start
-    del made
-    return taken
+    result = call()
+    elapsed = time.perf_counter() - start
+    del result
+    return elapsed
 
 
-def clones(p: Params) -> list[Params]:
-    """A plain copy for each client of a cohort."""
+def clones(p: Model) -> list[Model]:
+    """Copy the parameters for each client of a cohort."""
     return [p.clone() for _ in range(COHORT)]
 
 
 def main() -> None:
-    """Print one line a law."""
+    """Print one line for each law."""
     torch.set_num_threads(1)
     print(hardware())
     model = build(
@@ -63,13 +63,13 @@ def main() -> None:
     for piece in (FedPhoenix(), FedPhoenix(law="orthogonal"), FedPhoenix(share=1 / 3, budget="matched")):
         copies, resets, ratios = [], [], []
         for pair in range(PAIRS + 2):
-            fresh = Params(flat, layout.spec)  # a new value every round: its moments are not known yet
+            fresh = Model(Params(flat, layout.spec), Params.of({}))  # new each round: its moments are unknown
             plain = seconds(partial(clones, fresh))
 
-            def cohort(p: Params = fresh, t: int = pair, piece: FedPhoenix = piece) -> list[Params]:
+            def cohort(p: Model = fresh, t: int = pair, piece: FedPhoenix = piece) -> list[Model]:
                 return [
-                    piece.reset(p, layout, 0, seeded(random_streams.stream(0, "send.fedphoenix", t, place)))
-                    for place in range(COHORT)
+                    piece.reset(p, layout, 0, seeded(random_streams.stream(0, "send.fedphoenix", t, i)))
+                    for i in range(COHORT)
                 ]
 
             reset = seconds(cohort)
@@ -85,10 +85,9 @@ def main() -> None:
 
 
 def round_share() -> None:
-    """Everything that the server does in a round, over the round: ten clients of 500 images, 5 epochs of batches of 50,
-    shared by all cores.
+    """Time the server's share of a round: ten clients of 500 images, 5 epochs of batches of 50, on all cores.
 
-    Local training is one client's first steps, timed, times all steps: whole rounds take minutes.
+    Local training is extrapolated from one client's first steps, as whole rounds take minutes.
     """
     cores = os.cpu_count() or 1
     rng = np.random.default_rng(0)
@@ -103,33 +102,23 @@ def round_share() -> None:
     parts = assemble(config, federation)
     server = Server.start(parts.method, parts.setup)
     start = time.perf_counter()
-    turn = plan_round(server, parts.method, parts.setup, config.bn, parts.lr(0), lambda *_: None, lambda _: None)
+    turn = plan_round(server, parts.rules, parts.lr(0), lambda *_: None, lambda _: None)
     planned = time.perf_counter() - start
-    work = turn.works[0]
-    session = ClientUpdate(
-        parts.make(),
-        replace(
-            work, plan=replace(work.plan, phases=tuple(replace(p, epochs=None, steps=STEPS) for p in work.plan.phases))
-        ),
-    )
+    task = turn.tasks[0]
+    short = tuple(replace(p, epochs=None, steps=STEPS) for p in task.plan.phases)
+    update = ClientUpdate(parts.make_worker(), replace(task, plan=replace(task.plan, phases=short)))
     start = time.perf_counter()
-    loss, steps = session.train(session.begin())
+    outcome = update.train(update.begin())
     step = (time.perf_counter() - start) / STEPS
-    reply = session.reply(session.end(), loss, steps)
+    reply = update.reply(outcome)
+    replies = [replace(reply, cohort_index=t.cohort_index, client=t.client) for t in turn.tasks]
     start = time.perf_counter()
-    finish_round(
-        server,
-        parts.method,
-        parts.setup,
-        turn,
-        [replace(reply, place=w.place, client=w.client) for w in turn.works],
-        COHORT,
-    )
-    own = planned + time.perf_counter() - start
+    finish_round(server, parts.rules, turn, replies, replies)
+    server_time = planned + time.perf_counter() - start
     clients = COHORT * EPOCHS * (IMAGES // BATCH) * step / cores
-    print(f"server's work {own:.2f} s a round (resets and plan {planned:.2f} s)")
-    print(f"clients' training {clients:.0f} s a round on {cores} cores ({step:.2f} s a step of one thread)")
-    print(f"the server's share of the round: {own / (own + clients):.2%}")
+    print(f"the server takes {server_time:.2f} s in a round (resets and plan {planned:.2f} s)")
+    print(f"clients train {clients:.0f} s in a round on {cores} cores ({step:.2f} s for a step of one thread)")
+    print(f"the server's share of the round: {server_time / (server_time + clients):.2%}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Partial rounds against full rounds, layer group by layer group, without and with the kept prefix. Run: python
-bench/prefix.py [pairs].
+"""Time partial rounds over full rounds by layer group, without and with the activation cache.
+
+Run: python bench/prefix.py [pairs].
 
 ResNet-8 with group norm, one client of 500 random images 3x32x32, 8 local epochs, batch 32, Adam, one thread, executor
-loop; a round is the client's whole turn. Each pair times all arms in turn, in CPU seconds of the process (a busy
+loop; a round is one client's update. Each pair times all arms in turn, in CPU seconds of the process (a busy
 machine lengthens wall time, not these) and in wall seconds.
 """
 
@@ -17,14 +18,14 @@ import numpy as np
 import torch
 
 from fedstrata.bench.timing import hardware
-from fedstrata.client.update import ClientTask, train_client
+from fedstrata.client.task import ClientTask
+from fedstrata.client.update import train_client
 from fedstrata.client.worker import Worker
 from fedstrata.common.allocator import keep_freed_blocks
 from fedstrata.config.config import Config
 from fedstrata.core.chain import Method
-from fedstrata.core.piece import Piece, Reply
-from fedstrata.core.plan import Plan, QueryResult, Setup
-from fedstrata.core.state import State
+from fedstrata.core.piece import Piece, Reply, ServerContext
+from fedstrata.core.plan import Plan
 from fedstrata.data.federation import Federation
 from fedstrata.engine.assembly import assemble
 from fedstrata.engine.rounds import Engine
@@ -44,49 +45,47 @@ SAMPLES = 500
 
 
 @dataclass(frozen=True)
-class Group(Piece):
-    """Trains one layer group; "" trains all."""
+class OneGroup(Piece):
+    """Train one layer group; "" trains all."""
 
-    name: str = ""
+    group: str = ""
 
-    def plan(self, plan: Plan, slot: State, answers: QueryResult | None, round: int, setup: Setup) -> Plan:  # noqa: A002
-        """That group's tensors, or all."""
-        return replace(plan, train=setup.layout.group(self.name) & setup.layout.parameters) if self.name else plan
+    def plan(self, plan: Plan, ctx: ServerContext) -> Plan:
+        """Train the tensors of the group, or all."""
+        return replace(plan, train=ctx.layout.group(self.group) & ctx.layout.trainable) if self.group else plan
 
 
 def federation(samples: int) -> Federation:
-    """Random images of one client."""
+    """Create random images of one client."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(samples, 3, 32, 32)).astype(np.float32), rng.integers(0, 10, samples)
     return Federation.of(x, y, client=np.zeros(samples, int), test=(x[:10], y[:10]), labels=tuple("0123456789"))
 
 
 class Arm:
-    """One way to train: a group (or all), with or without what is kept."""
+    """One way to train: a group (or all), with or without an activation cache."""
 
-    def __init__(self, group: str, keep: int, samples: int) -> None:
-        config = Config().replace(**SETTINGS, **LOCAL, **{"local.activation_cache_mb": keep})
-        parts = assemble(config, federation(samples), None, Method((Group(group),)))
+    def __init__(self, group: str, cache_mb: int, samples: int) -> None:
+        config = Config().replace(**SETTINGS, **LOCAL, **{"local.activation_cache_mb": cache_mb})
+        parts = assemble(config, federation(samples), None, Method((OneGroup(group),)))
         engine = Engine(parts, "loop", 1)
-        plan = plan_round(
-            engine.server, parts.method, parts.setup, "share", parts.lr(0), lambda *_: None, lambda _: None
-        )
+        turn = plan_round(engine.server, parts.rules, parts.lr(0), lambda *_: None, lambda _: None)
         engine.close()
-        self.kit: Worker = parts.make()
-        self.work: ClientTask = plan.works[0]
+        self.worker: Worker = parts.make_worker()
+        self.task: ClientTask = turn.tasks[0]
         self.cpu: list[float] = []
         self.wall: list[float] = []
-        self.flops = engine.ledger.flops(self.work, self.turn().passes)  # also warms up
+        self.flops = engine.ledger.flops(self.task, self.turn().cost_by_phase)  # also warms up
         self.groups = parts.setup.layout.names()
 
     def turn(self) -> Reply:
-        """The client's local update."""
-        reply = train_client(self.kit, self.work)
+        """Run the client's update."""
+        reply = train_client(self.worker, self.task)
         assert isinstance(reply, Reply), reply
         return reply
 
     def time(self) -> Reply:
-        """One turn, timed."""
+        """Run the client's update and record its time."""
         cpu, wall = time.process_time(), time.perf_counter()
         reply = self.turn()
         self.cpu.append(time.process_time() - cpu)
@@ -97,9 +96,9 @@ class Arm:
 def main(pairs: int, samples: int) -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    kept = keep_freed_blocks()
+    keeps = keep_freed_blocks()
     print(
-        f"{hardware()}, one thread, freed memory {'kept' if kept else 'returned'} by the allocator; {samples} samples,"
+        f"{hardware()}, one thread, freed memory {'kept' if keeps else 'returned'} by the allocator; {samples} samples,"
         f" {pairs} pairs"
     )
     full = Arm("", 0, samples)
@@ -112,19 +111,19 @@ def main(pairs: int, samples: int) -> None:
             worst[name] = max(worst[name], float((a.delta.flat - b.delta.flat).abs().max() / a.delta.flat.abs().max()))
     print("share of a full round, CPU seconds (median over pairs) / exact FLOPs; weights with and without differ by")
     print(
-        "| group | without | FLOPs | time over FLOPs | kept | FLOPs | wall, without / kept | differ by"
+        "| group | without | FLOPs | time over FLOPs | cached | FLOPs | wall, without / cached | differ by"
         f" |\n|{'---|' * 8}"
     )
     for name, (without, with_it) in arms.items():
         a, b, c, d = (_ratio(arm, full, which) for which in ("cpu", "wall") for arm in (without, with_it))
-        flops, kept_flops = without.flops / full.flops, with_it.flops / full.flops
+        flops, cached_flops = without.flops / full.flops, with_it.flops / full.flops
         print(
-            f"| {name} | {a:.2f} | {flops:.2f} | {a / flops:.2f} | {b:.2f} | {kept_flops:.2f} | {c:.2f} / {d:.2f} |"
+            f"| {name} | {a:.2f} | {flops:.2f} | {a / flops:.2f} | {b:.2f} | {cached_flops:.2f} | {c:.2f} / {d:.2f} |"
             f" {worst[name]:.0e} |"
         )
     for label, chosen in (
         ("without", [pair[0] for pair in arms.values()]),
-        ("kept", [pair[1] for pair in arms.values()]),
+        ("cached", [pair[1] for pair in arms.values()]),
     ):
         cpu, wall = (_cycle(chosen, full, which) for which in ("cpu", "wall"))
         flops = sum(arm.flops for arm in chosen) / (len(chosen) * full.flops)
@@ -139,7 +138,7 @@ def _ratio(arm: Arm, full: Arm, which: str) -> float:
 
 
 def _cycle(arms: list[Arm], full: Arm, which: str) -> float:
-    """Mean of all groups over a full round, median over pairs."""
+    """Return the mean of all groups over a full round, as a median over pairs."""
     sums = [sum(one) for one in zip(*(getattr(arm, which) for arm in arms), strict=True)]
     return statistics.median(s / (len(arms) * f) for s, f in zip(sums, getattr(full, which), strict=True))
 

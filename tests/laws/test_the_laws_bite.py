@@ -1,10 +1,12 @@
 """Pieces broken on purpose, each in one place: a law or a reference that would not notice is no claims."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 import torch
 
+from fedstrata.backends.batched_steps import Stack
 from fedstrata.core.chain import Method
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Piece
@@ -15,6 +17,7 @@ from fedstrata.methods.scaffold import Scaffold
 from fedstrata.methods.serveropt import FedAvgM
 from fedstrata.testing import laws, toys
 from fedstrata.testing.laws import (
+    batched_equals_looped,
     carried_over_state_is_all_state,
     limit_is_exact,
     no_limit_says_why,
@@ -160,6 +163,37 @@ def test_impure_pieces_break_their_law(piece, check, monkeypatch):
     method = Method((piece(),))
     monkeypatch.setattr(toys, "parse", lambda text: method)
     bites(check, "broken")
+
+
+@dataclass(frozen=True)
+class Mixing(Piece):
+    """Declares element-wise middleware, and scales gradients by a mean over all entries."""
+
+    batching: ClassVar[str] = "elementwise"
+
+    def gradient(self, gradient, ctx):
+        return lambda p, b: scaled(gradient(p, b))
+
+
+def scaled(gradient):
+    return gradient * (1 + 1e-3 * float(gradient.flat.abs().mean()))
+
+
+@pytest.mark.parametrize("toy", ["layer", "images"])
+def test_a_piece_that_mixes_stacked_clients_breaks_the_law_of_batched(toy, monkeypatch):
+    method = Method((Mixing(),))
+    monkeypatch.setattr(toys, "parse", lambda text: method)
+    bites(batched_equals_looped, "broken", toy)
+
+
+@pytest.mark.parametrize("toy", ["layer", "images"])
+def test_an_executor_that_counts_padded_samples_breaks_the_law_of_batched(toy, monkeypatch):
+    batched_equals_looped("fedavg", toy)
+    batches = Stack.batches
+    monkeypatch.setattr(
+        Stack, "batches", lambda self, phase: (batch._replace(weight=None) for batch in batches(self, phase))
+    )
+    bites(batched_equals_looped, "fedavg", toy)
 
 
 def test_a_piece_that_prints_other_settings_breaks_its_law(monkeypatch):

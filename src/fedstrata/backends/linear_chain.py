@@ -24,7 +24,7 @@ class LinearChain:
         self.layers = tuple(layers)
 
     def output(self, p: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """[C, B, classes] from parameters [C, *shape] and samples [C, B, ...]; autograd may follow."""
+        """Return [C, B, classes] from parameters [C, *shape] and samples [C, B, ...]; autograd may follow."""
         z = x.flatten(2).transpose(1, 2)  # [C, D, B]
         for weight, bias in self.layers[:-1]:
             z = torch.baddbmm(p[bias].unsqueeze(2), p[weight], z).relu()  # [C, H, B]

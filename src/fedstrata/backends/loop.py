@@ -25,4 +25,4 @@ class Loop:
             yield train_client(self.worker, task)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Release nothing."""

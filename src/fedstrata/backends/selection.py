@@ -132,7 +132,10 @@ def build(text: str, make: WorkerMaker, workers: int, threads: int, on_choice: O
 
 
 class Auto:
-    """Give each candidate the same number of rounds of the run itself, then keep the fastest; nothing is trained twice."""
+    """Give each candidate the same number of rounds of the run itself, then keep the fastest.
+
+    Nothing is trained twice.
+    """
 
     def __init__(self, make: WorkerMaker, workers: int, threads: int, on_choice: OnChoice) -> None:
         self.candidates: list[Executor] = []

@@ -47,7 +47,7 @@ class Channel:
         return rows
 
     def read(self, rows: list[list[object]]) -> dict[str, Tensor]:
-        """Views into the memory; valid until the writer's next message."""
+        """Return views into the memory; valid until the writer's next message."""
         ends = [int(offset) + _count(shape) * _TYPES[str(kind)].itemsize for _, kind, shape, offset in rows]  # type: ignore[call-overload]
         self._reach(max([ALIGN, *ends]), grow=False)
         return {str(row[0]): self._view(row) for row in rows}

@@ -147,9 +147,7 @@ class ActivationCache:
 
 
 def _allocate(value: Tensor, samples: int) -> tuple[Tensor, list[int]]:
-    """Memory for all samples in the order that the value has in memory, so that what is read lies as what was
-    computed.
-    """
+    """Allocate memory for all samples in the memory order of the value, so that reads have its layout."""
     strides = value.stride()
     order = sorted(range(value.dim()), key=lambda d: (-strides[d], d))
     if order[0] != 0 or not value.permute(order).is_contiguous():

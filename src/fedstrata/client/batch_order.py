@@ -24,7 +24,7 @@ class Order:
     merge_single: bool
 
     def batches(self, *, epochs: int | None, steps: int | None) -> Iterator[tuple[int, Tensor]]:
-        """Yields (epoch, positions [B] int64)."""
+        """Yield (epoch, positions [B] int64)."""
         each = batches_of(self.samples, self.batch, merge=self.merge_single)
         rng = random_streams.stream(self.seed, "order", *self.keys)
         if self.draw == "cycle":

@@ -66,7 +66,7 @@ class NetworkCut:
     bytes: int
 
     def features(self, x: Tensor, values: Iterable[Tensor]) -> Tensor:
-        """[B, d] from samples and the values at the cut."""
+        """Return [B, d] from samples and the values at the cut."""
         return self.suffix(*((x,) if self.raw else ()), *values)
 
 
@@ -97,7 +97,7 @@ class _Tracer(fx.Tracer):
 class _Shell(nn.Module):
     """Calls the body with samples alone, so that its further arguments have their defaults.
 
-    Constants found in tracing become its attributes.
+    Constants result in tracing become its attributes.
     """
 
     def __init__(self, body: nn.Module) -> None:
@@ -222,24 +222,24 @@ def _inexact(traced: Traced, bound: BoundModel, nodes: Sequence[fx.Node]) -> str
 
 
 def _output(graph: fx.Graph) -> fx.Node:
-    found: fx.Node = next(n for n in graph.nodes if n.op == "output")
-    return found
+    result: fx.Node = next(n for n in graph.nodes if n.op == "output")
+    return result
 
 
 def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """These nodes and all that they are computed from."""
-    found: set[fx.Node] = set()
+    """Return these nodes and all that they are computed from."""
+    result: set[fx.Node] = set()
     left = list(nodes)
     while left:
         node = left.pop()
-        if node not in found:
-            found.add(node)
+        if node not in result:
+            result.add(node)
             left += node.all_input_nodes
-    return found
+    return result
 
 
 def _copied(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """A new graph of these nodes, with ``inputs`` as its arguments, and where each node has gone."""
+    """Return A new graph of these nodes, with ``inputs`` as its arguments, and where each node has gone."""
     graph = fx.Graph()
     copies = {n: graph.placeholder(n.name) for n in inputs}
     for node in nodes:
@@ -248,32 +248,32 @@ def _copied(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> tuple[fx.Gra
 
 
 def _module(bound: BoundModel, graph: fx.Graph, constants: Mapping[str, Tensor]) -> fx.GraphModule:
-    """A graph on the body's own layers and parameters."""
+    """Return A graph on the body's own layers and parameters."""
     parts = {str(n.target): _resolved(bound, n, constants) for n in graph.nodes if n.op in ("call_module", "get_attr")}
     return fx.GraphModule(parts, graph)
 
 
 def _resolved(bound: BoundModel, node: fx.Node, constants: Mapping[str, Tensor]) -> Any:
-    """The layer or tensor that a node names, if it names one."""
+    """Return the layer or tensor that a node names, if it names one."""
     if node.op not in ("call_module", "get_attr"):
         return None
     target = str(node.target)
     if target in constants:
         return constants[target]
-    found: Any = bound.body
+    result: Any = bound.body
     for part in target.removeprefix(ROOT).split("."):
-        found = getattr(found, part)
-    return found
+        result = getattr(result, part)
+    return result
 
 
 def _parameters(bound: BoundModel, node: fx.Node) -> list[nn.Parameter]:
-    """What a node itself reads."""
+    """Return what a node itself reads."""
     if node.op not in ("call_module", "get_attr") or not str(node.target).startswith(ROOT):
         return []
-    found = _resolved(bound, node, {})
-    if isinstance(found, nn.Module):
-        return list(found.parameters())
-    return [found] if isinstance(found, nn.Parameter) else []
+    result = _resolved(bound, node, {})
+    if isinstance(result, nn.Module):
+        return list(result.parameters())
+    return [result] if isinstance(result, nn.Parameter) else []
 
 
 # ---- trying
@@ -312,7 +312,7 @@ def doubt(
 
 
 def _outcome(bound: BoundModel, leaves: Sequence[nn.Parameter], run: Callable[[], Tensor]) -> list[Tensor]:
-    """Features, and the gradients of a fixed function of them; dropout draws the same masks in every call."""
+    """Return features, and the gradients of a fixed function of them; dropout draws the same masks in every call."""
     bound.draw_from(torch.Generator().manual_seed(0))
     with torch.enable_grad():
         z = run()
@@ -324,7 +324,7 @@ def _outcome(bound: BoundModel, leaves: Sequence[nn.Parameter], run: Callable[[]
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
-    """Equal up to the order of float sums."""
+    """Say whether two tensors are equal up to the order of float sums."""
     if a.shape != b.shape:
         return False
     scale = float(b.detach().abs().max()) if b.numel() else 0.0
@@ -333,7 +333,7 @@ def _near(a: Tensor, b: Tensor) -> bool:
 
 @contextmanager
 def _borrowed(bound: BoundModel, start: Params) -> Any:
-    """Parameters near ``start`` for a while; afterwards parameters, statistics and streams are what they were."""
+    """Load parameters near ``start`` for a while, then restore parameters, statistics and streams."""
     flat = bound.flat.detach().clone()
     statistics = [(b, b.clone()) for b in bound.body.buffers()]
     draws = [drop.draw for drop in bound.dropouts]

@@ -65,11 +65,11 @@ class Optimizer:
             move(value, gradient, kept, lr)
 
     def slots(self) -> int:
-        """Vectors of state for each parameter vector."""
+        """Return vectors of state for each parameter vector."""
         return (1 if self.momentum else 0) if self.name == "sgd" else 2
 
     def working(self) -> int:
-        """Vectors that a step makes on the way for each parameter vector: the scale of Adam."""
+        """Return vectors that a step makes on the way for each parameter vector: the scale of Adam."""
         return 0 if self.name == "sgd" else 1
 
     def _sgd(self, value: Tensor, gradient: Tensor, slots: list[Tensor], lr: float) -> None:

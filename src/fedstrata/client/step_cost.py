@@ -1,5 +1,6 @@
-"""What one local step costs, measured on one batch: FLOPs and memory by what is trained, forward FLOPs by layer
-group.
+"""Measure what one local step costs, on one batch.
+
+FLOPs and memory are measured by what is trained, forward FLOPs by layer group.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedstrata.core.plan import Load
 
 
 def cost(worker: Worker, batch: Batch, names: Names) -> Load:
-    """FLOPs a sample and peak bytes of a batch of the configured size, when only these parameters are trained."""
+    """Measure FLOPs a sample and peak bytes of a batch of the configured size, when only these parameters train."""
     bound, setup = worker.bound, worker.setup
     bound.mode(training=True)
     bound.draw_from(torch.Generator().manual_seed(0))
@@ -43,8 +44,9 @@ def cost(worker: Worker, batch: Batch, names: Names) -> Load:
 
 
 def _alive(worker: Worker, batch: Batch, names: Names) -> tuple[int, int]:
-    """Bytes alive together, batch included: at the peak of the forward pass, and of both passes less the gradients of
-    what is trained.
+    """Return live bytes at the peak of the forward pass and of both passes, batch included.
+
+    The second is less the gradients of what is trained.
     """
     bound = worker.bound
     worker.features.clear()
@@ -57,12 +59,12 @@ def _alive(worker: Worker, batch: Batch, names: Names) -> tuple[int, int]:
 
 
 def forward(worker: Worker, batch: Batch) -> Mapping[str, int]:
-    """FLOPs a sample of the forward pass, by layer group, shallow to deep.
+    """Return FLOPs a sample of the forward pass, by layer group, shallow to deep.
 
     A product without parameters counts for the layer that it lies in.
     """
     bound, groups = worker.bound, worker.setup.layout.groups
-    found = dict.fromkeys(groups, 0)
+    result = dict.fromkeys(groups, 0)
     bound.mode(training=True)
     bound.draw_from(torch.Generator().manual_seed(0))
     with torch.no_grad(), whole(worker), FlopCounter() as counter:
@@ -71,7 +73,7 @@ def forward(worker: Worker, batch: Batch) -> Mapping[str, int]:
             started: list[int] = []
             module.register_forward_pre_hook(lambda *_: started.append(counter.get_total_flops()))
             module.register_forward_hook(
-                lambda *_: found.update({group: found[group] + counter.get_total_flops() - started.pop()})
+                lambda *_: result.update({group: result[group] + counter.get_total_flops() - started.pop()})
             )
 
         before = [
@@ -89,12 +91,12 @@ def forward(worker: Worker, batch: Batch) -> Mapping[str, int]:
                 for hooks, kept in ((module._forward_pre_hooks, first), (module._forward_hooks, later)):
                     hooks.clear()
                     hooks.update(kept)
-    return {group: flops // len(batch.y) for group, flops in found.items()}
+    return {group: flops // len(batch.y) for group, flops in result.items()}
 
 
 @contextmanager
 def whole(worker: Worker) -> Iterator[None]:
-    """All settings of the network are 0 for a while, which is the whole network."""
+    """Set all integers of the network to 0 for a while, which is the whole network."""
     parts = [worker.bound.parts[name] for name in worker.setup.layout.integers]
     before = [part.detach().clone() for part in parts]
     try:
@@ -109,19 +111,19 @@ def whole(worker: Worker) -> Iterator[None]:
 
 
 def layers(worker: Worker) -> list[tuple[nn.Module, str]]:
-    """The outermost modules whose parameters all lie in one layer group, with that group."""
+    """Return the outermost modules whose parameters all lie in one layer group, with that group."""
     bound, layout = worker.bound, worker.setup.layout
     owner = {id(part): layout.entries[name].group for name, part in bound.parts.items()}
-    found: list[tuple[nn.Module, str]] = []
+    result: list[tuple[nn.Module, str]] = []
 
     def walk(module: nn.Module) -> None:
         groups = {owner[id(p)] for p in module.parameters() if id(p) in owner}
         if len(groups) == 1:
-            found.append((module, groups.pop()))
+            result.append((module, groups.pop()))
         else:
             for child in module.children():
                 walk(child)
 
     walk(bound.body)
     walk(bound.head)
-    return found
+    return result

@@ -138,8 +138,8 @@ def _with_one_head(piece: Piece, net: Net) -> Net:
         return changed
     if net.head_owner:
         raise MethodError(
-            f"{net.head_owner} and {piece.name} both replace the model's head; only one piece of a chain can. Leave one "
-            "of them out."
+            f"{net.head_owner} and {piece.name} both replace the model's head; only one piece of a chain can. Leave"
+            " one of them out."
         )
     return changed.owned_by(piece.name)
 

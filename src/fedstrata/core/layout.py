@@ -126,11 +126,11 @@ class Layout:
         return self.parameters - self.integers
 
     def names(self) -> tuple[str, ...]:
-        """Group names, shallow to deep."""
+        """Return group names, shallow to deep."""
         return tuple(self.groups)
 
     def group(self, *groups: str) -> Names:
-        """All tensors of these layers, statistics included."""
+        """Return all tensors of these layers, statistics included."""
         for name in groups:
             if name not in self.groups:
                 raise LayoutError(
@@ -140,7 +140,7 @@ class Layout:
         return frozenset(e.name for e in self.entries.values() if e.group in wanted)
 
     def select(self, selector: str) -> Names:
-        """Names of the tensors that a selector matches.
+        """Return names of the tensors that a selector matches.
 
         Args:
             selector: terms joined by commas (any of them) or ``&`` (all of them); ``!`` negates a term. A term is
@@ -151,15 +151,15 @@ class Layout:
         Raises:
             LayoutError: nothing matches, or a term cannot be read; near names are listed.
         """
-        found: set[str] = set()
+        result: set[str] = set()
         for part in selector.split(","):
             hits = set(self.entries)
             for term in part.split("&"):
                 hits &= self._term(term.strip(), selector)
-            found |= hits
-        if not found:
+            result |= hits
+        if not result:
             raise LayoutError(f"selector {selector!r} matches no tensor of this model. {self._offers()}")
-        return frozenset(found)
+        return frozenset(result)
 
     def _term(self, term: str, selector: str) -> set[str]:
         if term.startswith("!"):
@@ -218,18 +218,18 @@ def _collect(entries: Iterable[Entry]) -> dict[str, Group]:
     return {
         name: Group(
             name,
-            found[0].layer,
-            found[0].role,
+            result[0].layer,
+            result[0].role,
             depth,
-            tuple(e.name for e in found),
-            sum(e.shape.numel() for e in found),
+            tuple(e.name for e in result),
+            sum(e.shape.numel() for e in result),
         )
-        for depth, (name, found) in enumerate(members.items())
+        for depth, (name, result) in enumerate(members.items())
     }
 
 
 def kind_of(module: nn.Module) -> str:
-    """The kind of a layer by its class; "other" for what torch does not name."""
+    """Return the kind of a layer by its class; "other" for what torch does not name."""
     for kind, classes in _KINDS:
         if isinstance(module, classes):
             return kind
@@ -237,8 +237,7 @@ def kind_of(module: nn.Module) -> str:
 
 
 def derive_groups(module: nn.Module) -> list[GroupSpec]:
-    """Layers of a module: those it declares by ``layer_groups()``, otherwise every leaf with parameters, a norm joining
-    the layer before it.
+    """Derive the layers of a module: those of its ``layer_groups()``, otherwise every leaf with parameters.
 
     A norm joins the conv or linear layer defined directly before it, if it has one number for each of that layer's
     outputs.
@@ -273,7 +272,7 @@ def _width(norm: nn.Module) -> int:
 
 
 def entries_of(module: nn.Module, head: str) -> list[Entry]:
-    """Parameters (tied ones once) and float norm statistics of a module, in layout order.
+    """Return parameters (tied ones once) and float norm statistics of a module, in layout order.
 
     Args:
         module: any module.
@@ -286,7 +285,7 @@ def entries_of(module: nn.Module, head: str) -> list[Entry]:
         module, "layer_groups"
     )  # a declared prefix stands for all below it; a derived one for the parameters of that module itself
     modules = dict(module.named_modules())
-    found: list[Entry] = []
+    result: list[Entry] = []
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue  # a frozen base, outside the vector
@@ -302,7 +301,7 @@ def entries_of(module: nn.Module, head: str) -> list[Entry]:
                 f" ({', '.join(g.name for g in mine)}); exactly one is right."
             )
         kind = kind_of(modules[owner])
-        found.append(
+        result.append(
             Entry(
                 name,
                 parameter.shape,
@@ -313,7 +312,7 @@ def entries_of(module: nn.Module, head: str) -> list[Entry]:
             )
         )
     order = {g.name: i for i, g in enumerate(groups)}
-    found.sort(key=lambda e: order[e.group])  # stable: definition order within a group
+    result.sort(key=lambda e: order[e.group])  # stable: definition order within a group
     for prefix, leaf in modules.items():
         if isinstance(leaf, nn.modules.batchnorm._NormBase):
             group, layer = next(
@@ -327,8 +326,8 @@ def entries_of(module: nn.Module, head: str) -> list[Entry]:
             for local, buffer in leaf.named_buffers(recurse=False):
                 if buffer.is_floating_point():
                     name = f"{prefix}.{local}" if prefix else local
-                    found.append(Entry(name, buffer.shape, "norm", _role(name, head), group, layer, statistic=True))
-    return found
+                    result.append(Entry(name, buffer.shape, "norm", _role(name, head), group, layer, statistic=True))
+    return result
 
 
 def _role(name: str, head: str) -> Role:

@@ -1,9 +1,9 @@
 """A model as functions of its parameters.
 
-:class:`Net` is what pieces see: features, head and loss as pure functions of ``Params``. :class:`BoundModel` stands behind
-them: a module whose parameters are views of one flat vector, called directly where it is evaluated at that vector, so
-that a local step costs what a bare PyTorch step costs; any other parameters (a teacher, an anchor, a perturbed point)
-go through ``functional_call``.
+:class:`Net` is what pieces see: features, head and loss as pure functions of ``Params``. :class:`BoundModel` is the
+module that computes them. Its parameters are views of one flat vector. It is called directly where it is evaluated at
+that vector, so a local step costs what a bare PyTorch step costs; any other parameters (a teacher, a reference, a
+perturbed point) go through ``functional_call``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Dropout(nn.Module):
         self.draw: Callable[[torch.Size], Tensor] | None = None  # set by the engine: uniforms of that shape
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, ...] -> the same shape."""
+        """Return [B, ...] -> the same shape."""
         if not self.training or self.p == 0:
             return x
         assert self.draw is not None, "the engine gives every Dropout its stream before training"
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
     weight: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean of per-sample values [B, ...] over the real samples; further axes are averaged too."""
+        """Return mean of per-sample values [B, ...] over the real samples; further axes are averaged too."""
         if values.dim() > 1:
             values = values.flatten(1).mean(1)
         if self.weight is None:
@@ -96,7 +96,7 @@ class Net:
     head_owner: str = ""
 
     def __call__(self, p: Params, x: Tensor) -> Tensor:
-        """Output [B, classes]."""
+        """Return output [B, classes]."""
         return self.head(p, self.features(p, x))
 
     def with_parameter(self, name: str, value: Tensor, *, kind: str, role: Role, group: str = "") -> Net:
@@ -169,12 +169,13 @@ class BoundModel:
         self.cache: ActivationProvider | None = None
 
     def net(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Net:
-        """The functions of this module."""
+        """Return the functions of this module."""
         return Net(self.features, self.classify, loss, self.initial, self.entries, self.exits, self.features)
 
     def attach(self, net: Net) -> None:
-        """Lay the parameters of ``net`` (pieces may have added or dropped some) into one vector and make the module's
-        own its views.
+        """Lay the parameters of ``net`` into one vector and make the module's parameters its views.
+
+        Pieces may have added or dropped some.
         """
         self.layout = Layout(net.entries)
         self.spec = self.layout.spec
@@ -182,7 +183,7 @@ class BoundModel:
         self.flat = torch.cat([net.initial[n].detach().reshape(-1).to(first.dtype) for n in self.spec.names])
         self.statistics = self.statistics0.clone()
         self.parts = {n: nn.Parameter(t.detach()) for n, t in Params(self.flat, self.spec).views.items()}
-        self.flat.requires_grad_()  # a leaf of its own, for terms that are written on the whole vector
+        self.flat.requires_grad_()  # a further leaf, for terms that are written on the whole vector
         self.model = Model(Params(self.flat, self.spec, views=dict(self.parts)), self.statistics)
         for name in self.initial:
             module, local = self._place(name)
@@ -235,7 +236,7 @@ class BoundModel:
         return by_tensor, whole
 
     def mode(self, *, training: bool, batch_statistics: bool = False) -> None:
-        """Training or evaluation.
+        """Switch to training or evaluation.
 
         ``batch_statistics`` keeps norms on the statistics of the batch without moving running ones.
         """
@@ -248,14 +249,12 @@ class BoundModel:
             norm.momentum = 0.0 if looks else kept
 
     def draw_from(self, generator: torch.Generator | None) -> None:
-        """The stream that dropout masks come from."""
+        """Return the stream that dropout masks come from."""
         for drop in self.dropouts:
             drop.draw = None if generator is None else (lambda shape: torch.rand(shape, generator=generator))
 
     def features(self, p: Params, x: Tensor, exits: int | None = None) -> Tensor:
-        """[B, d] features at these parameters, of the whole body or of the one that ends at this exit, counted from
-        1.
-        """
+        """Return [B, d] features at these parameters, of the whole body or up to this exit, counted from 1."""
         more = () if exits is None else (exits,)
         if p.flat is self.flat and p.eval_mode == "train":
             if self.cache is not None and not more and self.cache.holds(x):
@@ -265,11 +264,11 @@ class BoundModel:
         return self._call(0, p, x, *more)
 
     def laid_out(self, x: Tensor) -> Tensor:
-        """Samples as the network wants them in memory."""
+        """Return samples as the network wants them in memory."""
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
 
     def classify(self, p: Params, z: Tensor) -> Tensor:
-        """[B, classes] output of the head at these parameters."""
+        """Return [B, classes] output of the head at these parameters."""
         if p.flat is self.flat and p.eval_mode == "train":
             return self.head(z)  # type: ignore[no-any-return]
         return self._call(1, p, z)
@@ -334,5 +333,5 @@ def gradient_at(loss: Callable[[Params, Batch], Tensor], p: Params, batch: Batch
 
 
 def spec_of(tensors: Mapping[str, Tensor]) -> Spec:
-    """Names and shapes of these tensors."""
+    """Return names and shapes of these tensors."""
     return Spec(tuple(tensors), tuple(t.shape for t in tensors.values()))

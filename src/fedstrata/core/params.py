@@ -58,7 +58,7 @@ class Spec:
         return hash((self.names, self.shapes))
 
     def only(self, names: Iterable[str]) -> Spec:
-        """The part with these names, in this order of layout; names it does not have are left out."""
+        """Return the part with these names, in this order of layout; names it does not have are left out."""
         wanted = names if isinstance(names, frozenset | set | dict) else frozenset(names)
         if len(wanted) >= len(self.names) and all(n in wanted for n in self.names):
             return self
@@ -66,17 +66,17 @@ class Spec:
         return Spec(tuple(self.names[i] for i in picked), tuple(self.shapes[i] for i in picked))
 
     def runs(self, names: Iterable[str]) -> tuple[tuple[int, int], ...]:
-        """The longest contiguous stretches (start, stop) of the flat vector that hold these names."""
+        """Return the longest contiguous stretches (start, stop) of the flat vector that hold these names."""
         wanted = frozenset(names)
-        found: list[tuple[int, int]] = []
+        result: list[tuple[int, int]] = []
         for name, size in zip(self.names, self.sizes, strict=True):
             if name in wanted:
                 start = self.offsets[name]
-                if found and found[-1][1] == start:
-                    found[-1] = (found[-1][0], start + size)
+                if result and result[-1][1] == start:
+                    result[-1] = (result[-1][0], start + size)
                 else:
-                    found.append((start, start + size))
-        return tuple(found)
+                    result.append((start, start + size))
+        return tuple(result)
 
 
 class Params(Mapping[str, Tensor]):
@@ -273,22 +273,22 @@ def tmap(function: Callable[..., Tensor], first: Params, *rest: Params) -> Param
 
 
 def zeros(like: Params) -> Params:
-    """Zeros in the shape of ``like``."""
+    """Return zeros in the shape of ``like``."""
     return Params(torch.zeros_like(like.flat), like.spec)
 
 
 def dot(a: Params, b: Params) -> Tensor:
-    """Inner product over the last axis."""
+    """Return inner product over the last axis."""
     return (a.flat * b.flat).sum(-1)
 
 
 def sqdist(a: Params, b: Params) -> Tensor:
-    """Squared Euclidean distance over the last axis."""
+    """Return squared Euclidean distance over the last axis."""
     return (a.flat - b.flat).square().sum(-1)
 
 
 def mean_over_senders(parts: Sequence[Params], weights: Sequence[float], spec: Spec) -> Params:
-    """Weighted sum of each tensor over the parts that hold it, their weights scaled to the sum of all weights.
+    """Return weighted sum of each tensor over the parts that hold it, their weights scaled to the sum of all weights.
 
     Args:
         parts: one a client, each with some of the names.
@@ -299,7 +299,7 @@ def mean_over_senders(parts: Sequence[Params], weights: Sequence[float], spec: S
     >>> {n: t.item() for n, t in mean_over_senders([a, b], [0.25, 0.75], a.spec).items()}
     {'w': 0.25, 'v': 1.0}
     """
-    whole, found = sum(weights), {}
+    whole, result = sum(weights), {}
     for name in spec.names:
         held = [(part[name], weight) for part, weight in zip(parts, weights, strict=True) if name in part]
         share = sum(weight for _, weight in held)
@@ -307,12 +307,12 @@ def mean_over_senders(parts: Sequence[Params], weights: Sequence[float], spec: S
             total = torch.zeros_like(held[0][0])
             for tensor, weight in held:
                 total.add_(tensor, alpha=weight * whole / share)
-            found[name] = total
-    return Params.of(found) if found else Params(torch.zeros(0), Spec((), ()))
+            result[name] = total
+    return Params.of(result) if result else Params(torch.zeros(0), Spec((), ()))
 
 
 def sum_over_senders(parts: Sequence[Params], spec: Spec) -> Params:
-    """Sum of each tensor over the parts that hold it.
+    """Return sum of each tensor over the parts that hold it.
 
     Args:
         parts: one a client, each with some of the names.

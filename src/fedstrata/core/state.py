@@ -1,4 +1,4 @@
-"""States of pieces and clients: named parameters and tensors, typed where pieces read them, flat where they are stored."""
+"""States of pieces and clients: typed where pieces read them, flat where they are stored."""
 
 from __future__ import annotations
 

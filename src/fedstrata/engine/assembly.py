@@ -295,8 +295,8 @@ def _check_new_clients(config: Config, federation: Federation, layout: Layout) -
     """Refuse settings for held-out clients where there are none, and a selector that selects nothing."""
     if not federation.heldout and config.new_clients != NewClients():
         raise ConfigError(
-            "new_clients.* is set, but no client is held out of training, so it has no effect; set heldout=0.2 too, or leave"
-            " it out."
+            "new_clients.* is set, but no client is held out of training, so it has no effect; set heldout=0.2 too, or"
+            " leave it out."
         )
     layout.select(config.new_clients.groups)
 

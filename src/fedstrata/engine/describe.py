@@ -121,7 +121,7 @@ class Description:
     probe: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return asdict(self)
 
 

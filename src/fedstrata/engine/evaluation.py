@@ -60,7 +60,7 @@ class Evaluator:
     threads: int
 
     def spread(self, function: Callable[[Worker, T], U], items: Iterable[T]) -> list[U]:
-        """``function(worker, item)`` for all items, results in order."""
+        """Return ``function(worker, item)`` for all items, results in order."""
         work = list(items)
         if len(self.workers) == 1 or len(work) <= 1:
             return [function(self.workers[0], item) for item in work]
@@ -72,13 +72,13 @@ class Evaluator:
 
         with ThreadPoolExecutor(len(self.workers)) as pool:
             parts = list(pool.map(run, self.workers, share))
-        found: list[U] = [None] * len(work)  # type: ignore[list-item]
+        result: list[U] = [None] * len(work)  # type: ignore[list-item]
         for i, part in enumerate(parts):
-            found[i :: len(self.workers)] = part
-        return found
+            result[i :: len(self.workers)] = part
+        return result
 
     def predict(self, worker: Worker, model: Model, samples: Samples, index: Tensor) -> Tensor:
-        """[N, classes] outputs of a model in evaluation mode."""
+        """Return [N, classes] outputs of a model in evaluation mode."""
         return (
             torch.cat([self._pass(worker, model, samples.take(part)) for part in passes(index)])
             if len(index)
@@ -95,7 +95,7 @@ class Evaluator:
             return worker.net(worker.bound.model, x).float()
 
     def server(self, model: Model) -> Scores:
-        """The server's model on its test set."""
+        """Return the server's model on its test set."""
         test = self.federation.test
         assert test is not None, "asked only where the server has a test set"
         parts = passes(torch.arange(len(test)))
@@ -103,11 +103,11 @@ class Evaluator:
         return self.federation.task.metrics(torch.cat(outputs), test.y)
 
     def model(self, worker: Worker, task: ClientTask) -> Model:
-        """The model that a client uses itself."""
+        """Return the model that a client uses itself."""
         return ClientUpdate(worker, task).personal()
 
     def client(self, worker: Worker, task: ClientTask, model: Model) -> tuple[float | None, float | None, int]:
-        """(own model, server's model, samples) of one client on its own test split; None without samples."""
+        """Return (own model, server's model, samples) of one client on its own test split; None without samples."""
         held = self.federation.testing(task.client)
         if held is None or not len(held[1]):
             return None, None, 0
@@ -124,8 +124,9 @@ class Evaluator:
         )
 
     def new_client(self, worker: Worker, task: ClientTask, adapt: Adapt | None) -> tuple[float | None, float | None]:
-        """(as received, after a few private steps) of a client that never took part, on its own test split; None where
-        there is nothing to say.
+        """Score a client that never took part on its test split: as received, and after a few private steps.
+
+        None where there is no score.
 
         Args:
             worker: the worker.
@@ -147,26 +148,26 @@ class Evaluator:
         return before, self.federation.task.score(self.predict(worker, moved, samples, index), samples.y[index])
 
     def features(self, model: Model, most: int) -> tuple[Tensor, Tensor]:
-        """([N, d] features in front of the head, [N] targets) of up to ``most`` evenly spaced samples of the server's
-        test set.
+        """Return [N, d] features that enter the head and [N] targets of up to ``most`` evenly spaced samples.
 
-        Without a server test set: of the training samples.
+        The samples are the server's test set, or without one the training samples.
         """
         samples = self.federation.train if self.federation.test is None else self.federation.test
         index = torch.linspace(0, len(samples) - 1, min(most, len(samples))).round().long()
         worker = self.workers[0]
-        found = []
+        result = []
         for part in passes(index):
             worker.bound.load(model)
             worker.bound.mode(training=False, batch_statistics=self.batch_statistics and len(part) > 1)
             worker.features.clear()
             with torch.no_grad(), worker.autocast():
-                found.append(worker.net.features(worker.bound.model, samples.take(part)).float())
-        return torch.cat(found), samples.y[index]
+                result.append(worker.net.features(worker.bound.model, samples.take(part)).float())
+        return torch.cat(result), samples.y[index]
 
     def loss(self, client: int, model: Model, most: int) -> float:
-        """Mean plain loss of a model on up to ``most`` evenly spaced training samples of a client; NaN where it has
-        none.
+        """Return the mean plain loss of a model on up to ``most`` evenly spaced training samples of a client.
+
+        NaN where it has none.
 
         In evaluation mode. Norms look at the batch under ``bn=batch`` and for ``model.frozen("batch_stats")``.
         """
@@ -178,7 +179,7 @@ class Evaluator:
         return float(self.workers[0].net.loss(output, self.federation.train.y[index]).double().mean())
 
     def validation(self, worker: Worker, task: ClientTask, *, personal: bool, model: Model) -> tuple[float, int]:
-        """(score, samples) of one client's validation split."""
+        """Return (score, samples) of one client's validation split."""
         index = self.federation.validating(task.client)
         if not len(index):
             return 0.0, 0
@@ -188,7 +189,7 @@ class Evaluator:
         ), len(index)
 
     def answer(self, query: ClientQuery, eligible: Sequence[int]) -> QueryResult:
-        """What clients say to a piece's question."""
+        """Return what clients say to a piece's question."""
         clients = tuple(sorted(eligible if query.clients is None else query.clients))
         rows = self.spread(lambda worker, client: self._scores(worker, query, client), clients)
         return QueryResult(clients, torch.tensor(rows, dtype=torch.float64).reshape(len(clients), len(query.models)))
@@ -198,17 +199,17 @@ class Evaluator:
         if held is None or not len(held[1]):
             return [float("nan")] * len(query.models)
         samples, index = held
-        found = []
+        result = []
         for model in query.models:
             assert isinstance(model, Model), "the engine puts the current model and statistics in place"
             output = self.predict(worker, model, samples, index)
             y = samples.y[index]
-            found.append(
+            result.append(
                 self.federation.task.score(output, y)
                 if query.metric == "accuracy"
                 else float(worker.net.loss(output, y).double().mean())
             )
-        return found
+        return result
 
     def _held(self, split: Split, client: int) -> tuple[Samples, Tensor] | None:
         if split == "test":
@@ -218,7 +219,7 @@ class Evaluator:
 
 
 def passes(index: Tensor) -> list[Tensor]:
-    """Positions cut into passes.
+    """Return positions cut into passes.
 
     A single one left over joins the pass before, as in training: a norm cannot look at one sample.
     """
@@ -229,7 +230,7 @@ def passes(index: Tensor) -> list[Tensor]:
 
 
 def spread_of(values: Sequence[float], sizes: Sequence[int]) -> dict[str, Any]:
-    """Unweighted mean, size-weighted mean, standard deviation and mean of the lowest tenth over clients."""
+    """Return unweighted mean, size-weighted mean, standard deviation and mean of the lowest tenth over clients."""
     if not values:
         return dict.fromkeys(("personal", "personal_weighted", "personal_std", "personal_worst10"))
     t, w = torch.tensor(values, dtype=torch.float64), torch.tensor(sizes, dtype=torch.float64)

@@ -101,7 +101,7 @@ class Ledger:
 
 
 def _with_payload(purpose: str, task: ClientTask) -> str:
-    """Local steps for a purpose may do more in rounds in which a piece was sent something."""
+    """Return the purpose with the payload that was sent: local steps may do more with it."""
     names = sorted(f"{piece}/{name}" for piece, payload in task.down_payload.items() for name in payload)
     return " ".join([purpose, *names])
 

@@ -12,7 +12,7 @@ from fedstrata.storage import preflight
 
 
 def preflight_states(parts: RunComponents) -> None:
-    """Refuse as many states as can come to exist, times the bytes of one, where they do not fit.
+    """Refuse the largest number of states that can exist, times the bytes of one, where that does not fit.
 
     Raises:
         StateError: with the arithmetic and the options.

@@ -6,23 +6,22 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from fedstrata.client.task import ClientTask
 from fedstrata.client.worker import Worker
 from fedstrata.core.layout import Names
 from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Piece
-from fedstrata.core.plan import CohortSlot, QueryResult
-from fedstrata.core.state import State
-from fedstrata.engine.evaluation import Adapt, spread_of
+from fedstrata.core.plan import CohortSlot, Plan, QueryResult
+from fedstrata.core.state import ClientState, State
+from fedstrata.engine.assembly import RunComponents
+from fedstrata.engine.evaluation import Adapt, Evaluator, spread_of
+from fedstrata.engine.ledger import Ledger
 from fedstrata.engine.rows import Row
-from fedstrata.engine.server import context, send_to
+from fedstrata.engine.server import Server, context, send_to
 from fedstrata.wire import messages
 from fedstrata.wire.frame import MessageSize
-
-if TYPE_CHECKING:
-    from fedstrata.engine.rounds import Engine
 
 SCORES = (
     "accuracy",
@@ -39,6 +38,25 @@ SCORES = (
 )
 
 
+class BetweenRounds(Protocol):
+    """What serving reads of an engine; see :class:`fedstrata.engine.rounds.Engine`."""
+
+    parts: RunComponents
+    server: Server
+    plan: Plan
+    answers: Mapping[str, QueryResult]
+    evaluator: Evaluator
+    ledger: Ledger
+    lowest: int | None
+    by_client: dict[int, dict[str, float | None]] | None
+
+    def stored(self, client: int) -> ClientState | None:
+        """Return what a client stored, or None."""
+
+    def query_all(self, *, count: bool) -> dict[str, QueryResult]:
+        """Have clients answer all pieces' queries to the present model."""
+
+
 class Serving:
     """Models of an engine between rounds, and their evaluation.
 
@@ -46,7 +64,7 @@ class Serving:
         engine: whose server, plan and clients' states are read.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BetweenRounds) -> None:
         self.engine = engine
         self.parts = engine.parts
 
@@ -91,7 +109,7 @@ class Serving:
         return ClientTask(-1, client, 0, t, engine.plan.at(-1), model, payload, engine.stored(client), lr)
 
     def ready(self) -> None:
-        """After a finished run was read back: have pieces' queries answered, from which models are formed."""
+        """Have pieces' queries answered after a finished run was read back: models are formed from the answers."""
         engine = self.engine
         if self.parts.method.has("query") and not engine.answers:
             engine.answers = engine.query_all(count=False)

@@ -23,6 +23,7 @@ from fedstrata.methods import find
 # with batches of 4: a last batch of one sample, a client smaller than a batch, one that divides evenly
 SIZES = (17, 8, 5, 12, 3, 9)
 EQUAL = (8, 8, 8, 8, 8, 8)
+PAIRS = (9, 9, 5, 9, 5, 5)  # of equal size in every cohort, with tails of one sample
 FEATURES, CLASSES = 6, 3
 
 Norm: TypeAlias = Literal["layer", "group", "batch"]
@@ -45,7 +46,7 @@ class Small(nn.Module):
         }
         self.first = nn.Linear(FEATURES, 8)
         self.norm = norms[norm]()
-        self.drop = nn.Dropout(drop)
+        self.drop = nn.Dropout(drop) if drop else nn.Identity()  # with dropout, only clients of equal size are stacked
         self.second = nn.Linear(8, 5)
         self.head = nn.Linear(5, CLASSES)
         self.exits = {"norm": 8, "second": 5}
@@ -131,7 +132,7 @@ TOYS: Mapping[str, Callable[[], tuple[Federation, nn.Module]]] = {
     "group": lambda: (federation(), small("group")),
     "equal": lambda: (federation(EQUAL), small("layer")),
     "batch": lambda: (federation(), small("batch")),
-    "dropout": lambda: (federation(), small("layer", drop=0.3)),
+    "dropout": lambda: (federation(PAIRS), small("layer", drop=0.3)),
     "images": lambda: (federation(shape=(1, 6, 6)), filled(Images())),
 }
 """Data and model by name: three kinds of norms, equal sizes, dropout, images."""

@@ -1,6 +1,4 @@
-"""Messages as bytes: a frame is encoded into one safetensors container, and decoded only if every byte of it makes
-sense.
-"""
+"""Messages as bytes: a frame is one safetensors container, decoded only if every byte of it is valid."""
 
 from __future__ import annotations
 
@@ -42,8 +40,9 @@ class Frame:
 
 @dataclass(frozen=True)
 class MessageSize:
-    """Bytes of one message: ``payload`` is tensor data, ``framing`` is everything else (length, header, names, fields,
-    padding).
+    """Bytes of one message.
+
+    ``payload`` is tensor data, ``framing`` everything else: length, header, names, fields, padding.
     """
 
     payload: int
@@ -59,7 +58,7 @@ class MessageSize:
 
 
 def encode(frame: Frame, limits: Limits = LIMITS) -> bytes:
-    """The message as bytes that the safetensors library can read, too.
+    """Return the message as bytes that the safetensors library can read, too.
 
     Raises:
         WireError: a tensor, name or field that cannot travel, with the reason.
@@ -70,7 +69,7 @@ def encode(frame: Frame, limits: Limits = LIMITS) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, limits: Limits = LIMITS) -> Frame:
-    """The frame that was encoded. Its tensors share one fresh buffer; ``data`` may be thrown away.
+    """Return the frame that was encoded. Its tensors share one fresh buffer; ``data`` may be thrown away.
 
     Args:
         data: one whole message.
@@ -93,7 +92,7 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = LIMITS) -> Fra
 
 
 def size(kind: Kind, fields: Mapping[str, Value], shapes: Shapes, limits: Limits = LIMITS) -> MessageSize:
-    """Bytes of a message from names, shapes and fields alone; equal to ``len(encode(frame))`` to the byte.
+    """Return bytes of a message from names, shapes and fields alone; equal to ``len(encode(frame))`` to the byte.
 
     Args:
         kind: as in :class:`Frame`.
