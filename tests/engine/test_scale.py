@@ -29,10 +29,13 @@ from fedstrata.engine.assembly import assemble
 from fedstrata.config.config import Config
 from fedstrata.engine.rounds import Engine
 
-config = Config(data="digits", partition="overlap(size=20)", clients=int(sys.argv[1]), cohort=10, rounds=8, executor="loop", method="scaffold")
+clients = int(sys.argv[1])
+where = {"data": "digits", "partition": "overlap(size=20)", "clients": clients, "cohort": 10}
+config = Config(**where, rounds=8, executor="loop", method="scaffold")
 engine = Engine(assemble(config), "loop", 1)
 rows = list(engine.rounds())
-print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "rows": engine.states.seen(), "replies": rows[-1]["replies"]}))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"peak": peak, "rows": engine.states.seen(), "replies": rows[-1]["replies"]}))
 """
 
 
