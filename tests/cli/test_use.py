@@ -59,6 +59,6 @@ def test_an_array_that_was_cut_short_is_not_called_a_pickle_alone(tmp_path):
 
 
 def test_data_without_a_name_are_not_the_folder_at_hand(monkeypatch):
-    monkeypatch.setattr("fedstrata.inference.inputs.intake_of", lambda _: None)
+    monkeypatch.setattr("fedstrata.inference.inputs.preprocessor_of", lambda _: None)
     with pytest.raises(DataError, match="name of the data is empty"):
         read("", None)

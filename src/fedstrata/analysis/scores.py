@@ -46,7 +46,7 @@ SCORE_LABELS: Mapping[str, str] = {
     "personal_rmse_selected": "selected personal RMSE",
     "personal_rmse": "personal RMSE",
 }
-"""Scores as people read them; :func:`words` serves the rest."""
+"""Labels of scores; :func:`score_label` derives the rest."""
 
 COSTS = ("bytes_up", "bytes_down", "bytes", "flops", "seconds", "eval_seconds", "rounds")
 _MINUS = (

@@ -172,7 +172,7 @@ def front(points: Sequence[tuple[float | None, float | None]], *, larger: bool =
 
     A point dominates another if it is at least as good and as cheap, and better in one of the two.
 
-    Equal points lie on the front together; a point with a missing number does not lie on it and dominates no other.
+    Equal points lie on the front together; a point with a missing number is not on it and dominates none.
     """
     sign = 1.0 if larger else -1.0
     full = [None if c is None or s is None or not (known(c) and known(s)) else (c, sign * s) for c, s in points]

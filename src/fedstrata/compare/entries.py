@@ -35,9 +35,9 @@ class Competitor:
     """Describes one competitor.
 
     Attributes:
-        entry: label, method in call syntax, its separate settings.
+        entry: label, method in call syntax, its settings.
         method: the pieces.
-        given: whether the pieces came from Python, so that their text does not say all.
+        from_python: whether the pieces came from Python, so that their text does not say all.
     """
 
     entry: Entry
@@ -53,8 +53,8 @@ def read_competitors(methods: Sequence[str | Piece | Method], base: Config) -> t
     """Read the competitors, in the order given.
 
     Args:
-        methods: pieces, or texts ``"fedprox(mu=0.1) + fedavgm | local.lr=0.05 local.epochs=2"``: after the bar are
-            its separate settings (OWN).
+        methods: pieces, or texts ``"fedprox(mu=0.1) + fedavgm | local.lr=0.05 local.epochs=2"``: after the bar follow
+            its settings (METHOD_SETTINGS).
         base: the configuration of all.
     Raises:
         ConfigError: none at all, an unknown method or key, a setting that must be the same for all, or the same

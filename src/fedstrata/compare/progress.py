@@ -16,7 +16,7 @@ from rich.text import Text
 from fedstrata.common.units import duration, number
 from fedstrata.compare.job import Id, Job
 
-HEARTBEAT = 30.0  # seconds between lines where no terminal shows a table
+HEARTBEAT = 30.0  # seconds between lines where no table is shown
 SHOWN = 40  # rows of the live table: unfinished runs first
 
 

@@ -139,7 +139,7 @@ def best_score(run_set: RunSet, label: str) -> float | None:
 def _wrongly_dropped(label: str, kept: Sequence[str], final: Mapping[str, float], baseline: str) -> bool:
     """Return whether a dropped method ends above the lowest of those kept instead, as far as these were trained on.
 
-    The baseline is kept whatever it scores, so it is no measure here unless it is the only one.
+    The baseline is always kept, so it is no measure here unless it is the only one.
     """
     known = [final[other] for other in kept if other in final and other != baseline] or [
         final[other] for other in kept if other in final

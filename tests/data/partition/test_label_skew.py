@@ -17,4 +17,4 @@ def test_row_59_a_skewed_split_with_empty_clients_trains_and_names_them(alpha):
     )
     found = lab.play(toy=(data, module), cohort=40, rounds=1, local_steps=1)
     assert {(client, code) for client, code, _ in found.rows[0]["refused"]} == {(i, "empty") for i in empty}
-    assert found.rows[0]["moved"]
+    assert found.rows[0]["updated"]
