@@ -1,4 +1,4 @@
-"""What channels-last images do to training: speed by model, and gradients of both formats against float64.
+"""Measure training on channels-last images: speed by model, and gradients of both formats against float64.
 
 Run: python bench/channels_last.py.
 """
@@ -24,7 +24,7 @@ BATCH, PAIRS, STEPS = 50, 5, 40
 
 
 def batches(n: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Random images and labels."""
+    """Draw random images and labels."""
     generator = torch.Generator().manual_seed(seed)
     return [
         (1.4 * torch.randn(BATCH, 3, 32, 32, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator))
@@ -33,12 +33,12 @@ def batches(n: int, seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor, *, last: bool) -> Tensor:
-    """Mean loss of a batch in either format."""
+    """Compute the mean loss of a batch in either format."""
     return cross_entropy(model(x.contiguous(memory_format=torch.channels_last) if last else x), y)
 
 
 def speed(model: nn.Module, *, last: bool) -> float:
-    """Seconds of one step of SGD."""
+    """Time one step of SGD, in seconds."""
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     start = time.perf_counter()
     for x, y in batches(2, 0):
@@ -49,7 +49,7 @@ def speed(model: nn.Module, *, last: bool) -> float:
 
 
 def error(model: nn.Module, x: Tensor, y: Tensor, *, last: bool) -> float:
-    """Largest relative error of a gradient tensor against float64 at the same weights."""
+    """Compute the largest relative error of a gradient tensor against float64 at the same weights."""
     exact = copy.deepcopy(model).double()
     model.zero_grad()
     loss_of(model, x, y, last=last).backward()

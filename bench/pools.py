@@ -1,4 +1,4 @@
-"""Max-pools of ours over torch's own call, for images in the default format and with channels last.
+"""Time the library's max-pool over torch's, for images in the default format and with channels last.
 
 Run: python bench/pools.py.
 """
@@ -17,18 +17,18 @@ from torch.nn.functional import max_pool2d
 from fedstrata.bench.timing import hardware
 from fedstrata.models.blocks import max_pool
 
-SHAPE, PAIRS = (32, 64, 16, 16), 15  # behind the stem of ResNet-8 on 32x32 images
+SHAPE, PAIRS = (32, 64, 16, 16), 15  # after the stem of ResNet-8 on 32x32 images
 
 
-def milliseconds(work: Callable[[], Tensor]) -> float:
-    """Of one forward call."""
+def milliseconds(call: Callable[[], Tensor]) -> float:
+    """Time one forward call."""
     start = time.perf_counter()
-    work()
+    call()
     return 1e3 * (time.perf_counter() - start)
 
 
 def main() -> None:
-    """Print a line a format."""
+    """Print a line for each format."""
     torch.set_num_threads(1)
     print(f"{hardware()}; {SHAPE}, 3x3 windows, stride 2, forward, one thread; medians of {PAIRS} pairs")
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).relu()

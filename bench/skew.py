@@ -1,4 +1,4 @@
-"""Skew of known partitions, in the numbers of `fedstrata doctor`: the table that its words are calibrated on.
+"""Measure the skew of known partitions with `fedstrata doctor`: the table that its labels are calibrated on.
 
     python bench/skew.py [FOLDER]
 
@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 def cases(folder: str | None) -> Iterator[tuple[str, str, list[str]]]:
-    """Name of the data, law, settings."""
+    """Yield the name of the data, the law and the settings."""
     for law in (*LAWS, *SIZES):
         yield "digits", law, [f"partition={law}", "clients=20"]
     for alpha in (0, 0.1, 0.5, 1):
@@ -62,7 +62,7 @@ def cases(folder: str | None) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def federation(settings: list[str], seed: int) -> Federation:
-    """As a run of these settings would have it."""
+    """Build the federation of a run with these settings."""
     return Config.read(None, [*settings, f"seed={seed}"]).federation()
 
 

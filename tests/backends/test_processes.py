@@ -1,4 +1,4 @@
-"""Worker processes that die where nobody looked."""
+"""Worker processes that die between rounds."""
 
 import multiprocessing
 import os
@@ -38,12 +38,12 @@ def test_t30_a_layer_above_four_megabytes_trains_in_processes():
     made = lab.parts("scaffold", (lab.federation((4, 5)), wide), cohort=2, local_steps=1, local_lr=1e-5)
     assert 4 * made.setup.layout.entries["0.weight"].shape.numel() > 4 << 20
     holder = lab.engine(made)
-    works = plan_round(holder.server, made.method, made.setup, "share", 1e-5, lambda *_: None, lambda _: None).works
-    runner = build("processes", made.make, 1, 1, lambda *_: None)
+    tasks = plan_round(holder.server, made.rules, 1e-5, lambda *_: None, lambda _: None).tasks
+    runner = build("processes", made.make_worker, 1, 1, lambda *_: None)
     try:
-        there = sorted(runner.train(works), key=lambda r: r.cohort_index)
+        there = sorted(runner.train(tasks), key=lambda r: r.cohort_index)
     finally:
         runner.close()
-    here = sorted(holder.executor.train(works), key=lambda r: r.cohort_index)
+    here = sorted(holder.executor.train(tasks), key=lambda r: r.cohort_index)
     assert [lab.bits(r.delta) for r in there] == [lab.bits(r.delta) for r in here]
     assert [lab.bits(r.client_state) for r in there] == [lab.bits(r.client_state) for r in here]

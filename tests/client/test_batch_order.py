@@ -2,7 +2,7 @@
 
 import torch
 
-from fedstrata.client.update import ClientUpdate
+from fedstrata.client.tools import ClientTools
 from helpers import lab
 from helpers.examples import every_example
 
@@ -12,16 +12,16 @@ def test_t16_no_method_ever_sees_a_single_sample_and_none_loses_one(monkeypatch,
     """n = k * batch + 1: in training, in private fits and in fine-tuning, every pass reads all n samples in k
     batches.
     """
-    seen, read = {}, ClientUpdate.read
+    seen, read = {}, ClientTools.read
 
     def spy(self, purpose, epoch, positions):
         if not self.probe:
-            seen.setdefault((purpose, self.work.round, (self.work.client, self.task.cohort_index), epoch), []).append(
+            seen.setdefault((purpose, self.task.round, (self.task.client, self.task.cohort_index), epoch), []).append(
                 positions
             )
         return read(self, purpose, epoch, positions)
 
-    monkeypatch.setattr(ClientUpdate, "read", spy)
+    monkeypatch.setattr(ClientTools, "read", spy)
     x, y, _ = lab.arrays((9, 5, 17))
     data = lab.listed(x, y, (9, 5, 17), testing="server", test=(x.numpy(), y.numpy()))
     found = lab.play(example, (data, lab.small("batch")), cohort=3, rounds=2)

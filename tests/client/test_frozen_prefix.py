@@ -1,7 +1,4 @@
-"""What lies in front of the trained layers is computed once a sample and round, wherever that is exact.
-
-Elsewhere the reason is said.
-"""
+"""Layers before the trained ones run once a sample and round, wherever that is exact; elsewhere the reason is named."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from fedstrata.core.chain import Method
 from fedstrata.core.piece import Piece
 from fedstrata.data.federation import Federation
 from fedstrata.data.types import Task
-from fedstrata.engine.describe import describe, trial
+from fedstrata.engine.describe import describe, probe_costs
 from fedstrata.engine.server import plan_round
 from fedstrata.models import build
 from fedstrata.runs.run import Stopped, resume, run
@@ -43,12 +40,12 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Only(Piece):
-    """Trains the layers of a selector, all else stands still."""
+    """Trains the layers of a selector; all others are frozen."""
 
     train: str = "all"
 
-    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
-        return replace(plan, train=setup.layout.select(self.train) & setup.layout.parameters)
+    def plan(self, plan, ctx):
+        return replace(plan, train=ctx.layout.select(self.train) & ctx.layout.parameters)
 
 
 def made(task=IMAGES, n=N):
@@ -74,22 +71,20 @@ def groups_of(name):
 
 
 def turn(pieces, toy="layer", **settings):
-    """(kit, work) of round 0."""
+    """Return a worker and a task of round 0."""
     settings = {"local_epochs": EPOCHS, "local_batch": BATCH, "rounds": 1} | settings
-    settings["local.activation_cache_mb"] = settings.pop("keep", 256)
+    settings["local.activation_cache_mb"] = settings.pop("cache_mb", 256)
     parts = lab.parts(Method(pieces if isinstance(pieces, tuple) else (pieces,)), toy, **settings)
     started = lab.engine(parts)
-    planned = plan_round(
-        started.server, parts.method, parts.setup, parts.config.bn, parts.lr(0), lambda *_: None, lambda _: None
-    )
+    planned = plan_round(started.server, parts.rules, parts.lr(0), lambda *_: None, lambda _: None)
     started.close()
-    return parts.make_worker(), planned.works[0]
+    return parts.make_worker(), planned.tasks[0]
 
 
-def kept_and_not(pieces, toy="layer", **settings):
-    """The replies of the same turn with what is kept, and without."""
-    with_it, without = (train_client(*turn(pieces, toy, keep=keep, **settings)) for keep in (256, 0))
-    assert without.front == {}
+def cached_and_not(pieces, toy="layer", **settings):
+    """Return the replies of the same turn with the activation cache, and without."""
+    with_it, without = (train_client(*turn(pieces, toy, cache_mb=megabytes, **settings)) for megabytes in (256, 0))
+    assert without.activation_cache_use == {}
     return with_it, without
 
 
@@ -97,11 +92,11 @@ def gap(a, b):
     return float((a.delta.flat - b.delta.flat).abs().max() / b.delta.flat.abs().max())
 
 
-def told(pieces, toy="layer", **settings):
-    """What is said of the kept values, in a turn that equals the one without them."""
-    with_it, without = kept_and_not(pieces, toy, **settings)
+def cache_use(pieces, toy="layer", **settings):
+    """Return the use of the cache, in a turn that equals the one without it."""
+    with_it, without = cached_and_not(pieces, toy, **settings)
     assert gap(with_it, without) <= 1e-5
-    return with_it.front
+    return with_it.activation_cache_use
 
 
 # ---- exact
@@ -116,13 +111,13 @@ def test_weights_equal_those_without_it_to_1e_5_for_every_group(name, group):
     first = group == groups_of(name)[0]
     for optimizer, lr in (("sgd", 0.1), ("adam", 1e-3)):
         settings = {"local_optimizer": optimizer, "local_lr": lr}
-        with_it, without = kept_and_not(Only(f"group:{group}"), (made(task), model_of(name)), **settings)
-        assert with_it.front == ({} if first else {"local: kept": 1})
+        with_it, without = cached_and_not(Only(f"group:{group}"), (made(task), model_of(name)), **settings)
+        assert with_it.activation_cache_use == ({} if first else {"local: cached": 1})
         assert gap(with_it, without) <= 1e-5
         assert with_it.loss == pytest.approx(without.loss, rel=1e-5)
 
 
-IN_FRONT = {  # of each group of a ResNet-8: those whose values do not depend on it
+BEFORE = {  # of each group of a ResNet-8: those whose activations do not depend on it
     "conv1": [],
     "layer1.0.conv1": ["conv1"],
     "layer1.0.conv2": ["conv1", "layer1.0.conv1"],
@@ -131,7 +126,7 @@ IN_FRONT = {  # of each group of a ResNet-8: those whose values do not depend on
     "layer2.0.down.conv": ["conv1", "layer1.0.conv1", "layer1.0.conv2", "layer2.0.conv1", "layer2.0.conv2"],
 }
 BOTH = ["conv1", "layer1.0.conv1", "layer1.0.conv2", "layer2.0.conv1", "layer2.0.conv2", "layer2.0.down.conv"]
-IN_FRONT |= {
+BEFORE |= {
     "layer3.0.conv1": [*BOTH, "layer3.0.down.conv"],
     "layer3.0.conv2": [*BOTH, "layer3.0.conv1", "layer3.0.down.conv"],
     "layer3.0.down.conv": [*BOTH, "layer3.0.conv1", "layer3.0.conv2"],
@@ -139,73 +134,73 @@ IN_FRONT |= {
 }
 
 
-@pytest.mark.parametrize("group", tiered(IN_FRONT, list(IN_FRONT)[::4]))
-def test_a_forward_call_counter_shows_one_pass_a_sample_and_round_in_front_of_each_of_the_10_groups(group):
+@pytest.mark.parametrize("group", tiered(BEFORE, list(BEFORE)[::4]))
+def test_a_forward_call_counter_shows_one_pass_a_sample_and_round_before_each_of_the_10_groups(group):
     name = "resnet8(groups=8)"
-    assert list(IN_FRONT) == groups_of(name)
-    kit, work = turn(Only(f"group:{group}"), (made(), model_of(name)))
-    train_client(kit, work)  # the first turn of a worker also tries the cut
+    assert list(BEFORE) == groups_of(name)
+    worker, task = turn(Only(f"group:{group}"), (made(), model_of(name)))
+    train_client(worker, task)  # the first turn of a worker also tries the cut
     seen = Counter()
-    layers = [n for n, m in kit.bound.body.named_modules() if isinstance(m, nn.Conv2d)]
+    layers = [n for n, m in worker.bound.body.named_modules() if isinstance(m, nn.Conv2d)]
     for layer in layers:
-        kit.bound.body.get_submodule(layer).register_forward_hook(
+        worker.bound.body.get_submodule(layer).register_forward_hook(
             lambda _, x, __, layer=layer: seen.update({layer: len(x[0])})
         )
-    kit.bound.head.register_forward_hook(lambda _, x, __: seen.update({"head": len(x[0])}))
+    worker.bound.head.register_forward_hook(lambda _, x, __: seen.update({"head": len(x[0])}))
     for number in range(2):
         seen.clear()
-        train_client(kit, replace(work, round=number))
-        assert seen == {layer: N if layer in IN_FRONT[group] else EPOCHS * N for layer in (*layers, "head")}
+        train_client(worker, replace(task, round=number))
+        assert seen == {layer: N if layer in BEFORE[group] else EPOCHS * N for layer in (*layers, "head")}
 
 
 def test_a_cut_through_a_residual_block_is_two_tensors():
-    """In front of a stage's first convolution too: the shortcut's output, and what the convolution reads."""
-    kit, _ = turn(Only("role:head"), (made(), model_of("resnet8(groups=8)")))
-    kit.bound.mode(training=True)
-    layout = kit.setup.layout
+    """Before a stage's first convolution too: the shortcut's output, and what the convolution reads."""
+    worker, _ = turn(Only("role:head"), (made(), model_of("resnet8(groups=8)")))
+    worker.bound.mode(training=True)
+    layout = worker.setup.layout
     with torch.no_grad():
         counts = {
             g: len(found.prefix(torch.zeros(2, 3, 12, 12)))
             for g in layout.groups
-            if (found := kit.cut(layout.group(g))) is not None
+            if isinstance(found := worker.cache.cut(layout.group(g)), NetworkCut)
         }
-    assert counts == {g: 1 if g in ("layer1.0.conv1", "head") else 2 for g in IN_FRONT if g != "conv1"}
+    assert counts == {g: 1 if g in ("layer1.0.conv1", "head") else 2 for g in BEFORE if g != "conv1"}
 
 
 @pytest.mark.parametrize(("executor", "workers"), [("threads", 2), ("processes", 2)])
 def test_executors_agree_bit_for_bit(executor, workers):
     ways = [lab.play(Only("group:second"), executor=e, workers=w) for e, w in (("loop", 1), (executor, workers))]
     assert lab.differences(*ways) == []
-    assert all(row["front"] == {"local: kept": 3} for way in ways for row in way.rows)
+    assert all(row["activation_cache"] == {"local: cached": 3} for way in ways for row in way.rows)
 
 
-def test_stacked_clients_agree_to_1e_6_and_say_that_nothing_is_kept():
+def test_stacked_clients_agree_to_1e_6_and_name_why_nothing_is_cached():
     loop, batched = (lab.play(Only("group:second"), executor=e) for e in ("loop", "batched"))
-    assert lab.gap(batched.params, loop.params) <= 1e-6
-    assert {said for row in batched.rows for said in row["front"]} == {
-        "local: not kept, executor=batched runs all layers of a stack"
+    assert lab.gap(batched.model, loop.model) <= 1e-6
+    assert {label for row in batched.rows for label in row["activation_cache"]} == {
+        "local: not cached, executor=batched runs all layers of a stack"
     }
 
 
 @pytest.mark.parametrize("draw", ["cycle", "fresh", "replace"])
 def test_every_draw_computes_a_sample_once_at_most(draw):
-    kit, work = turn(Only("role:head"), local_steps=11, local_draw=draw)
+    worker, task = turn(Only("role:head"), local_steps=11, local_draw=draw)
     seen = Counter()
-    train_client(kit, work)
-    kit.bound.body.get_submodule("first").register_forward_hook(lambda _, x, __: seen.update(x[0][:, 0].tolist()))
-    reply = train_client(kit, work)
+    train_client(worker, task)
+    worker.bound.body.get_submodule("first").register_forward_hook(lambda _, x, __: seen.update(x[0][:, 0].tolist()))
+    reply = train_client(worker, task)
     assert max(seen.values()) == 1
     assert (
         reply.cost_by_phase[next(p for p in reply.cost_by_phase if p.startswith("prefix "))]
         == sum(seen.values())
         <= reply.samples
     )
-    assert told(Only("role:head"), local_steps=11, local_draw=draw) == {"local: kept": 1}
+    assert cache_use(Only("role:head"), local_steps=11, local_draw=draw) == {"local: cached": 1}
 
 
 def test_what_is_read_lies_in_memory_as_what_was_computed():
     value = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)
-    kept = ActivationCache(
+    cache = ActivationCache(
         NetworkCut(lambda x: (x, x.transpose(1, 2)), lambda *parts: parts, raw=False, bytes=0), 6, autocast=False
     )
     known, crossed = {}, value.transpose(1, 2)
@@ -213,17 +208,17 @@ def test_what_is_read_lies_in_memory_as_what_was_computed():
         for i, p in enumerate(positions.tolist()):
             known.setdefault(p, value[i])
         batch = torch.stack([known[p] for p in positions.tolist()]).to(memory_format=torch.channels_last)
-        kept.at(batch, positions)
-        first, second = kept.features(batch)
+        cache.at(batch, positions)
+        first, second = cache.features(batch)
         assert torch.equal(first, batch)
         assert torch.equal(second, batch.transpose(1, 2))
         assert first.stride() == value.stride()
         assert second.stride() == crossed.stride()
-    assert (kept.count, kept.left) == (6, 0)
+    assert (cache.count, cache.left) == (6, 0)
 
 
-def test_reduced_precision_is_kept_as_it_was_computed():
-    assert told(Only("role:head"), local_precision="bfloat16") == {"local: kept": 1}
+def test_reduced_precision_is_cached_as_it_was_computed():
+    assert cache_use(Only("role:head"), local_precision="bfloat16") == {"local: cached": 1}
 
 
 def test_batch_norm_behind_the_cut_still_moves_its_statistics():
@@ -240,8 +235,8 @@ def test_batch_norm_behind_the_cut_still_moves_its_statistics():
         def forward(self, x):
             return self.head(self.norm(self.second(self.first(x).relu())))
 
-    with_it, without = kept_and_not(Only("group:second"), (lab.federation(), lab.filled(Late())))
-    assert with_it.front == {"local: kept": 1}
+    with_it, without = cached_and_not(Only("group:second"), (lab.federation(), lab.filled(Late())))
+    assert with_it.activation_cache_use == {"local: cached": 1}
     assert torch.equal(with_it.statistics.flat, without.statistics.flat)
     assert gap(with_it, without) <= 1e-5
 
@@ -260,14 +255,14 @@ def test_dropout_behind_the_cut_draws_the_masks_that_it_drew():
         def forward(self, x):
             return self.head(self.drop(self.second(self.first(x).relu()).relu()))
 
-    assert told(Only("group:second"), (lab.federation(), lab.filled(Late()))) == {"local: kept": 1}
+    assert cache_use(Only("group:second"), (lab.federation(), lab.filled(Late()))) == {"local: cached": 1}
 
 
 def test_images_in_channels_last_keep_their_bits():
     module = model_of("small_cnn(padding=2)")
     assert module.channels_last
-    with_it, without = kept_and_not(Only("group:hidden.0"), (made(n=2 * BATCH), module))
-    assert with_it.front == {"local: kept": 1}
+    with_it, without = cached_and_not(Only("group:hidden.0"), (made(n=2 * BATCH), module))
+    assert with_it.activation_cache_use == {"local: cached": 1}
     assert lab.bits(with_it.delta) == lab.bits(without.delta)
 
 
@@ -276,7 +271,7 @@ def test_images_in_channels_last_keep_their_bits():
 
 @dataclass(frozen=True)
 class Scaled(Piece):
-    """Features on a sphere, scaled by a parameter of its own."""
+    """Features on a sphere, scaled by an added parameter."""
 
     def model(self, net):
         net = net.with_parameter("scale", torch.ones(1), kind="other", role="head")
@@ -287,14 +282,14 @@ class Scaled(Piece):
 
 @dataclass(frozen=True)
 class Smooth(Piece):
-    """A second term on features of the batch in hand, and one on a second model's."""
+    """A second term on features of the current batch, and one on those of a second model."""
 
-    def objective(self, loss, v):
-        teacher = v.anchor.frozen("eval")
+    def objective(self, loss, ctx):
+        teacher = ctx.received.frozen("eval")
 
         def term(p, b):
-            z = v.net.features(p, b.x)
-            return b.mean((z - v.net.features(teacher, b.x)).square().sum(1)) + 0.1 * b.mean(z.abs().sum(1))
+            z = ctx.net.features(p, b.x)
+            return b.mean((z - ctx.net.features(teacher, b.x)).square().sum(1)) + 0.1 * b.mean(z.abs().sum(1))
 
         return lambda p, b: loss(p, b) + term(p, b)
 
@@ -304,42 +299,42 @@ class Smooth(Piece):
 def test_other_pieces_see_the_values_they_would_see(pieces, train):
     chain = lab.parse(pieces).pieces if isinstance(pieces, str) else (pieces,)
     runs = [
-        lab.play(Method((Only(train), *chain)), **{"local.activation_cache_mb": keep, "cohort": 6}) for keep in (256, 0)
+        lab.play(Method((Only(train), *chain)), **{"local.activation_cache_mb": mb, "cohort": 6}) for mb in (256, 0)
     ]
-    assert lab.gap(runs[0].params, runs[1].params) <= 1e-5
-    assert all(row["front"] == {"local: kept": 6} for row in runs[0].rows)
-    assert all(row["front"] is None for row in runs[1].rows)
+    assert lab.gap(runs[0].model, runs[1].model) <= 1e-5
+    assert all(row["activation_cache"] == {"local: cached": 6} for row in runs[0].rows)
+    assert all(row["activation_cache"] is None for row in runs[1].rows)
 
 
-def test_phases_that_train_the_head_keep_the_body():
-    runs = [lab.play("fedrep(head_epochs=4)", **{"local.activation_cache_mb": keep}) for keep in (256, 0)]
-    assert lab.gap(runs[0].params, runs[1].params) <= 1e-5
-    assert all(row["front"] == {"head: kept": 3} for row in runs[0].rows), "nothing lies in front of the body"
+def test_phases_that_train_the_head_cache_the_body():
+    runs = [lab.play("fedrep(head_epochs=4)", **{"local.activation_cache_mb": mb}) for mb in (256, 0)]
+    assert lab.gap(runs[0].model, runs[1].model) <= 1e-5
+    assert all(row["activation_cache"] == {"head: cached": 3} for row in runs[0].rows), "no layer is before the body"
 
 
-def test_private_fits_of_the_head_keep_the_body():
+def test_private_fits_of_the_head_cache_the_body():
     @dataclass(frozen=True)
     class Tune(Piece):
-        def receive(self, p, own, v):
-            first, second = (v.fit(p, "tune", epochs=3, train=v.layout.select("role:head")) for _ in range(2))
+        def receive(self, model, ctx):
+            first, second = (ctx.fit(model, "tune", epochs=3, train=ctx.layout.select("role:head")) for _ in range(2))
             assert torch.equal(first.flat, second.flat)
-            return p, own
+            return model, ctx.state
 
     reply = train_client(*turn(Tune()))
-    assert reply.activation_cache_use == {"tune.tune: kept": 2}
+    assert reply.activation_cache_use == {"tune.tune: cached": 2}
     assert reply.cost_by_phase["prefix tune.tune"] == 2 * reply.samples
 
 
-def test_methods_that_train_everything_say_nothing():
+def test_methods_that_train_everything_record_nothing():
     for method in ("fedavg", "fedprox(mu=0.1)", "fedbabu(epochs=0)", "ditto(mu=0.5)"):
-        assert all(row["front"] is None for row in lab.play(method).rows), method
+        assert all(row["activation_cache"] is None for row in lab.play(method).rows), method
 
 
 # ---- refused
 
 
 class Body(nn.Module):
-    """Two layers; a subclass says what happens between them."""
+    """Two layers; a subclass defines what happens between them."""
 
     def __init__(self):
         super().__init__()
@@ -408,7 +403,7 @@ class Overwriting(Body):
 
 
 class InPlace(Body):
-    """A block as many write it: one ReLU for all places, in place, and a shortcut added in place."""
+    """A block as many write it: one ReLU for all layers, in place, and a shortcut added in place."""
 
     def __init__(self):
         super().__init__()
@@ -459,11 +454,11 @@ def toy(module):
 
 
 def why(pieces, given="layer", **settings):
-    """The reason, in a turn that equals the one without anything kept."""
-    with_it, without = kept_and_not(pieces, given, **settings)
-    assert lab.bits(with_it.delta) == lab.bits(without.delta), "nothing is kept, so nothing differs"
-    (said,) = with_it.front
-    return said
+    """Return the reason, in a turn that equals the one without a cache."""
+    with_it, without = cached_and_not(pieces, given, **settings)
+    assert lab.bits(with_it.delta) == lab.bits(without.delta), "nothing is cached, so nothing differs"
+    (label,) = with_it.activation_cache_use
+    return label
 
 
 class Turning:
@@ -477,18 +472,18 @@ def test_refused_augmentation():
     data, module = lab.TOYS["layer"]()
     assert (
         why(Only("role:head"), (replace(data, augment=Turning()), module))
-        == "local: not kept, samples are augmented, anew in each epoch"
+        == "local: not cached, samples are augmented, anew in each epoch"
     )
 
 
-def test_refused_dropout_in_front():
-    assert why(Only("role:head"), "dropout") == "local: not kept, dropout in front of what is trained (drop)"
+def test_refused_dropout_before():
+    assert why(Only("role:head"), "dropout") == "local: not cached, dropout before what is trained (drop)"
 
 
-def test_refused_batch_norm_in_front():
+def test_refused_batch_norm_before():
     assert (
         why(Only("role:head"), "batch")
-        == "local: not kept, a batch norm in front of what is trained looks at the batch (norm)"
+        == "local: not cached, a batch norm before what is trained looks at the batch (norm)"
     )
 
 
@@ -498,27 +493,29 @@ def test_refused_by_the_memory_bound():
         "mlp(hidden=[1000,2])", IMAGES, None, torch.Generator().manual_seed(0)
     )  # 300 x 1,000 float32: 1.2 MB
     within, beyond = (
-        train_client(*turn(Only("group:layers.1.linear"), (data, module()), keep=keep)) for keep in (2, 1)
+        train_client(*turn(Only("group:layers.1.linear"), (data, module()), cache_mb=mb)) for mb in (2, 1)
     )
-    assert within.front == {"local: kept": 1}
-    assert beyond.front == {
-        "local: not kept, a client's samples would take more than local.activation_cache_mb=1 MB": 1
+    assert within.activation_cache_use == {"local: cached": 1}
+    assert beyond.activation_cache_use == {
+        "local: not cached, a client's samples would take more than local.activation_cache_mb=1": 1
     }
     assert gap(within, beyond) <= 1e-5
 
 
 def test_refused_model_that_cannot_be_traced():
-    assert why(Only("role:head"), toy(Choosy())).startswith("local: not kept, the model cannot be traced (TraceError:")
+    assert why(Only("role:head"), toy(Choosy())).startswith(
+        "local: not cached, the model cannot be traced (TraceError:"
+    )
 
 
 def test_refused_samples_that_see_each_other():
-    assert why(Only("role:head"), toy(Crowd())) == "local: not kept, samples see each other in front of what is trained"
+    assert why(Only("role:head"), toy(Crowd())) == "local: not cached, samples see each other before what is trained"
 
 
 def test_refused_value_without_a_row_for_each_sample():
     assert (
         why(Only("group:second"), toy(Across()))
-        == "local: not kept, values in front of what is trained do not hold one row a sample"
+        == "local: not cached, values before what is trained do not hold one row a sample"
     )
 
 
@@ -526,67 +523,67 @@ def test_refused_graph_that_computes_something_else():
     """Tracing does not see ``no_grad``, so that gradients would reach layers that the model keeps from them."""
     assert (
         why(Only("group:second,role:head"), toy(Silent()))
-        == "local: not kept, the traced model does not compute what the model computes"
+        == "local: not cached, the traced model does not compute what the model computes"
     )
 
 
 def test_refused_values_that_are_overwritten_later():
     assert (
         why(Only("group:shift"), toy(Overwriting()))
-        == "local: not kept, the traced model does not compute what the model computes"
+        == "local: not cached, the traced model does not compute what the model computes"
     )
 
 
 def test_refused_for_methods_that_look_elsewhere():
-    said = "local: not kept, the method looks at other points or at parts of batches"
+    label = "local: not cached, the method looks at other points or at parts of batches"
     assert (
         why((Only("role:head"), *lab.parse("perfedavg").pieces))
-        == "local: not kept, the method looks at parts of batches"
+        == "local: not cached, the method looks at parts of batches"
     )
-    assert why((Only("role:head"), *lab.parse("pfedme(lam=5, inner=2)").pieces)) == said
+    assert why((Only("role:head"), *lab.parse("pfedme(lam=5, inner=2)").pieces)) == label
 
 
 def test_refused_where_each_sample_is_read_once():
-    assert why(Only("role:head"), local_epochs=1) == "local: not kept, each sample is read once"
-    assert why(Only("role:head"), local_steps=2) == "local: not kept, each sample is read once"
+    assert why(Only("role:head"), local_epochs=1) == "local: not cached, each sample is read once"
+    assert why(Only("role:head"), local_steps=2) == "local: not cached, each sample is read once"
 
 
 def test_a_layer_that_cannot_be_looked_into_is_taken_as_a_whole():
-    assert told(Only("role:head"), toy(Inside())) == {"local: kept": 1}
+    assert cache_use(Only("role:head"), toy(Inside())) == {"local: cached": 1}
 
 
 @pytest.mark.parametrize("group", ["third", "second", "head"])
-def test_operations_in_place_change_nothing_that_is_kept(group):
-    assert told(Only(f"group:{group}"), toy(InPlace())) == {"local: kept": 1}
+def test_operations_in_place_change_nothing_that_is_cached(group):
+    assert cache_use(Only(f"group:{group}"), toy(InPlace())) == {"local: cached": 1}
 
 
 @pytest.mark.parametrize("group", ["mid", "again", "second"])
 def test_tied_weights_are_trained_wherever_they_are_used(group):
-    kit, work = turn(Only(f"group:{group}"), toy(Tied()))
-    train_client(kit, work)
+    worker, task = turn(Only(f"group:{group}"), toy(Tied()))
+    train_client(worker, task)
     seen = Counter()
     for layer in ("first", "mid", "again"):
-        kit.bound.body.get_submodule(layer).register_forward_hook(
+        worker.bound.body.get_submodule(layer).register_forward_hook(
             lambda _, x, __, layer=layer: seen.update({layer: len(x[0])})
         )
-    n = train_client(kit, work).samples
+    n = train_client(worker, task).samples
     behind = {"mid": ("mid", "again"), "again": ("again",), "second": ()}[group]
     assert seen == {layer: n * (EPOCHS if layer in behind else 1) for layer in ("first", "mid", "again")}
-    assert told(Only(f"group:{group}"), toy(Tied())) == {"local: kept": 1}
+    assert cache_use(Only(f"group:{group}"), toy(Tied())) == {"local: cached": 1}
 
 
 @pytest.mark.parametrize("module", [Turned, Crossed])
-def test_values_that_lie_across_are_computed_anew_from_rows_that_are_kept(module):
-    assert told(Only("group:second"), toy(module())) == {"local: kept": 1}
+def test_values_that_lie_across_are_computed_anew_from_cached_rows(module):
+    assert cache_use(Only("group:second"), toy(module())) == {"local: cached": 1}
 
 
-# ---- the bill, the folder
+# ---- the ledger, the folder
 
 
 F, H, G, K = lab.FEATURES, 8, 5, lab.CLASSES
 
 
-def test_the_bill_counts_what_lies_in_front_once():
+def test_the_ledger_counts_layers_before_the_trained_ones_once():
     run_ = lab.engine(lab.parts(Only("role:head"), local_epochs=EPOCHS))
     row = run_.round()
     run_.close()
@@ -596,35 +593,35 @@ def test_the_bill_counts_what_lies_in_front_once():
     )
 
 
-def test_the_bill_of_clients_with_and_without_kept_values_is_each_their_own():
+def test_clients_with_and_without_a_cache_are_counted_each_as_they_ran():
     data, wide = lab.federation(), lab.filled(Body())
     run_ = lab.engine(lab.parts(Only("role:head"), (data, wide), cohort=6, local_steps=3))
     row = run_.round()
     run_.close()
-    front, head = 2 * (F * 5 + 5 * 4), 2 * 2 * 4 * K
+    prefix, head = 2 * (F * 5 + 5 * 4), 2 * 2 * 4 * K
     once = {17: 12, 12: 12, 9: 9}  # samples read in three batches, each once
     more = {8: 12, 5: 9, 3: 9}  # and some of them again
-    assert row["front"] == {"local: kept": 3, "local: not kept, each sample is read once": 3}
-    assert row["flops"] == sum(once.values()) * (front + head) + sum(more.values()) * head + sum(more) * front
+    assert row["activation_cache"] == {"local: cached": 3, "local: not cached, each sample is read once": 3}
+    assert row["flops"] == sum(once.values()) * (prefix + head) + sum(more.values()) * head + sum(more) * prefix
 
 
-def test_describe_shows_the_part_in_front_apart():
-    found = trial(lab.parts(Only("role:head"), local_epochs=EPOCHS)).flops
+def test_describe_shows_the_frozen_prefix_apart():
+    found = probe_costs(lab.parts(Only("role:head"), local_epochs=EPOCHS)).flops
     assert found == {"local": 2 * 2 * G * K, "prefix local": 2 * (F * H + H * G)}
 
 
-def test_describe_says_what_each_layer_would_keep():
+def test_describe_shows_what_each_layer_would_cache():
     found = describe(Config(method="fedrep(head_epochs=2)", data="digits", model="mlp(hidden=[32,16])", clients=5))
-    assert [(layer.front_flops, layer.kept_bytes) for layer in found.layers] == [
+    assert [(layer.prefix_flops, layer.cached_bytes) for layer in found.layers] == [
         (0, 0),
         (2 * 64 * 32, 4 * 32),
         (2 * (64 * 32 + 32 * 16), 4 * 16),
     ]
-    assert found.not_kept is None
+    assert found.not_cached is None
     assert list(found.flops_step) == ["head", "prefix head", "local"]
     refused = describe(Config(data="digits", model="mlp(hidden=[32],dropout=0.1)", clients=5))
-    assert [(layer.front_flops, layer.kept_bytes) for layer in refused.layers] == [(0, 0), (0, 0)]
-    assert refused.not_kept == "dropout in front of what is trained (layers.0.drop)"
+    assert [(layer.prefix_flops, layer.cached_bytes) for layer in refused.layers] == [(0, 0), (0, 0)]
+    assert refused.not_cached == "dropout before what is trained (layers.0.drop)"
 
 
 def settings(tmp_path, name, **more):
@@ -634,14 +631,14 @@ def settings(tmp_path, name, **more):
 def test_a_resumed_run_ends_where_an_uninterrupted_one_ends(tmp_path):
     given = lambda: {"federation": lab.federation(), "module": lab.small(), "method": Method((Only("role:head"),))}
     whole = run(settings(tmp_path, "whole"), **given())
-    asked = iter([False, True])
+    stops = iter([False, True])
     with pytest.raises(Stopped):
-        run(settings(tmp_path, "halves"), stop=lambda: next(asked), **given())
+        run(settings(tmp_path, "halves"), stop=lambda: next(stops), **given())
     again = resume(tmp_path / "halves", **given())
     assert again.summary["model_sha256"] == whole.summary["model_sha256"]
     assert again.summary["flops"] == whole.summary["flops"]
-    assert again.summary["front"] == whole.summary["front"] == {"local: kept": 12}
-    assert [r["front"] for r in again.rounds] == [r["front"] for r in whole.rounds]
+    assert again.summary["activation_cache"] == whole.summary["activation_cache"] == {"local: cached": 12}
+    assert [r["activation_cache"] for r in again.rounds] == [r["activation_cache"] for r in whole.rounds]
 
 
 def test_a_folder_from_before_the_setting_is_the_same_run():
@@ -652,14 +649,19 @@ def test_a_folder_from_before_the_setting_is_the_same_run():
     )
 
 
-def test_a_run_that_trains_everything_says_nothing_in_its_summary(tmp_path):
-    assert run(settings(tmp_path, "plain"), federation=lab.federation(), module=lab.small()).summary["front"] is None
+def test_a_run_that_trains_everything_has_no_cache_in_its_summary(tmp_path):
+    assert (
+        run(settings(tmp_path, "plain"), federation=lab.federation(), module=lab.small()).summary["activation_cache"]
+        is None
+    )
 
 
 def test_workers_are_left_as_they_were_by_the_trial_of_a_cut():
-    kit, work = turn(Only("role:head"), "layer")
-    session = ClientUpdate(kit, work)
-    kit.bound.load(session.begin())
-    flat = kit.bound.flat.detach().clone()
-    assert isinstance(session.keep("local", kit.setup.layout.select("role:head"), 2, None), ActivationCache)
-    assert torch.equal(kit.bound.flat, flat)
+    worker, task = turn(Only("role:head"), "layer")
+    update = ClientUpdate(worker, task)
+    worker.bound.load(update.begin())
+    flat = worker.bound.flat.detach().clone()
+    assert isinstance(
+        update.tools.plan_cache("local", worker.setup.layout.select("role:head"), 2, None), ActivationCache
+    )
+    assert torch.equal(worker.bound.flat, flat)

@@ -1,4 +1,4 @@
-"""Local optimisers against torch's own, step by step."""
+"""Local optimizers against torch's own, step by step."""
 
 import pytest
 import torch
@@ -55,8 +55,8 @@ def test_ten_steps_equal_torch_s(name, options, theirs, clip):
 
 
 @every_case
-def test_a_stack_of_clients_takes_each_client_s_own_steps(name, options, theirs):
-    """[2, n] rows equal two optimisers; the second client finishes first."""
+def test_a_stack_of_clients_takes_the_steps_of_each_client(name, options, theirs):
+    """[2, n] rows equal two optimizers; the second client finishes first."""
     stack = torch.stack([torch.linspace(-1, 1, 4), torch.linspace(0, 2, 4)])
     alone = [row.clone() for row in stack]
     together, single = Optimizer(name, clip=2.0, **options), [Optimizer(name, clip=2.0, **options) for _ in alone]
@@ -117,13 +117,12 @@ def test_one_client_s_local_training_equals_a_bare_torch_loop(settings):
     )  # rounding only; a delta is added back to the server's model
 
 
-def test_optimiser_state_is_made_anew_every_round():
+def test_optimizer_state_is_made_anew_every_round():
     """A client alone in the federation: two rounds of one epoch are not one round of two epochs, because momentum
     starts again.
     """
     toy = lab.federation((9,)), lab.small()
     two = lab.play(toy=toy, rounds=2, local_epochs=1, local_momentum=0.9, local_lr=0.02)
     assert (
-        lab.gap(lab.play(toy=toy, rounds=1, local_epochs=2, local_momentum=0.9, local_lr=0.02).params, two.params)
-        > 1e-4
+        lab.gap(lab.play(toy=toy, rounds=1, local_epochs=2, local_momentum=0.9, local_lr=0.02).model, two.model) > 1e-4
     )

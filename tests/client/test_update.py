@@ -13,6 +13,8 @@ from fedstrata.common.errors import MethodError
 from fedstrata.core.chain import chain
 from fedstrata.core.piece import Piece
 from fedstrata.core.plan import Phase
+from fedstrata.core.state import ClientState
+from fedstrata.engine.ledger import Cost
 from fedstrata.engine.server import plan_round
 from helpers import lab
 from helpers.examples import every_example, finite
@@ -69,7 +71,7 @@ def test_fresh_batches_hold_no_sample_twice_and_replace_may():
 
 
 @pytest.mark.parametrize("other", [("local", 1, 0, 0), ("local", 0, 1, 0), ("local", 0, 0, 1), ("private", 0, 0, 0)])
-def test_round_client_occurrence_and_purpose_each_have_an_order_of_their_own(other):
+def test_round_client_occurrence_and_purpose_each_have_another_order(other):
     flat = lambda made: torch.cat([p for _, p in made.batches(epochs=1, steps=None)]).tolist()
     assert flat(order(17)) == flat(order(17))
     assert flat(order(17)) != flat(order(17, key=other))
@@ -84,50 +86,48 @@ def test_a_batch_larger_than_the_data_is_the_data():
 
 
 def turn(method="fedavg", toy="layer", **settings):
-    """(kit, works) of round 0."""
+    """Return a worker and the tasks of round 0."""
     made = lab.parts(method, toy, **settings)
     run = lab.engine(made)
-    planned = plan_round(
-        run.server, made.method, made.setup, made.config.bn, made.lr(0), lambda *_: None, lambda _: None
-    )
+    planned = plan_round(run.server, made.rules, made.lr(0), lambda *_: None, lambda _: None)
     run.close()
-    return made.make(), planned.works
+    return made.make_worker(), planned.tasks
 
 
-def test_a_reply_says_what_was_done():
-    kit, works = turn()
-    reply = train_client(kit, works[0])
-    n = lab.SIZES[works[0].client]
-    assert (reply.cohort_index, reply.client, reply.samples) == (0, works[0].client, n)
+def test_a_reply_records_what_was_done():
+    worker, tasks = turn()
+    reply = train_client(worker, tasks[0])
+    n = lab.SIZES[tasks[0].client]
+    assert (reply.cohort_index, reply.client, reply.samples) == (0, tasks[0].client, n)
     assert reply.steps == 2 * -(-n // 4)
     assert sum(reply.cost_by_phase.values()) == 2 * n
-    assert reply.client_state == {}
+    assert reply.client_state == ClientState()
 
 
 def test_training_touches_neither_what_was_sent_nor_torch_s_generator():
-    kit, works = turn(toy="dropout")
-    before, state = works[0].sent.flat.clone(), torch.get_rng_state()
-    train_client(kit, works[0])
-    assert torch.equal(works[0].sent.flat, before)
+    worker, tasks = turn(toy="dropout")
+    before, state = tasks[0].sent.flat.clone(), torch.get_rng_state()
+    train_client(worker, tasks[0])
+    assert torch.equal(tasks[0].sent.flat, before)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_worker_s_past_does_not_matter():
-    kit, works = turn(toy="dropout")
-    first = train_client(kit, works[0])
-    for work in works:
-        train_client(kit, work)
-    assert lab.bits(train_client(kit, works[0]).delta) == lab.bits(first.delta)
+    worker, tasks = turn(toy="dropout")
+    first = train_client(worker, tasks[0])
+    for task in tasks:
+        train_client(worker, task)
+    assert lab.bits(train_client(worker, tasks[0]).delta) == lab.bits(first.delta)
 
 
 def test_dropout_masks_differ_by_client_round_and_occurrence():
-    kit, works = turn(toy="dropout")
-    base = train_client(kit, works[0]).delta
-    twice = replace(works[0], occurrence=1)
-    assert lab.bits(train_client(kit, twice).delta) != lab.bits(base)
+    worker, tasks = turn(toy="dropout")
+    base = train_client(worker, tasks[0]).delta
+    twice = replace(tasks[0], occurrence=1)
+    assert lab.bits(train_client(worker, twice).delta) != lab.bits(base)
     masks = [
-        torch.rand(3, generator=ClientUpdate(kit, w).dropout).tolist()
-        for w in (works[0], works[1], twice, replace(works[0], round=1))
+        torch.rand(3, generator=ClientUpdate(worker, w).dropout).tolist()
+        for w in (tasks[0], tasks[1], twice, replace(tasks[0], round=1))
     ]
     assert len({tuple(m) for m in masks}) == 4
 
@@ -135,10 +135,10 @@ def test_dropout_masks_differ_by_client_round_and_occurrence():
 def test_learning_rate_factors_of_phases_count():
     @dataclass(frozen=True)
     class Slow(Piece):
-        def plan(self, plan, slot, answers, round, setup):  # noqa: A002
+        def plan(self, plan, ctx):
             return replace(plan, phases=(Phase(lr=0.5),))
 
-    assert lab.bits(lab.play(Slow(), local_lr=0.1).params) == lab.bits(lab.play(local_lr=0.05).params)
+    assert lab.bits(lab.play(Slow(), local_lr=0.1).model) == lab.bits(lab.play(local_lr=0.05).model)
 
 
 def test_noise_is_derived_from_client_round_piece_and_name():
@@ -146,13 +146,13 @@ def test_noise_is_derived_from_client_round_piece_and_name():
 
     @dataclass(frozen=True)
     class Noisy(Piece):
-        def upload(self, delta, own, v):
-            u, again, z = v.noise("a", (50,)), v.noise("a", (50,)), v.noise("b", (50,), "normal")
+        def upload(self, delta, ctx):
+            u, again, z = ctx.noise("a", (50,)), ctx.noise("a", (50,)), ctx.noise("b", (50,), "normal")
             assert torch.equal(u, again)
             assert 0 <= u.min() <= u.max() < 1
             assert z.min() < 0
-            seen[v.round, v.samples] = u  # sizes name the clients; the ledger's probe draws the same numbers again
-            return delta, {}, own
+            seen[ctx.round, ctx.samples] = u  # sizes name the clients; the ledger's probe draws the same numbers again
+            return delta, {}, ctx.state
 
     lab.play(Noisy())
     assert len({tuple(u.tolist()) for u in seen.values()}) == len(seen) == 9
@@ -160,42 +160,42 @@ def test_noise_is_derived_from_client_round_piece_and_name():
 
 @dataclass(frozen=True)
 class Shaky(Piece):
-    """Shakes the gradient by noise of the step and by noise of the whole stretch, drawn in front of it.
+    """Shakes the gradient by noise of the step and by noise of the whole stretch, drawn before it.
 
     The loss by a second name.
     """
 
-    def objective(self, loss, v):
-        push = v.noise("push", (5,)).mean()
-        return lambda p, b: loss(p, b) + 0.1 * (push + v.noise("pull", (len(b.y),)).sum()) * p["head.bias"].sum()
+    def objective(self, loss, ctx):
+        push = ctx.noise("push", (5,)).mean()
+        return lambda p, b: loss(p, b) + 0.1 * (push + ctx.noise("pull", (len(b.y),)).sum()) * p["head.bias"].sum()
 
-    def gradient(self, gradient, v):
-        return lambda p, b: gradient(p, b) + p.new(0.01 * v.noise("shake", p.flat.shape, "normal"))
+    def gradient(self, gradient, ctx):
+        return lambda p, b: gradient(p, b) + p.new(0.01 * ctx.noise("shake", p.flat.shape, "normal"))
 
 
 @pytest.mark.parametrize("toy", ["layer", "dropout", "equal"])
 def test_noise_of_a_local_step_is_the_same_when_clients_are_stacked(toy):
     looped, stacked = lab.play(Shaky(), toy), lab.play(Shaky(), toy, "batched", 2)
-    assert lab.gap(stacked.params, looped.params) <= 1e-6
-    assert lab.bits(looped.params) != lab.bits(lab.play("fedavg", toy).params)
+    assert lab.gap(stacked.model, looped.model) <= 1e-6
+    assert lab.bits(looped.model) != lab.bits(lab.play("fedavg", toy).model)
 
 
-def test_noise_of_a_local_step_is_its_own():
+def test_noise_differs_between_local_steps():
     seen = {}
 
     @dataclass(frozen=True)
     class Noisy(Piece):
-        def objective(self, loss, v):
-            outside = v.noise("a", (4,))
+        def objective(self, loss, ctx):
+            outside = ctx.noise("a", (4,))
 
             def within(p, b):
-                u = v.noise("a", (4,))
-                assert torch.equal(u, v.noise("a", (4,)))
-                assert torch.equal(u[:3], v.noise("a", (3,)))
-                seen.setdefault((v.round, v.samples), []).append(tuple(u.tolist()))
+                u = ctx.noise("a", (4,))
+                assert torch.equal(u, ctx.noise("a", (4,)))
+                assert torch.equal(u[:3], ctx.noise("a", (3,)))
+                seen.setdefault((ctx.round, ctx.samples), []).append(tuple(u.tolist()))
                 return loss(p, b)
 
-            seen.setdefault((v.round, v.samples), []).append(tuple(outside.tolist()))
+            seen.setdefault((ctx.round, ctx.samples), []).append(tuple(outside.tolist()))
             return within
 
     rows = lab.play(Noisy(), rounds=2).rows
@@ -208,28 +208,28 @@ def test_noise_of_a_local_step_is_its_own():
 def test_private_fits_leave_the_start_alone_and_read_another_order():
     @dataclass(frozen=True)
     class Private(Piece):
-        def receive(self, p, own, v):
-            before = p.flat.clone()
-            fitted = v.fit(p, "private")
-            assert torch.equal(p.flat, before)
+        def receive(self, model, ctx):
+            before = model.flat.clone()
+            fitted = ctx.fit(model, "private")
+            assert torch.equal(model.flat, before)
             assert not torch.equal(fitted.flat, before)
-            assert torch.equal(v.fit(p, "private").flat, fitted.flat)
-            frozen = v.fit(p, "private", train=v.layout.select("role:head"))
-            assert torch.equal(frozen["first.weight"], p["first.weight"])
-            assert not torch.equal(frozen["head.weight"], p["head.weight"])
-            return p, own
+            assert torch.equal(ctx.fit(model, "private").flat, fitted.flat)
+            frozen = ctx.fit(model, "private", train=ctx.layout.select("role:head"))
+            assert torch.equal(frozen["first.weight"], model["first.weight"])
+            assert not torch.equal(frozen["head.weight"], model["head.weight"])
+            return model, ctx.state
 
-    assert lab.bits(lab.play(Private()).params) == lab.bits(lab.play().params), "a private fit changes nothing else"
+    assert lab.bits(lab.play(Private()).model) == lab.bits(lab.play().model), "a private fit changes nothing else"
 
 
 def test_scan_reads_the_client_s_samples_once():
     @dataclass(frozen=True)
     class Means(Piece):
-        def upload(self, delta, own, v):
-            total, count = v.scan(
+        def upload(self, delta, ctx):
+            total, count = ctx.scan(
                 lambda c, b: (c[0] + b.x.sum(0), c[1] + len(b.y)), (torch.zeros(lab.FEATURES), 0), "means"
             )
-            return delta, {"total": total, "count": torch.tensor([count])}, own
+            return delta, {"total": total, "count": torch.tensor([count])}, ctx.state
 
     run = lab.engine(lab.parts(Means(), cohort=6))
     run.round()
@@ -245,26 +245,26 @@ def test_scan_reads_the_client_s_samples_once():
 def test_a_client_that_raises_is_left_out_and_named():
     @dataclass(frozen=True)
     class Breaks(Piece):
-        def upload(self, delta, own, v):
-            if v.samples == 17:
+        def upload(self, delta, ctx):
+            if ctx.samples == 17:
                 raise RuntimeError("out of memory")
-            return delta, {}, own
+            return delta, {}, ctx.state
 
     run = lab.engine(lab.parts(Breaks(), cohort=6))
     row = run.round()
     run.close()
     assert row["refused"] == [[0, "raised", "RuntimeError: out of memory"]]
-    assert row["moved"]
+    assert row["updated"]
     assert row["replies"] == 5
 
 
-def test_what_cannot_be_meant_ends_the_run():
+def test_a_refusal_by_a_piece_ends_the_run():
     @dataclass(frozen=True)
     class Refuses(Piece):
-        def upload(self, delta, own, v):
-            raise MethodError("this cannot be")
+        def upload(self, delta, ctx):
+            raise MethodError("this is invalid")
 
-    with pytest.raises(MethodError, match="this cannot be"):
+    with pytest.raises(MethodError, match="this is invalid"):
         lab.play(Refuses())
 
 
@@ -282,7 +282,7 @@ def test_lazy_samples_give_the_same_bits():
 
 
 def test_augmentation_depends_on_the_sample_not_on_its_company():
-    """u is one row a sample, keyed by client, round, epoch and sample."""
+    """u has one row for each sample, keyed by client, round, epoch and sample."""
     seen = []
 
     class Spy:
@@ -301,8 +301,8 @@ def test_augmentation_depends_on_the_sample_not_on_its_company():
 
 def test_bfloat16_trains_and_keeps_float32_parameters():
     found = lab.play(local_precision="bfloat16")
-    assert found.params.flat.dtype == torch.float32
-    assert 0 < lab.gap(found.params, lab.play().params) < 0.1
+    assert found.model.flat.dtype == torch.float32
+    assert 0 < lab.gap(found.model, lab.play().model) < 0.1
 
 
 # ---- odd clients
@@ -310,8 +310,8 @@ def test_bfloat16_trains_and_keeps_float32_parameters():
 
 def test_why_a_client_cannot_train_is_named():
     toy = lab.federation((8, 0, 1)), lab.small("batch")
-    kit, works = turn(toy=toy, cohort=3)
-    found = {w.client: train_client(kit, w) for w in works}
+    worker, tasks = turn(toy=toy, cohort=3)
+    found = {w.client: train_client(worker, w) for w in tasks}
     assert (found[1].code, found[2].code) == ("empty", "single")
     assert "client 1 has no training sample" in found[1].message
     assert not isinstance(found[0], ClientFailure)
@@ -319,8 +319,8 @@ def test_why_a_client_cannot_train_is_named():
 
 def test_a_client_with_one_sample_trains_where_no_norm_looks_at_the_batch():
     toy = lab.federation((8, 1)), lab.small()
-    kit, works = turn(toy=toy, cohort=2)
-    assert all(not isinstance(train_client(kit, w), ClientFailure) for w in works)
+    worker, tasks = turn(toy=toy, cohort=2)
+    assert all(not isinstance(train_client(worker, w), ClientFailure) for w in tasks)
 
 
 def test_ten_samples_and_a_batch_of_64_train_on_the_ten():
@@ -335,21 +335,21 @@ def test_ten_samples_and_a_batch_of_64_train_on_the_ten():
 def test_k_batches_and_one_sample_train_under_batch_norm_in_every_method(example):
     found = lab.play(
         example, (lab.federation((9, 5, 17, 13, 9)), lab.small("batch")), cohort=3, rounds=2
-    )  # nobody holds more than a third
-    assert all(row["refused"] == [] and row["moved"] for row in found.rows)
-    assert np.isfinite(found.params.flat.numpy()).all()
+    )  # no client holds more than a third
+    assert all(row["refused"] == [] and row["updated"] for row in found.rows)
+    assert np.isfinite(found.model.flat.numpy()).all()
 
 
 def test_steps_of_a_merged_tail_are_the_steps_that_were_taken():
     """9 samples in batches of 4 with batch norm: two steps an epoch.
 
-    SCAFFOLD and FedNova divide by what is said here.
+    SCAFFOLD and FedNova divide by this number.
     """
     counted = []
 
     @dataclass(frozen=True)
     class Counts(Piece):
-        def gradient(self, gradient, v):
+        def gradient(self, gradient, ctx):
             def count(p, b):
                 counted.append(len(b.y))
                 return gradient(p, b)
@@ -359,7 +359,7 @@ def test_steps_of_a_merged_tail_are_the_steps_that_were_taken():
     for length in ({"local_epochs": 3}, {"local_steps": 7}):
         counted.clear()
         run = lab.engine(lab.parts(Counts(), (lab.federation((9,)), lab.small("batch")), cohort=1, **length))
-        run.ledger.round = lambda works, replies: None
+        run.ledger.of_reply = lambda task, reply: Cost()  # whose probe would count too
         run.round()
         run.close()
         reply = run.executor.replies[0][0]
@@ -367,29 +367,29 @@ def test_steps_of_a_merged_tail_are_the_steps_that_were_taken():
         assert sum(reply.cost_by_phase.values()) == sum(counted)
 
 
-def test_a_gradient_middleware_may_call_twice_and_a_view_s_gradient_is_the_plain_one():
+def test_a_gradient_middleware_may_call_twice_and_the_context_s_gradient_is_that_of_the_chain_s_loss():
     @dataclass(frozen=True)
     class Halves(Piece):
-        def gradient(self, gradient, v):
+        def gradient(self, gradient, ctx):
             def both(p, b):
-                one, two = gradient(p, b), v.gradient(p, b)
+                one, two = gradient(p, b), ctx.gradient(p, b)
                 assert torch.allclose(one.flat, two.flat, atol=1e-7)
                 return one / 2 + two / 2
 
             return both
 
-    assert lab.gap(lab.play(chain(Halves())).params, lab.play().params) < 1e-6
+    assert lab.gap(lab.play(chain(Halves())).model, lab.play().model) < 1e-6
 
 
 @every_example
 @pytest.mark.parametrize("toy", tiered(["layer", "batch"], ["batch"]))
-def test_row_71_uploads_hold_exactly_what_the_plan_sends_up(example, toy):
+def test_row_71_uploads_hold_exactly_what_the_plan_uploads(example, toy):
     made = lab.engine(lab.parts(example, toy))
     lab.finish(made)
     layout = made.parts.setup.layout
-    for works, replies in zip(made.executor.tasks, made.executor.replies, strict=True):
+    for tasks, replies in zip(made.executor.tasks, made.executor.replies, strict=True):
         for reply in replies:
-            up = works[reply.cohort_index].plan.upload
+            up = tasks[reply.cohort_index].plan.upload
             assert set(reply.delta) == up & layout.parameters
             assert set(reply.statistics) == up - layout.parameters
 
@@ -401,10 +401,12 @@ def test_row_71_uploads_hold_exactly_what_the_plan_sends_up(example, toy):
 def test_row_71_weight_decay_does_not_move_a_frozen_head(optimizer):
     @dataclass(frozen=True)
     class Looks(Piece):
-        def upload(self, delta, own, v):
-            head = v.layout.select("role:head")
-            assert lab.bits(v.end.pick(head)) == lab.bits(v.anchor.pick(head)), "not in local training either"
-            return delta, {}, own
+        def upload(self, delta, ctx):
+            head = ctx.layout.select("role:head")
+            assert lab.bits(ctx.trained.model.pick(head)) == lab.bits(ctx.received.pick(head)), (
+                "not in local training either"
+            )
+            return delta, {}, ctx.state
 
     made = lab.engine(lab.parts(lab.parse("fedbabu(epochs=0)") + Looks(), **optimizer))
     head, start = made.parts.setup.layout.select("role:head"), made.parts.setup.model
@@ -412,7 +414,7 @@ def test_row_71_weight_decay_does_not_move_a_frozen_head(optimizer):
         assert made.round()["refused"] == []
         assert lab.bits(made.server.model.pick(head)) == lab.bits(start.pick(head))
         for client in range(6):
-            assert lab.bits(lab.own_model(made, client).pick(head)) == lab.bits(start.pick(head))
+            assert lab.bits(lab.client_model(made, client).pick(head)) == lab.bits(start.pick(head))
     made.close()
     assert lab.bits(made.server.model) != lab.bits(start)
 
@@ -436,12 +438,12 @@ class Tied(torch.nn.Module):
 
 
 @every_example
-def test_row_71_tied_weights_are_trained_sent_and_kept_once_by_every_method(example):
+def test_row_71_tied_weights_are_trained_sent_and_stored_once_by_every_method(example):
     toy = lab.federation(), lab.filled(Tied())
     made = lab.engine(lab.parts(example, toy))
     found = lab.finish(made)
-    assert [n for n in found.params if n.startswith("second")] == ["second.bias"]
+    assert [n for n in found.model if n.startswith("second")] == ["second.bias"]
     assert all("second.weight" not in reply.delta for replies in made.executor.replies for reply in replies)
-    assert finite(found.params)
-    made.kit.bound.load(found.params)
-    assert made.kit.bound.body.second.weight is made.kit.bound.body.first.weight
+    assert finite(found.model)
+    made.worker.bound.load(found.model)
+    assert made.worker.bound.body.second.weight is made.worker.bound.body.first.weight

@@ -50,7 +50,7 @@ def test_chains_add_up_in_order():
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "said"),
+    ("text", "error", "message"),
     [
         ("fedprocks", ConfigError, "Did you mean 'fedprox'"),
         ("fedprox(mux=1)", ConfigError, "mu"),
@@ -63,8 +63,8 @@ def test_chains_add_up_in_order():
         ("fedprox(mu=nan)", FedstrataError, "."),
     ],
 )
-def test_bad_text_is_refused_with_the_remedy(text, error, said):
-    with pytest.raises(error, match=said):
+def test_bad_text_is_refused_with_the_remedy(text, error, message):
+    with pytest.raises(error, match=message):
         method(text)
 
 
@@ -97,7 +97,7 @@ def test_owner_is_the_piece_that_overrides_a_verb():
 
 
 @pytest.mark.parametrize(
-    ("text", "settings", "error", "said"),
+    ("text", "settings", "error", "message"),
     [
         ("scaffold", {"local_optimizer": "adam"}, MethodError, "Set local.optimizer=sgd"),
         ("fednova", {"local_optimizer": "adamw"}, MethodError, "Set local.optimizer=sgd"),
@@ -106,8 +106,8 @@ def test_owner_is_the_piece_that_overrides_a_verb():
         ("finetune(steps=1, groups='role:heads')", {}, LayoutError, "head"),
     ],
 )
-def test_a_run_that_is_invalid_for_a_piece_is_refused_before_training(text, settings, error, said):
-    with pytest.raises(error, match=said):
+def test_a_run_that_is_invalid_for_a_piece_is_refused_before_training(text, settings, error, message):
+    with pytest.raises(error, match=message):
         lab.parts(text, **settings)
 
 

@@ -53,7 +53,7 @@ def test_all_is_everything(small):
 
 
 @pytest.mark.parametrize(
-    ("selector", "said"),
+    ("selector", "message"),
     [
         ("kind:norms", "Did you mean 'norm'"),
         ("group:frist", "Did you mean 'first'"),
@@ -65,8 +65,8 @@ def test_all_is_everything(small):
         ("depth:7", "matches no tensor"),
     ],
 )
-def test_a_selector_without_a_match_lists_what_is_near(small, selector, said):
-    with pytest.raises(LayoutError, match=said):
+def test_a_selector_without_a_match_lists_what_is_near(small, selector, message):
+    with pytest.raises(LayoutError, match=message):
         small.select(selector)
 
 
@@ -75,7 +75,7 @@ def test_an_unknown_group_is_refused(small):
         small.group("secnd")
 
 
-def test_a_norm_of_another_width_is_a_layer_of_its_own():
+def test_a_norm_of_another_width_is_a_separate_layer():
     module = nn.ModuleDict({"first": nn.Linear(4, 4), "norm": nn.LayerNorm(8), "head": nn.Linear(8, 2)})
     assert layout(module).names() == ("first", "norm", "head")
 
@@ -89,9 +89,9 @@ def test_tied_weights_are_counted_once():
             self.back.weight = self.embed.weight
             self.head = nn.Linear(5, 2)
 
-    found = layout(Tied())
-    assert found.spec.names == ("embed.weight", "head.weight", "head.bias")
-    assert found.spec.total == 15 + 12
+    made = layout(Tied())
+    assert made.spec.names == ("embed.weight", "head.weight", "head.bias")
+    assert made.spec.total == 15 + 12
 
 
 def test_declared_groups_have_to_partition_the_parameters():
@@ -112,11 +112,11 @@ def test_declared_groups_give_order_kind_and_statistics():
                 GroupSpec("head", "linear", ("head",)),
             ]
 
-    found = layout(Declared("batch"))
-    assert found.names() == ("late", "early", "head")
-    assert found.spec.names[0] == "second.weight"
-    assert "first.weight" in found.select("kind:attention")
-    assert found.entries["norm.running_var"].group == "early"
+    made = layout(Declared("batch"))
+    assert made.names() == ("late", "early", "head")
+    assert made.spec.names[0] == "second.weight"
+    assert "first.weight" in made.select("kind:attention")
+    assert made.entries["norm.running_var"].group == "early"
 
 
 def test_integer_buffers_are_no_tensors_of_the_layout(small):

@@ -31,42 +31,42 @@ def elsewhere(p):
 
 def test_features_then_head_is_the_module(batch):
     made, net = bound()
-    assert torch.equal(net(made.params, batch.x), lab.small()(batch.x))
-    assert net.features(made.params, batch.x).shape == (5, 5)
+    assert torch.equal(net(made.model, batch.x), lab.small()(batch.x))
+    assert net.features(made.model, batch.x).shape == (5, 5)
 
 
 def test_other_parameters_give_the_same_numbers_as_bound_ones(batch):
     made, net = bound()
-    assert torch.equal(net(elsewhere(made.params), batch.x), net(made.params, batch.x))
+    assert torch.equal(net(elsewhere(made.model), batch.x), net(made.model, batch.x))
 
 
 def gradients(made, net, batch, names):
-    slopes, whole = made.slopes(batch.mean(net.loss(net(made.params, batch.x), batch.y)), names)
+    by_tensor, whole = made.gradients(batch.mean(net.loss(net(made.model, batch.x), batch.y)), names)
     assert whole is None, "this loss has no term on the whole vector"
-    return dict(zip(names, slopes, strict=True))
+    return dict(zip(names, by_tensor, strict=True))
 
 
 def test_gradients_at_the_bound_vector_agree_with_pure_autograd(batch):
     made, net = bound()
     loss = lambda p, b: b.mean(net.loss(net(p, b.x), b.y)) + 0.1 * p.flat.square().sum() + p["head.bias"].sum()
-    slopes, whole = made.slopes(loss(made.params, batch), list(made.spec.names))
-    pure, value = gradient_at(loss, elsewhere(made.params), batch)
-    assert torch.allclose(torch.cat([s.flatten() for s in slopes]) + whole, pure.flat, atol=1e-7)
-    assert value == pytest.approx(loss(made.params, batch).item())
+    by_tensor, whole = made.gradients(loss(made.model, batch), list(made.spec.names))
+    pure, value = gradient_at(loss, elsewhere(made.model), batch)
+    assert torch.allclose(torch.cat([g.flatten() for g in by_tensor]) + whole, pure.flat, atol=1e-7)
+    assert value == pytest.approx(loss(made.model, batch).item())
 
 
 def test_the_caller_s_module_is_not_touched(batch):
     module = lab.small()
     made, net = bound(module)
-    made.load(Params(made.flat.detach() * 0, made.spec))
+    made.load(made.snapshot() * 0)
     assert module.first.weight.any()
-    assert not net(made.params, batch.x).any()
+    assert not net(made.model, batch.x).any()
 
 
 def test_frozen_parts_take_no_gradient(batch):
     made, net = bound()
     made.train_only(frozenset({"head.weight", "head.bias"}))
-    loss = batch.mean(net.loss(net(made.params, batch.x), batch.y))
+    loss = batch.mean(net.loss(net(made.model, batch.x), batch.y))
     assert gradients(made, net, batch, ["head.weight"])["head.weight"].any()
     assert not made.parts["first.weight"].requires_grad
     loss.backward()
@@ -76,23 +76,23 @@ def test_frozen_parts_take_no_gradient(batch):
 def test_running_statistics_move_in_training_only(batch):
     made, net = bound(lab.small("batch"))
     made.mode(training=True)
-    net(made.params, batch.x)
+    net(made.model, batch.x)
     moved = made.statistics.flat.clone()
     assert not torch.equal(moved, made.statistics0.flat)
-    for still in ("eval", "batch"):
-        net(made.params.frozen(still), batch.x)
+    for eval_mode in ("eval", "batch_stats"):
+        net(made.model.frozen(eval_mode), batch.x)
     made.mode(training=False)
-    net(made.params, batch.x)
+    net(made.model, batch.x)
     made.mode(training=False, batch_statistics=True)
-    net(made.params, batch.x)
+    net(made.model, batch.x)
     assert torch.equal(made.statistics.flat, moved)
 
 
 def test_frozen_twins_use_running_or_batch_statistics(batch):
     module = lab.small("batch")
     made, net = bound(module)
-    assert torch.allclose(net(made.params.frozen("eval"), batch.x), module.eval()(batch.x))
-    assert torch.allclose(net(made.params.frozen("batch_stats"), batch.x), module.train()(batch.x))
+    assert torch.allclose(net(made.model.frozen("eval"), batch.x), module.eval()(batch.x))
+    assert torch.allclose(net(made.model.frozen("batch_stats"), batch.x), module.train()(batch.x))
 
 
 def test_momentum_of_norms_comes_back_after_batch_statistics(batch):
@@ -155,4 +155,4 @@ def test_tied_weights_stay_tied():
     made, net = bound(lab.filled(Tied()))
     assert made.body.first.weight is made.body.second.weight
     x = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(net(elsewhere(made.params), x), net(made.params, x), atol=1e-7)
+    assert torch.allclose(net(elsewhere(made.model), x), net(made.model, x), atol=1e-7)

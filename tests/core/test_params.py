@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.core.params import Params, dot, sqdist, tmap, zeros
+from fedstrata.core.params import Model, Params, dot, sqdist, tmap, zeros
 
 
 def three(start=0.0):
@@ -57,8 +57,10 @@ def test_or_refuses_names_that_are_not_there():
 
 
 def test_or_keeps_our_statistics_and_drops_those_of_the_part():
-    p = Params(three().flat, three().spec, buffers=Params.of({"mean": torch.ones(1)}))
-    assert (p | three(1.0)).statistics["mean"].item() == 1
+    p = Model(three(), Params.of({"mean": torch.ones(1)}))
+    part = Model(three(1.0), Params.of({"mean": torch.zeros(1)}))
+    for joined in (p | three(1.0), p | part, p | part.pick(["a", "c"])):
+        assert joined.statistics["mean"].item() == 1
 
 
 def test_pick_is_a_view_of_one_stretch_and_a_copy_of_several():
@@ -73,7 +75,7 @@ def test_frozen_has_no_gradient_and_clone_has_its_own_vector():
     p = three()
     p.flat.requires_grad_()
     assert not p.frozen().flat.requires_grad
-    assert p.frozen("batch_stats").still == "batch"
+    assert p.frozen("batch_stats").eval_mode == "batch_stats"
     assert p.clone().flat.data_ptr() != p.flat.data_ptr()
 
 
@@ -102,12 +104,16 @@ def test_reductions_act_on_the_last_axis():
     assert not zeros(three()).flat.any()
 
 
-def test_statistics_are_borrowed_only_where_there_are_none():
-    own, other = Params.of({"m": torch.zeros(1)}), Params.of({"m": torch.ones(1)})
-    bare, full = three(), Params(three().flat, three().spec, buffers=own)
-    lender = Params(three().flat, three().spec, buffers=other)
-    assert bare.with_statistics(lender).statistics is other
-    assert full.with_statistics(lender).statistics is own
+def test_arithmetic_on_a_model_keeps_its_statistics():
+    model = Model(three(), Params.of({"m": torch.ones(1)}))
+    for made in (model + three(), model - three(), 2 * model / 4, -model, model.frozen(), model.new(model.flat)):
+        assert isinstance(made, Model)
+        assert made.statistics is model.statistics
+    assert not isinstance(model.params, Model)
+    assert model.params.flat is model.flat
+    copy = model.clone()
+    copy.statistics["m"].add_(1)
+    assert model.statistics["m"].item() == 1
 
 
 def test_torch_transforms_may_carry_parameters():

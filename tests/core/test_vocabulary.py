@@ -1,11 +1,9 @@
-"""The vocabulary says what other systems need: small pieces, known to these tests only, each against its rule written
-out by hand.
+"""The vocabulary can express what other systems need: small pieces of these tests, each against its rule by hand.
 
 Each also passes the laws of registered methods: any executor, any order of replies, state that is all state.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -13,40 +11,40 @@ import torch
 from fedstrata.common import random_streams
 from fedstrata.common.errors import FedstrataError, MethodError
 from fedstrata.core.chain import Method
-from fedstrata.core.params import Params, tmap
+from fedstrata.core.params import Params, tmap, zeros
 from fedstrata.core.piece import Piece, uniform_weights
 from fedstrata.core.plan import ClientQuery, Phase
 from helpers import lab, rules
 from helpers.rules import World, against, alone, distance
 
-C = 3  # places of the cohort
+C = 3  # size of the cohort
 
 
 @dataclass(frozen=True)
 class Clusters(Piece):
-    """IFCA: two global models; every client trains the one with the lower loss on its own data; the better half of the
-    server's slot moves.
+    """IFCA: two global models; every client trains the one with the lower loss on its own data; the models lie in
+    the server state.
 
-    The server's own model is the plain mean of what came back.
+    The server's model is the plain mean of what came back.
     """
 
-    def init(self, setup):
+    def init_server(self, setup):
         return {"m0": setup.model, "m1": tmap(lambda w: 0.8 * w, setup.model)}
 
-    def ask(self, slot, round, setup):  # noqa: A002
-        return ClientQuery((slot["m0"], slot["m1"]), split="train")
+    def query(self, ctx):
+        return ClientQuery((ctx.state.model("m0"), ctx.state.model("m1")), split="train")
 
-    def send(self, params, slot, seat, rng, setup):
-        return slot[f"m{choice(seat.answers, seat.client)}"], {}
+    def send(self, model, ctx):
+        return ctx.state[f"m{choice(ctx.answers, ctx.slot.client)}"], {}
 
-    def merge(self, step, slot, v):
+    def observe(self, replies, ctx):
         moved = {}
         for k in (0, 1):
-            members = [r for r in v.replies if choice(v.answers, r.client) == k]
+            members = [r for r in replies if choice(ctx.answers, r.client) == k]
             total = sum(r.samples for r in members)
-            change = sum((r.delta * (r.samples / total) for r in members), start=step * 0)
-            moved[f"m{k}"] = slot[f"m{k}"] + change
-        return step, moved
+            change = sum((r.delta * (r.samples / total) for r in members), start=zeros(ctx.model))
+            moved[f"m{k}"] = ctx.state.model(f"m{k}") + change
+        return moved
 
 
 def choice(answers, client):
@@ -77,44 +75,44 @@ def whole_loss(world, model, i):
     )
 
 
-def test_clusters_by_a_question_to_all_clients():
-    found, world, models = against(Clusters(), ifca)
-    assert max(distance(world, found.slots["clusters"][f"m{k}"], models[k]) for k in (0, 1)) <= rules.ROUNDING
+def test_clusters_by_a_query_to_all_clients():
+    result, world, models = against(Clusters(), ifca)
+    assert max(distance(world, result.states["clusters"][f"m{k}"], models[k]) for k in (0, 1)) <= rules.ROUNDING
 
 
 @dataclass(frozen=True)
 class Repeats(Piece):
     """Clustered sampling's draw: one client per distribution, the same client more than once."""
 
-    def sample(self, eligible, slot, answers, rng, cohort):
-        return [1, int(rng.integers(2, 6)), 1]
+    def sample(self, eligible, ctx):
+        return [1, int(ctx.rng.integers(2, 6)), 1]
 
 
 def with_repeats(world):
     w = world.w0
     for t, cohort in enumerate(world.cohorts):
         ends = [
-            world.descend(w, world.batches(i, t, occurrence=cohort[:place].count(i))) for place, i in enumerate(cohort)
+            world.descend(w, world.batches(i, t, occurrence=cohort[:index].count(i))) for index, i in enumerate(cohort)
         ]
         w = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
     return w, alone(world, w)
 
 
 def test_a_client_drawn_twice_trains_twice_on_its_own_orders_and_counts_twice():
-    found, _, _ = against(Repeats(), with_repeats)
-    assert all(row["cohort"][0] == row["cohort"][2] == 1 for row in found.rows)
+    result, _, _ = against(Repeats(), with_repeats)
+    assert all(row["cohort"][0] == row["cohort"][2] == 1 for row in result.rows)
 
 
 @dataclass(frozen=True)
 class PowerOfChoice(Piece):
     """The n clients with the highest loss of the server's current model on their own training data."""
 
-    def ask(self, slot, round, setup):  # noqa: A002
+    def query(self, ctx):
         return ClientQuery((None,), split="train")
 
-    def sample(self, eligible, slot, answers, rng, cohort):
-        order = answers.scores[:, 0].argsort(descending=True)[:cohort]
-        return [answers.clients[i] for i in order.tolist()]
+    def sample(self, eligible, ctx):
+        order = ctx.answers.scores[:, 0].argsort(descending=True)[: ctx.setup.cohort]
+        return [ctx.answers.clients[i] for i in order.tolist()]
 
 
 def test_power_of_choice_takes_the_highest_losses_of_the_current_model():
@@ -131,15 +129,15 @@ def test_power_of_choice_takes_the_highest_losses_of_the_current_model():
         return w, alone(world, w)
 
     run = lab.engine(lab.parts(PowerOfChoice()))
-    found = lab.finish(run)
-    world = World(run, [row["cohort"] for row in found.rows])
+    result = lab.finish(run)
+    world = World(run, [row["cohort"] for row in result.rows])
     w, _ = rule(world)
-    assert distance(world, found.params, w) <= rules.ROUNDING
+    assert distance(world, result.model, w) <= rules.ROUNDING
 
 
 @dataclass(frozen=True)
 class Masks(Piece):
-    """TAMUNA in short: shared masks, each entry sent by two of three places.
+    """TAMUNA in short: shared masks, each entry sent by two of three clients.
 
     Controls move by the merged model of the same round.
     """
@@ -147,37 +145,38 @@ class Masks(Piece):
     def init_client(self, setup):
         return {"control": setup.model * 0, "end": setup.model * 0}
 
-    def send(self, params, slot, seat, rng, setup):
-        return params, {"mask": mask(seat.round, seat.place, setup.seed, params.spec.total)}
+    def send(self, model, ctx):
+        return model, {"mask": mask(ctx.round, ctx.slot.cohort_index, ctx.setup.seed, model.spec.total)}
 
-    def gradient(self, gradient, v):
-        return lambda p, b: gradient(p, b) - v.own["control"]
+    def gradient(self, gradient, ctx):
+        return lambda p, b: gradient(p, b) - ctx.state["control"]
 
-    def upload(self, delta, own, v):
-        return delta.new(delta.flat * v.extras["mask"]), {}, own | {"end": v.end}
+    def upload(self, delta, ctx):
+        return delta.new(delta.flat * ctx.down_payload["mask"]), {}, ctx.state | {"end": ctx.trained.model}
 
-    def weigh(self, replies, slot, v):
-        return uniform_weights(replies)
+    def weigh(self, contributions, ctx):
+        return uniform_weights(contributions)
 
-    def merge(self, step, slot, v):
-        return step * (len(v.replies) / 2), slot
+    def merge(self, step, ctx):
+        return step * (len(ctx.contributions) / 2), ctx.state
 
-    def settle(self, own, new, v):
-        return own | {
-            "control": own["control"] + 0.2 * own["control"].new((new.flat - own["end"].flat) * v.extras["mask"])
+    def settle(self, new, ctx):
+        return ctx.state | {
+            "control": ctx.state["control"]
+            + 0.2 * ctx.state["control"].new((new.flat - ctx.state["end"].flat) * ctx.down_payload["mask"])
         }
 
 
-def mask(t, place, seed, total):
-    """[total] 1 where this place sends; the shift is shared by the cohort of a round."""
+def mask(t, index, seed, total):
+    """[total] 1 where the client at this cohort index sends; the shift is shared by the cohort of a round."""
     shift = int(random_streams.stream(seed, "mask", t).integers(C))
-    return ((torch.arange(total) + place + shift) % C < 2).float()
+    return ((torch.arange(total) + index + shift) % C < 2).float()
 
 
 def tamuna(world):
     w, control = world.w0, [torch.zeros_like(world.w0) for _ in range(world.m)]
     for t, cohort in enumerate(world.cohorts):
-        masks = [mask(t, place, world.seed, len(w)).double() for place in range(C)]
+        masks = [mask(t, index, world.seed, len(w)).double() for index in range(C)]
         ends = [world.descend(w, world.batches(i, t), lambda z, b, h=control[i]: world.grad(z, b) - h) for i in cohort]
         w = w + sum(q * (y - w) for q, y in zip(masks, ends, strict=True)) / 2
         for q, y, i in zip(masks, ends, cohort, strict=True):
@@ -186,24 +185,22 @@ def tamuna(world):
 
 
 def test_shared_masks_and_controls_of_the_same_round():
-    found, world, control = against(Masks(), tamuna)
-    for row, expected in zip(found.clients, control, strict=True):
-        if row is not None:
-            assert distance(world, Params(row["masks/control"], found.params.spec), expected) <= rules.ROUNDING
+    result, world, control = against(Masks(), tamuna)
+    for state, expected in zip(result.clients, control, strict=True):
+        if state is not None:
+            assert distance(world, Params(state["masks/control"], result.model.spec), expected) <= rules.ROUNDING
 
 
 @dataclass(frozen=True)
 class Budgets(Piece):
     """Odd clients are slow and take one step; client 4 is small and trains its head only."""
 
-    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
-        slow = {place: {"phases": (Phase(steps=1),)} for place, client in enumerate(plan.cohort) if client % 2}
+    def plan(self, plan, ctx):
+        slow = {index: {"phases": (Phase(steps=1),)} for index, client in enumerate(plan.cohort) if client % 2}
         small = {
-            place: {"train": setup.layout.select("role:head")}
-            for place, client in enumerate(plan.cohort)
-            if client == 4
+            index: {"train": ctx.layout.select("role:head")} for index, client in enumerate(plan.cohort) if client == 4
         }
-        return replace(plan, places=slow | small)
+        return replace(plan, per_client=slow | small)
 
 
 def budgeted(world):
@@ -222,8 +219,8 @@ def budgeted(world):
 
 
 def test_budgets_of_single_clients():
-    found, _, _ = against(Budgets(), budgeted, rounds=4)
-    assert any(4 in row["cohort"] for row in found.rows)
+    result, _, _ = against(Budgets(), budgeted, rounds=4)
+    assert any(4 in row["cohort"] for row in result.rows)
 
 
 def test_fewer_local_steps_cost_fewer_flops():
@@ -241,9 +238,11 @@ class Heads(Piece):
 
     heads: tuple[int, ...] = (1, 2, 4)
 
-    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
-        head = {"up": setup.layout.select("role:head")}
-        return replace(plan, places={place: head for place, client in enumerate(plan.cohort) if client in self.heads})
+    def plan(self, plan, ctx):
+        head = {"upload": ctx.layout.select("role:head")}
+        return replace(
+            plan, per_client={index: head for index, client in enumerate(plan.cohort) if client in self.heads}
+        )
 
 
 def heads(world):
@@ -257,50 +256,52 @@ def heads(world):
     return w, alone(world, w)
 
 
-def test_a_tensor_is_averaged_over_those_who_send_it():
-    found, _, _ = against(Heads(), heads)
-    assert any(set(row["cohort"]) & set(Heads().heads) for row in found.rows)
+def test_a_tensor_is_averaged_over_the_clients_that_upload_it():
+    result, _, _ = against(Heads(), heads)
+    assert any(set(row["cohort"]) & set(Heads().heads) for row in result.rows)
 
 
-def test_what_is_averaged_and_sent_by_nobody_is_refused():
-    with pytest.raises(MethodError, match="which no client of the round sends"):
+def test_what_is_averaged_and_uploaded_by_no_client_is_refused():
+    with pytest.raises(MethodError, match="which no client of the round uploads"):
         lab.play(Heads((0, 1, 2, 3, 4, 5)))
 
 
 @dataclass(frozen=True)
 class Beyond(Piece):
-    """One place sends more than the plan says."""
+    """One client uploads more than the plan says."""
 
-    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
-        head = setup.layout.select("role:head")
-        return replace(plan, up=head, average=head, places={0: {"up": plan.upload}})
+    def plan(self, plan, ctx):
+        head = ctx.layout.select("role:head")
+        return replace(plan, upload=head, aggregate=head, per_client={0: {"upload": plan.upload}})
 
 
-def test_a_place_that_sends_what_the_plan_does_not_name_is_refused():
-    with pytest.raises(MethodError, match="up names all that some client sends"):
+def test_a_client_that_uploads_what_the_plan_does_not_name_is_refused():
+    with pytest.raises(MethodError, match="upload names everything that some client sends"):
         lab.play(Beyond())
 
 
 @dataclass(frozen=True)
 class Mutants(Piece):
-    """FedMut's idea: every place starts from a model of its own; the mean of the results is the next model."""
+    """FedMut's idea: every client starts from another model; the mean of the results is the next model."""
 
-    def send(self, params, slot, seat, rng, setup):
-        if seat.place < 0:  # outside a round clients use the mean
-            return params, {}
-        return tmap(lambda w: w + (0.1, 0.0, -0.1)[seat.place] * torch.sign(w) * (1 + seat.client / 10), params), {}
+    def send(self, model, ctx):
+        if ctx.slot.cohort_index < 0:  # outside a round clients use the mean
+            return model, {}
+        return tmap(
+            lambda w: w + (0.1, 0.0, -0.1)[ctx.slot.cohort_index] * torch.sign(w) * (1 + ctx.slot.client / 10), model
+        ), {}
 
 
 def mutated(world):
     w = world.w0
     for t, cohort in enumerate(world.cohorts):
-        starts = [w + (0.1, 0.0, -0.1)[place] * torch.sign(w) * (1 + i / 10) for place, i in enumerate(cohort)]
+        starts = [w + (0.1, 0.0, -0.1)[index] * torch.sign(w) * (1 + i / 10) for index, i in enumerate(cohort)]
         ends = [world.descend(s, world.batches(i, t)) for s, i in zip(starts, cohort, strict=True)]
         w = sum(p * y for p, y in zip(world.shares(cohort), ends, strict=True))
     return w, alone(world, w)
 
 
-def test_each_client_may_start_from_a_model_of_its_own():
+def test_each_client_may_start_from_another_model():
     against(Mutants(), mutated)
 
 
@@ -308,11 +309,9 @@ def test_each_client_may_start_from_a_model_of_its_own():
 class Median(Piece):
     """Coordinate-wise median of the updates."""
 
-    needs: ClassVar = "individuals"
-
-    def reduce(self, replies, weights, slot, v):
+    def reduce(self, replies, weights, ctx):
         stack = torch.stack([r.delta.flat for r in replies])  # [C, P]
-        return replies[0].delta.new(stack.median(0).values), slot
+        return replies[0].delta.new(stack.median(0).values), ctx.state
 
 
 def median(world):
@@ -325,17 +324,17 @@ def median(world):
 
 def test_a_reducer_that_sees_single_replies():
     against(Median(), median)
-    assert Method((Median(),)).needs == "individuals"
+    assert Method((Median(),)).sees_replies
 
 
 @dataclass(frozen=True)
 class Lion(Piece):
     """Lion with a smooth sign, so that rounding cannot flip a step."""
 
-    def step(self, p, batch, gradient, carry, v):
+    def step(self, p, batch, gradient, opt_state, ctx):
         g = gradient(p, batch).flat
-        m = torch.zeros_like(g) if carry is None else carry
-        return p.new(p.flat - 0.3 * v.lr * torch.tanh(5 * (0.9 * m + 0.1 * g))), 0.99 * m + 0.01 * g
+        m = torch.zeros_like(g) if opt_state is None else opt_state
+        return p.new(p.flat - 0.3 * ctx.lr * torch.tanh(5 * (0.9 * m + 0.1 * g))), 0.99 * m + 0.01 * g
 
 
 def lion(world):
@@ -353,7 +352,7 @@ def lion(world):
     return w, alone(world, w)
 
 
-def test_a_local_optimiser_of_its_own():
+def test_a_custom_local_optimizer():
     against(Lion(), lion)
 
 
@@ -377,23 +376,21 @@ class Scaled(World):
 
 
 def test_a_piece_may_add_a_parameter():
-    found, _, _ = against(Temperature(), rules.fedavg, world=Scaled)
-    assert float(found.params["temperature"]) != 1.5
+    result, _, _ = against(Temperature(), rules.fedavg, world=Scaled)
+    assert float(result.model["temperature"]) != 1.5
     assert "temperature" in lab.parts(Temperature()).setup.layout.select("kind:scale")
 
 
 def test_an_added_parameter_can_be_selected_and_kept_private():
     made = lab.parse("fedper(personal='name:temperature')") + Temperature()
-    found = lab.play(made)
-    assert float(found.params["temperature"]) == 1.5
-    assert len({float(m["temperature"]) for m in found.models}) > 2
+    result = lab.play(made)
+    assert float(result.model["temperature"]) == 1.5
+    assert len({float(m["temperature"]) for m in result.models}) > 2
 
 
 @dataclass(frozen=True)
 class Normalised(Piece):
     """FedFN: features of length 1, a head without bias."""
-
-    head: ClassVar = True
 
     def model(self, net):
         def unit(p, x):
@@ -419,18 +416,18 @@ class Unit(World):
 
 
 def test_a_piece_may_change_features_and_drop_a_parameter():
-    found, _, _ = against(Normalised(), rules.fedavg, world=Unit)
-    assert "head.bias" not in found.params
+    result, _, _ = against(Normalised(), rules.fedavg, world=Unit)
+    assert "head.bias" not in result.model
 
 
 def test_a_changed_model_holds_in_evaluation_too():
     run = lab.engine(lab.parts(Normalised()))
-    found = lab.finish(run)
-    world = Unit(run, [row["cohort"] for row in found.rows])
-    w = torch.cat([found.params[n].double().reshape(-1) for n in world.shapes])
+    result = lab.finish(run)
+    world = Unit(run, [row["cohort"] for row in result.rows])
+    w = torch.cat([result.model[n].double().reshape(-1) for n in world.shapes])
     test = run.parts.federation.test
     logits = world.head(world.split(w), world.features(w, test.x.double()))
-    assert found.rows[-1]["accuracy"] == pytest.approx(float((logits.argmax(1) == test.y).double().mean()))
+    assert result.rows[-1]["accuracy"] == pytest.approx(float((logits.argmax(1) == test.y).double().mean()))
 
 
 # ---- the laws of registered methods hold for them, too
@@ -463,10 +460,10 @@ def test_batched_equals_looped_or_is_refused(piece):
         stacked = lab.play(piece, executor="batched", workers=2)
     except FedstrataError as error:
         pytest.fail(f"no norm here looks at the batch, yet: {error}")
-    assert lab.gap(stacked.params, loop.params) <= 1e-6
+    assert lab.gap(stacked.model, loop.model) <= 1e-6
 
 
 @every_piece
 def test_replies_may_come_in_any_order(piece):
-    rotated = {"order": lambda works: works[::-1], "change": lambda replies: replies[1:] + replies[:1]}
+    rotated = {"order": lambda tasks: tasks[::-1], "change": lambda replies: replies[1:] + replies[:1]}
     assert lab.differences(lab.play(piece), lab.play(piece, wrap=rotated)) == []

@@ -20,8 +20,9 @@ A, B = slice(0, 2), slice(2, 5)
 
 
 def quadratic(seed, clients=4):
-    """Client i has ended in the minimum t_i of its loss 1/2 (x - t_i)' H_i (x - t_i): (snapshot, ends [C, 5],
-    H [C, 5, 5], sizes).
+    """Return (snapshot, ends [C, 5], H [C, 5, 5], sizes): client i ends in the minimum t_i of its quadratic loss.
+
+    The loss is 1/2 (x - t_i)' H_i (x - t_i).
     """
     rng = np.random.default_rng(seed)
     ends, roots = rng.normal(size=(clients, 5)), rng.normal(size=(clients, 5, 5))

@@ -37,7 +37,7 @@ def test_t20_every_declared_metric_is_in_the_file_for_every_evaluated_round_and_
     found = in_folder(tmp_path, (data, lab.small()), method="fedper", cohort=3, rounds=5, eval_every=2)
     written = lines(found.folder)
     assert [row["round"] for row in written if row["evaluated"]] == [1, 3, 4]
-    own = (
+    scores = (
         "personal",
         "personal_weighted",
         "personal_std",
@@ -48,7 +48,7 @@ def test_t20_every_declared_metric_is_in_the_file_for_every_evaluated_round_and_
         "accuracy",
     )
     for row in written:
-        assert {row[name] is not None for name in (*own, "metrics")} == {row["evaluated"]}
+        assert {row[name] is not None for name in (*scores, "metrics")} == {row["evaluated"]}
         if row["evaluated"]:
             assert set(row["metrics"]) == set(CLASSIFICATION)
     assert {"personal", "heldout", "final", "best", "selected"} <= {
@@ -56,7 +56,7 @@ def test_t20_every_declared_metric_is_in_the_file_for_every_evaluated_round_and_
     }
 
 
-def test_row_6_splits_in_which_nobody_has_a_sample_are_null_not_a_crash():
+def test_row_6_splits_in_which_no_client_has_a_sample_are_null_not_a_crash():
     x, y, _ = lab.arrays((1, 1, 1))
     data = lab.listed(x, y, (1, 1, 1), testing="own", validation=0.5, labels=("a", "b", "c"))
     assert [len(data.testing(i)[1]) + len(data.validating(i)) for i in range(3)] == [0, 0, 0]
@@ -75,8 +75,8 @@ def test_row_4_a_loss_that_is_no_number_is_left_out_and_the_weights_are_kept():
     found = lab.finish(run_)
     assert lab.differences(found, clean) == []
     for row, replies in zip(found.rows, run_.executor.replies, strict=True):
-        told = [r for r in replies if r.cohort_index != 1]
-        assert row["loss"] == pytest.approx(sum(r.loss * r.samples for r in told) / sum(r.samples for r in told))
+        others = [r for r in replies if r.cohort_index != 1]
+        assert row["loss"] == pytest.approx(sum(r.loss * r.samples for r in others) / sum(r.samples for r in others))
         assert row["refused"] == []
 
 
@@ -84,8 +84,8 @@ def test_row_4_a_loss_that_is_no_number_is_left_out_and_the_weights_are_kept():
 class Huge(Piece):
     """Moves the model so far that it is finite and its outputs are not."""
 
-    def merge(self, step, slot, v):
-        return step.new(torch.full_like(step.flat, 3e38)) if v.round else step, slot
+    def merge(self, step, ctx):
+        return step.new(torch.full_like(step.flat, 3e38)) if ctx.round else step, ctx.state
 
 
 @pytest.mark.parametrize("classes", [True, False])

@@ -11,6 +11,7 @@ from core.test_vocabulary import Median
 from fedstrata.core.params import Params
 from fedstrata.core.piece import Piece, Reply
 from fedstrata.core.plan import Phase
+from fedstrata.core.state import State
 from fedstrata.methods import rows
 from helpers import lab
 from helpers.examples import FIRST, every_example, finite, in_folder, lines
@@ -21,7 +22,7 @@ SENDING = tuple(m for m in METHODS if m != "local")  # whose clients send nothin
 
 
 def spoil(change):
-    """Change the reply of place 1."""
+    """Change the reply at cohort index 1."""
     return lambda replies: [change(r) if isinstance(r, Reply) and r.cohort_index == 1 else r for r in replies]
 
 
@@ -80,10 +81,10 @@ def test_a_malformed_reply_is_named_and_left_out(wrong):
     assert all(row["replies"] == 2 for row in bad.rows)
 
 
-def test_poisoned_mail_does_not_reach_the_server_s_state():
+def test_a_poisoned_payload_does_not_reach_the_server_s_state():
     def change(reply):
         control = reply.up_payload["scaffold"]["control"]
-        return replace(reply, mail={"scaffold": {"control": control * float("nan")}})
+        return replace(reply, up_payload={"scaffold": State(control=control * float("nan"))})
 
     assert lab.differences(run_with("scaffold", spoil(change)), run_with("scaffold", without)) == []
 
@@ -118,22 +119,22 @@ def test_a_client_with_broken_data_is_refused_every_round_and_the_others_train()
     toy = broken_data(), lab.filled(torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)))
     found = lab.play(toy=toy, cohort=6)
     twin = lab.play(toy=toy, cohort=6, wrap={"change": lambda replies: [r for r in replies if r.client != 1]})
-    assert lab.bits(found.params) == lab.bits(twin.params)
+    assert lab.bits(found.model) == lab.bits(twin.model)
     assert all([r[:2] for r in row["refused"]] == [[1, "nonfinite"]] for row in found.rows)
-    assert np.isfinite(found.params.flat.numpy()).all()
+    assert np.isfinite(found.model.flat.numpy()).all()
 
 
 @pytest.mark.parametrize("method", tiered(METHODS, FIRST))
 def test_a_learning_rate_of_a_million_ends_with_a_finite_model(method):
     found = lab.play(method, local_lr=1e6)
-    assert np.isfinite(found.params.flat.numpy()).all()
-    assert all(row["moved"] is (row["replies"] > 0) for row in found.rows)
+    assert np.isfinite(found.model.flat.numpy()).all()
+    assert all(row["updated"] is (row["replies"] > 0) for row in found.rows)
 
 
 def test_with_every_reply_refused_the_model_is_the_initial_one():
     found = run_with("scaffold", lambda replies: [replace(r, samples=0) for r in replies])
-    assert lab.bits(found.params) == lab.bits(lab.parts("scaffold").setup.model)
-    assert [(row["moved"], row["replies"], row["loss"]) for row in found.rows] == [(False, 0, None)] * 3
+    assert lab.bits(found.model) == lab.bits(lab.parts("scaffold").setup.model)
+    assert [(row["updated"], row["replies"], row["loss"]) for row in found.rows] == [(False, 0, None)] * 3
     assert all(len(row["refused"]) == 3 and {r[1] for r in row["refused"]} == {"empty"} for row in found.rows)
     assert found.clients == [None] * 6
 
@@ -156,11 +157,11 @@ class Wild(Piece):
 
     factor: float = 1e7
 
-    def plan(self, plan, slot, answers, round, setup):  # noqa: A002
+    def plan(self, plan, ctx):
         return replace(
             plan,
-            places={
-                place: {"phases": (Phase(lr=self.factor),)} for place, client in enumerate(plan.cohort) if client == 1
+            per_client={
+                index: {"phases": (Phase(lr=self.factor),)} for index, client in enumerate(plan.cohort) if client == 1
             },
         )
 
@@ -179,7 +180,7 @@ def test_t17_one_client_with_a_learning_rate_of_a_million_is_left_out_and_counte
         cohort=6,
         wrap={"change": lambda replies: [r for r in replies if r.client != 1]},
     )
-    assert lab.bits(found.params) == lab.bits(twin.params)
+    assert lab.bits(found.params) == lab.bits(twin.model)
 
 
 @every_example
@@ -190,7 +191,7 @@ def test_t17_nan_in_one_client_s_data_never_reaches_the_model(example):
     x[18, 2] = math.nan
     bad = replace(data, train=type(data.train)(x, data.train.y))
     found = lab.play(example, (bad, module), cohort=6, rounds=2)
-    assert finite(found.params)
+    assert finite(found.model)
     if example != "local":  # which sends nothing that could be refused
         assert all([r[:2] for r in row["refused"]] == [[1, "nonfinite"]] for row in found.rows)
     assert all(finite(m) for i, m in enumerate(found.models) if i != 1)

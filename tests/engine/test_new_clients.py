@@ -40,7 +40,7 @@ def test_every_method_scores_unseen_clients_before_and_in_the_last_round_after_p
         assert ("adapted" in scores) == (i in out)
 
 
-def test_the_private_steps_are_plain_sgd_on_the_clients_own_samples():
+def test_the_private_steps_are_plain_sgd_on_the_clients_samples():
     trained, found = go()
     data, params = trained.parts.federation, trained.server.model
     hits = []
@@ -51,9 +51,9 @@ def test_the_private_steps_are_plain_sgd_on_the_clients_own_samples():
         model.load_state_dict({n: params[n].clone() for n in names})
         for batch in session_batches:
             loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y)
-            slopes = torch.autograd.grad(loss, list(model.parameters()))
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
             with torch.no_grad():
-                for p, g in zip(model.parameters(), slopes, strict=True):
+                for p, g in zip(model.parameters(), gradients, strict=True):
                     p.sub_(0.05 * g)
         samples, index = data.testing(i)
         hits.append(float((model(samples.take(index)).argmax(1) == samples.y[index]).double().mean()))
@@ -61,19 +61,19 @@ def test_the_private_steps_are_plain_sgd_on_the_clients_own_samples():
 
 
 def lab_batches(trained, client, steps):
-    session = ClientUpdate(trained.kit, trained.work_of(client, trained.server.model))
-    yield from session.batches("unseen", steps=steps)
+    session = ClientUpdate(trained.worker, trained.serving.task_of(client, trained.server.model))
+    yield from session.tools.batches("unseen", steps=steps)
 
 
-def test_the_model_and_what_clients_keep_do_not_change_through_private_steps():
+def test_the_model_and_client_states_do_not_change_through_private_steps():
     with_steps, _ = go("ditto(mu=0.5)")
     more, _ = go("ditto(mu=0.5)", **{"new_clients.steps": 9})
     assert torch.equal(with_steps.server.model.flat, more.server.model.flat)
     assert all(
-        torch.equal(with_steps.rows.get(i)[k], more.rows.get(i)[k])
+        torch.equal(with_steps.states.get(i)[k], more.states.get(i)[k])
         for i in range(6)
-        if with_steps.rows.get(i)
-        for k in with_steps.rows.get(i)
+        if with_steps.states.get(i)
+        for k in with_steps.states.get(i)
     )
 
 
@@ -81,9 +81,11 @@ def test_only_the_selected_layers_move():
     whole, _ = go(**{"new_clients.lr": 5.0})
     head, found = go(**{"new_clients.lr": 5.0, "new_clients.groups": "role:head"})
     assert torch.equal(whole.server.model.flat, head.server.model.flat)
-    kit, client = head.kit, head.parts.federation.heldout[0]
-    session = ClientUpdate(kit, head.work_of(client, head.server.model))
-    moved = session.fit(session.context.received, "unseen", steps=4, lr=5.0, train=kit.setup.layout.select("role:head"))
+    worker, client = head.worker, head.parts.federation.heldout[0]
+    session = ClientUpdate(worker, head.serving.task_of(client, head.server.model))
+    moved = session.tools.fit(
+        session.context.received, "unseen", steps=4, lr=5.0, train=worker.setup.layout.select("role:head")
+    )
     changed = {n for n in moved if not torch.equal(moved[n], head.server.model[n])}
     assert changed == {"head.weight", "head.bias"}
     assert found[-1]["heldout_adapted"] is not None

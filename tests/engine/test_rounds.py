@@ -1,4 +1,4 @@
-"""Runs: odd federations, sampling, own models, and folders that go on where they stopped."""
+"""Runs: odd federations, sampling, personal models, and folders that continue where they stopped."""
 
 import dataclasses
 import hashlib
@@ -33,9 +33,9 @@ some_method = pytest.mark.parametrize("method", SOME)
 
 
 def finite(found):
-    assert np.isfinite(found.params.flat.numpy()).all()
+    assert np.isfinite(found.model.flat.numpy()).all()
     assert all(np.isfinite(m.flat.numpy()).all() for m in found.models)
-    assert all(row["moved"] for row in found.rows)
+    assert all(row["updated"] for row in found.rows)
 
 
 # ---- odd federations
@@ -49,7 +49,7 @@ def test_one_client(method, norm):
 
 def test_one_client_alone_is_local_training():
     toy = lab.federation((9,)), lab.small()
-    assert lab.gap(lab.play("fedavg", toy).params, lab.play("local", toy).models[0]) < 1e-6
+    assert lab.gap(lab.play("fedavg", toy).model, lab.play("local", toy).models[0]) < 1e-6
 
 
 @some_method
@@ -80,25 +80,25 @@ def test_a_batch_larger_than_the_data(method):
     finite(lab.play(method, local_batch=1000))
 
 
-def test_nobody_has_a_sample():
-    """T11: the round is kept, the model stays, everybody is named, nothing is NaN."""
+def test_no_client_has_a_sample():
+    """T11: the round counts, the model stays, every client is named, nothing is NaN."""
     data = dataclasses.replace(lab.federation((0, 0, 8)), heldout=(2,))
     found = lab.play("scaffold", (data, lab.small()), cohort=2)
-    assert lab.bits(found.params) == lab.bits(lab.parts("scaffold").setup.model)
-    assert [row["moved"] for row in found.rows] == [False] * 3
+    assert lab.bits(found.model) == lab.bits(lab.parts("scaffold").setup.model)
+    assert [row["updated"] for row in found.rows] == [False] * 3
     assert all({r[1] for r in row["refused"]} == {"empty"} for row in found.rows)
 
 
 @every_example
 def test_clients_never_sampled_or_sampled_twice_have_no_stale_tensors(example):
-    """T22: one client a round, five rounds; nobody's model or row is missing, and a client that never came has none."""
+    """T22: one client a round, five rounds; each client has a model, and a state exactly if it took part."""
     run = lab.engine(lab.parts(example, cohort=1, rounds=5))
     found = lab.finish(run)
     cohorts = [row["cohort"][0] for row in found.rows]
-    assert len(set(cohorts)) < len(cohorts), "somebody came twice"
-    keeps = any(row is not None for row in found.clients)
-    for client, row in enumerate(found.clients):
-        assert (row is not None) == (keeps and client in cohorts)
+    assert len(set(cohorts)) < len(cohorts), "one client came twice"
+    stores = any(state is not None for state in found.clients)
+    for client, state in enumerate(found.clients):
+        assert (state is not None) == (stores and client in cohorts)
     finite(found)
 
 
@@ -124,22 +124,22 @@ def test_an_easy_task_is_learnt():
 # ---- evaluation
 
 
-def test_personal_scores_are_those_of_own_models_on_own_splits():
+def test_personal_scores_are_those_of_personal_models_on_the_clients_splits():
     x, y, _ = lab.arrays((20, 24, 28))
     data = lab.listed(x, y, (20, 24, 28), testing="own")
     run = lab.engine(lab.parts("fedper", (data, lab.small())))
     found = lab.finish(run)
-    world, own, shared = World(run, [row["cohort"] for row in found.rows]), [], []
+    world, personal, shared = World(run, [row["cohort"] for row in found.rows]), [], []
     for client in range(3):
         samples, index = data.testing(client)
         test = samples.x[index].double(), samples.y[index]
-        for model, scores in ((found.models[client], own), (found.params, shared)):
+        for model, scores in ((found.models[client], personal), (found.model, shared)):
             w = torch.cat([model[n].double().reshape(-1) for n in world.shapes])
             logits = world.head(world.split(w), world.features(w, test[0]))
             scores.append(float((logits.argmax(1) == test[1]).double().mean()))
-    assert found.rows[-1]["personal"] == pytest.approx(sum(own) / 3)
+    assert found.rows[-1]["personal"] == pytest.approx(sum(personal) / 3)
     assert found.rows[-1]["shared_on_clients"] == pytest.approx(sum(shared) / 3)
-    assert own != shared
+    assert personal != shared
 
 
 def test_evaluation_does_not_change_a_run():
@@ -157,8 +157,8 @@ def test_every_row_has_the_same_keys():
 
 
 def test_a_run_draws_nothing_from_the_process_wide_generators():
-    made = lab.parts("pfedme", "dropout")  # torch's own layers draw their initial weights before ours are put in place
-    # looked at, not used
+    made = lab.parts("pfedme", "dropout")  # torch's layers draw initial weights before ours replace them
+    # read, not used
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     lab.finish(lab.engine(made, "threads", 2))
     assert torch.equal(torch.get_rng_state(), torch_state)
@@ -166,14 +166,14 @@ def test_a_run_draws_nothing_from_the_process_wide_generators():
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_auto_changes_no_bit_and_says_what_it_chose(workers):
-    told = []
+def test_auto_changes_no_bit_and_reports_its_choice(workers):
+    choices = []
     made = lab.parts(rounds=8)
-    run = Engine(made, "auto", workers, lambda *choice: told.append(choice))
+    run = Engine(made, "auto", workers, lambda *choice: choices.append(choice))
     found = lab.finish(run)
-    assert lab.bits(found.params) == lab.bits(lab.play(rounds=8).params)
-    assert len(told) == 1
-    assert told[0][0] in ("loop", "threads", "processes")
+    assert lab.bits(found.model) == lab.bits(lab.play(rounds=8).model)
+    assert len(choices) == 1
+    assert choices[0][0] in ("loop", "threads", "processes")
 
 
 # ---- folders
@@ -226,9 +226,9 @@ def test_the_folder_does_not_matter(tmp_path):
 def test_the_fingerprint_is_sha256_over_parameters_then_statistics_in_layout_order():
     found = lab.play(toy="batch")
     digest = hashlib.sha256()
-    for tensor in (*found.params.values(), *found.params.statistics.values()):
+    for tensor in (*found.model.values(), *found.model.statistics.values()):
         digest.update(tensor.numpy().astype("<f4").tobytes())
-    assert fingerprint(found.params) == digest.hexdigest()
+    assert fingerprint(found.model) == digest.hexdigest()
 
 
 def test_another_federation_at_resume_is_refused(tmp_path):
@@ -243,7 +243,7 @@ def test_another_federation_at_resume_is_refused(tmp_path):
         resume(tmp_path / "run", federation=lab.federation(), module=lab.small("batch"))
 
 
-def test_settings_about_data_beside_a_federation_of_ones_own_are_refused_not_ignored(tmp_path):
+def test_settings_about_data_beside_a_given_federation_are_refused_not_ignored(tmp_path):
     data = lab.federation()
     for key, value in {
         "partition": "iid",
@@ -259,7 +259,7 @@ def test_settings_about_data_beside_a_federation_of_ones_own_are_refused_not_ign
     assert not list(tmp_path.iterdir())
 
 
-def test_pieces_of_ones_own_run_without_being_registered_and_are_given_again_at_resume(tmp_path):
+def test_pieces_that_are_not_registered_run_and_are_given_again_at_resume(tmp_path):
     class Gentle(FedProx):
         """A proximal pull by another name."""
 
@@ -281,10 +281,10 @@ def test_the_final_model_lies_in_the_folder_by_names(tmp_path):
     assert all(torch.equal(tensors[n], t) for n, t in found.params.views.items())
 
 
-def test_row_20_equal_clients_make_one_model_whoever_answers_first():
+def test_row_20_equal_clients_make_one_model_in_any_order_of_answers():
     x, y, _ = lab.arrays((8,))
     data = lab.listed(x.repeat(4, 1), y.repeat(4), (8,) * 4, test=(x.numpy(), y.numpy()))
-    rotated = {"order": lambda works: works[::-1], "change": lambda replies: replies[2:] + replies[:2]}
+    rotated = {"order": lambda tasks: tasks[::-1], "change": lambda replies: replies[2:] + replies[:2]}
     toy = data, lab.small()
     for method in ("fedavg", "scaffold", "fedadam(lr=0.05)"):
         assert lab.differences(lab.play(method, toy, cohort=4), lab.play(method, toy, cohort=4, wrap=rotated)) == []

@@ -29,13 +29,12 @@ from fedstrata.engine.assembly import assemble
 from fedstrata.config.config import Config
 from fedstrata.engine.rounds import Engine
 
-clients = int(sys.argv[1])
-where = {"data": "digits", "partition": "overlap(size=20)", "clients": clients, "cohort": 10}
-config = Config(**where, rounds=8, executor="loop", method="scaffold")
+settings = {"cohort": 10, "rounds": 8, "executor": "loop", "method": "scaffold"}
+config = Config(data="digits", partition="overlap(size=20)", clients=int(sys.argv[1]), **settings)
 engine = Engine(assemble(config), "loop", 1)
 rows = list(engine.rounds())
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps({"peak": peak, "rows": engine.states.seen(), "replies": rows[-1]["replies"]}))
+print(json.dumps({"peak": peak, "states": engine.states.seen(), "replies": rows[-1]["replies"]}))
 """
 
 
@@ -50,7 +49,7 @@ def measured(clients: int) -> dict[str, int]:
 def test_a_million_registered_clients_cost_what_a_hundred_do() -> None:
     few, many = measured(100), measured(1_000_000)
     assert many["replies"] == few["replies"] == 10
-    assert many["rows"] <= 80
+    assert many["states"] <= 80
     assert many["peak"] - few["peak"] < 250e6
 
 
@@ -139,8 +138,8 @@ def test_five_hundred_rounds_neither_grow_memory_nor_open_files() -> None:
             files = process.num_fds()
     assert process.num_fds() == files
     engine.close()
-    slope = np.polyfit(np.arange(len(memory) - 10) * 10, memory[10:], 1)[0]
-    assert slope < 20e3, f"{slope:.0f} bytes a round"
+    growth = np.polyfit(np.arange(len(memory) - 10) * 10, memory[10:], 1)[0]
+    assert growth < 20e3, f"{growth:.0f} bytes a round"
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ import torch
 
 from fedstrata.common.errors import ConfigError, MethodError
 from fedstrata.core.piece import Piece, draw_without_replacement
-from fedstrata.engine.server import base_plan
+from fedstrata.engine.server import fedavg_plan
 from helpers import lab
 from helpers.examples import finite, in_folder
 
@@ -47,21 +47,21 @@ def test_shared_statistics_have_the_weights_of_the_clients():
 def test_local_statistics_stay_with_each_client():
     shared, row = one_round("share")
     run, _ = one_round("local")
-    own = {r.client: r.statistics.flat for r in shared.executor.replies[0]}
+    trained = {r.client: r.statistics.flat for r in shared.executor.replies[0]}
     assert torch.equal(run.server.model.statistics.flat, run.parts.setup.model.statistics.flat), (
         "the server's never move"
     )
     assert all(len(r.statistics.flat) == 0 for r in run.executor.replies[0]), "and are not sent"
     for client in range(6):
-        expected = own.get(client, run.parts.setup.model.statistics.flat)
-        assert torch.equal(lab.own_model(run, client).statistics.flat, expected)
-    assert sorted(own) == sorted(row["cohort"])
+        expected = trained.get(client, run.parts.setup.model.statistics.flat)
+        assert torch.equal(lab.client_model(run, client).statistics.flat, expected)
+    assert sorted(trained) == sorted(row["cohort"])
 
 
 def test_under_local_statistics_the_server_test_uses_those_of_the_lowest_client_that_has_trained():
     run, row = one_round("local")
-    served = run.served()
-    assert torch.equal(served.statistics.flat, lab.own_model(run, min(row["cohort"])).statistics.flat)
+    served = run.serving.model()
+    assert torch.equal(served.statistics.flat, lab.client_model(run, min(row["cohort"])).statistics.flat)
     assert torch.equal(served.flat, run.server.model.flat)
 
 
@@ -70,15 +70,15 @@ def test_untouched_statistics_are_the_initial_ones_everywhere(bn):
     run, _ = one_round(bn)
     initial = run.parts.setup.model.statistics.flat
     assert torch.equal(run.server.model.statistics.flat, initial)
-    assert all(torch.equal(lab.own_model(run, i).statistics.flat, initial) for i in range(6))
-    assert all(len(r.statistics.flat) == 0 and r.client_state == {} for r in run.executor.replies[0])
+    assert all(torch.equal(lab.client_model(run, i).statistics.flat, initial) for i in range(6))
+    assert all(len(r.statistics.flat) == 0 and not r.client_state for r in run.executor.replies[0])
 
 
 def test_only_statistics_of_trained_layers_are_averaged():
     @dataclass(frozen=True)
     class HeadOnly(Piece):
-        def plan(self, plan, slot, answers, round, setup):  # noqa: A002
-            return replace(plan, train=setup.layout.select("role:head"))
+        def plan(self, plan, ctx):
+            return replace(plan, train=ctx.layout.select("role:head"))
 
     run, _ = one_round("trained", HeadOnly())
     assert torch.equal(run.server.model.statistics.flat, run.parts.setup.model.statistics.flat)
@@ -106,9 +106,9 @@ def test_the_first_round_s_parameters_do_not_depend_on_the_policy():
 
 @pytest.mark.parametrize("bn", POLICIES)
 def test_every_policy_trains_with_partial_updates(bn):
-    found = lab.play("fedrep", "batch", bn=bn)
-    assert all(row["moved"] for row in found.rows)
-    assert np.isfinite(found.params.flat.numpy()).all()
+    result = lab.play("fedrep", "batch", bn=bn)
+    assert all(row["updated"] for row in result.rows)
+    assert np.isfinite(result.model.flat.numpy()).all()
 
 
 def test_a_policy_without_batch_norm_is_refused():
@@ -127,23 +127,23 @@ def test_counters_of_batches_are_neither_averaged_nor_sent():
 def planned(**changes):
     @dataclass(frozen=True)
     class Plans(Piece):
-        def plan(self, plan, slot, answers, round, setup):  # noqa: A002
+        def plan(self, plan, ctx):
             return replace(plan, **changes)
 
     return Plans()
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"train": frozenset({"head.wait"})}, "train names .*head.wait.*layout.select"),
-        ({"up": frozenset()}, "averages .* without having them sent up"),
+        ({"upload": frozenset()}, "averages .*, which clients do not upload"),
         ({"phases": ()}, "no phase"),
         ({"phases": ("local",)}, "no phase"),
     ],
 )
-def test_a_plan_that_cannot_be_meant_is_refused(changes, said):
-    with pytest.raises(MethodError, match=said):
+def test_an_invalid_plan_is_refused(changes, message):
+    with pytest.raises(MethodError, match=message):
         lab.play(planned(**changes))
 
 
@@ -157,22 +157,22 @@ def test_a_phase_that_trains_nothing_is_refused():
 
 def test_private_and_without_take_names_out_of_every_set():
     layout = lab.parts(toy="batch").setup.layout
-    plan = base_plan(layout, "share")
+    plan = fedavg_plan(layout, "share")
     head = layout.select("role:head")
     private, absent = plan.private(head), plan.without(head)
-    assert private.keep == head
+    assert private.client_local == head
     assert private.train == plan.train
-    for field in ("down", "up", "average"):
+    for field in ("download", "upload", "aggregate"):
         assert getattr(private, field) == getattr(absent, field) == layout.all - head
     assert absent.train == layout.parameters - head
-    assert absent.keep == frozenset()
+    assert absent.client_local == frozenset()
 
 
 def test_a_tensor_that_is_sent_down_but_not_averaged_stays_the_server_s():
     head = lab.parts().setup.layout.select("role:head")
-    found = lab.play(planned(average=lab.parts().setup.layout.all - head))
-    assert torch.equal(found.params["head.weight"], lab.small().head.weight)
-    assert not torch.equal(found.params["first.weight"], lab.small().first.weight)
+    result = lab.play(planned(aggregate=lab.parts().setup.layout.all - head))
+    assert torch.equal(result.model["head.weight"], lab.small().head.weight)
+    assert not torch.equal(result.model["first.weight"], lab.small().first.weight)
 
 
 # ---- sampling and weights
@@ -182,8 +182,8 @@ def test_a_cohort_has_no_repeats_and_is_uniform():
     rng = np.random.default_rng(0)
     draws = [draw_without_replacement(rng, 10, 3) for _ in range(4000)]
     assert all(len(set(d)) == 3 for d in draws)
-    for place in range(3):  # every place by itself, because budgets and mutations go by place
-        counts = Counter(d[place] for d in draws)
+    for index in range(3):  # each cohort index by itself, because budgets and mutations depend on it
+        counts = Counter(d[index] for d in draws)
         assert max(abs(counts[i] - 400) for i in range(10)) < 5 * np.sqrt(4000 * 0.09), "five standard deviations"
 
 
@@ -211,8 +211,8 @@ class Draws(Piece):
 
     clients: tuple = ()
 
-    def sample(self, eligible, slot, answers, rng, cohort):
-        return self.clients or [i for i in eligible if rng.random() < 0.1]
+    def sample(self, eligible, ctx):
+        return self.clients or [i for i in eligible if ctx.rng.random() < 0.1]
 
 
 @pytest.mark.parametrize("client", [3, 6, -1])
@@ -224,22 +224,22 @@ def test_a_piece_that_samples_who_may_not_take_part_is_refused(client):
 
 @pytest.mark.parametrize("executor", ["loop", "threads", "processes", "batched"])
 def test_a_cohort_of_random_size_may_be_empty(executor):
-    found = lab.play(Draws(), executor=executor, rounds=6)
-    assert {len(row["cohort"]) > 0 for row in found.rows} == {True, False}
-    assert all(row["moved"] is bool(row["cohort"]) for row in found.rows)
+    result = lab.play(Draws(), executor=executor, rounds=6)
+    assert {len(row["cohort"]) > 0 for row in result.rows} == {True, False}
+    assert all(row["updated"] is bool(row["cohort"]) for row in result.rows)
 
 
-def test_weights_for_several_models_need_a_reducer_of_their_own():
+def test_weights_for_several_models_need_a_piece_that_merges_them():
     @dataclass(frozen=True)
     class Soft(Piece):
-        def weigh(self, replies, slot, v):
-            return torch.full((len(replies), 2), 0.5)
+        def weigh(self, contributions, ctx):
+            return torch.full((len(contributions), 2), 0.5)
 
-    with pytest.raises(MethodError, match="needs a piece that does it in `reduce`"):
+    with pytest.raises(MethodError, match="gives weights for 2 models, and no piece's `merge` makes one move"):
         lab.play(Soft())
 
 
-def test_everybody_takes_part_where_the_cohort_is_everybody():
+def test_all_clients_take_part_where_the_cohort_is_all_of_them():
     assert sorted(lab.play(cohort=6).rows[0]["cohort"]) == list(range(6))
 
 
@@ -261,24 +261,24 @@ def test_sample_weighting_is_the_mean_over_samples():
     assert torch.allclose(run.server.model.flat.double() - run.parts.setup.model.flat.double(), mean, atol=1e-6)
 
 
-@pytest.mark.parametrize(("quorum", "moved"), [(2, True), (3, False), (0.5, True), (0.9, False)])
-def test_a_round_below_its_quorum_leaves_the_model(quorum, moved):
+@pytest.mark.parametrize(("quorum", "updated"), [(2, True), (3, False), (0.5, True), (0.9, False)])
+def test_a_round_below_its_quorum_leaves_the_model(quorum, updated):
     run = lab.engine(
         lab.parts(quorum=quorum), change=lambda replies: [*replies[1:], replace(replies[0], samples=10**6)]
     )
     row = run.round()
     run.close()
-    assert row["moved"] is moved
-    assert (lab.bits(run.server.model) == lab.bits(run.parts.setup.model)) is not moved
+    assert row["updated"] is updated
+    assert (lab.bits(run.server.model) == lab.bits(run.parts.setup.model)) is not updated
     assert run.server.round == 1, "the round is over all the same"
 
 
 @pytest.mark.parametrize("bn", ["share", "local", "server", "trained", "batch"])
 def test_t15_partial_training_runs_under_every_policy_and_the_summary_names_it(tmp_path, bn):
-    found = in_folder(tmp_path, lab.TOYS["batch"](), method="fedrep", bn=bn)
-    assert found.summary["bn"] == bn
-    assert found.summary["rounds_without_update"] == 0
-    assert finite(found.params)
+    result = in_folder(tmp_path, lab.TOYS["batch"](), method="fedrep", bn=bn)
+    assert result.summary["bn"] == bn
+    assert result.summary["rounds_without_update"] == 0
+    assert finite(result.params)
 
 
 def test_t12_shared_statistics_are_exactly_the_weighted_mean():

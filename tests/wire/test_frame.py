@@ -55,9 +55,9 @@ def test_a_frame_survives_the_journey_and_its_size_was_known(kind, fields, shape
     assert back.fields == fields
     assert [type(v) for v in back.fields.values()] == [type(fields[k]) for k in back.fields]
     assert_same(back.tensors, tensors)
-    told = size(kind, fields, shapes)
-    assert told.total == len(data)
-    assert told.payload == sum(t.numel() * t.itemsize for t in tensors.values())
+    known = size(kind, fields, shapes)
+    assert known.total == len(data)
+    assert known.payload == sum(t.numel() * t.itemsize for t in tensors.values())
 
 
 @settings(max_examples=60, deadline=None)

@@ -61,7 +61,7 @@ def test_a_wrong_count_is_refused_and_never_coerced(samples):
     assert code(samples=samples) == "samples"
 
 
-def test_no_samples_has_a_code_of_its_own():
+def test_no_samples_has_a_separate_code():
     assert code(samples=0) == "empty"
 
 

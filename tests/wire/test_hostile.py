@@ -18,7 +18,7 @@ import torch
 from fedstrata.common.errors import WireError
 from fedstrata.common.random_streams import stream
 from fedstrata.storage.container import Limits, parse
-from fedstrata.wire import Frame, decode, encode, pack
+from fedstrata.wire import Bits, Frame, decode, encode, pack
 
 INNER = json.dumps({"version": 1, "kind": "up", "fields": {"samples": 3}})
 
@@ -183,7 +183,7 @@ def honest(rng):
         "mask": torch.tensor([True, False, True]),
     }
     tensors["sign"] = torch.randn(13, generator=generator).sign()
-    return Frame("up", {"round": 3, "samples": 41, "loss": 0.25, "note": "a{b"}, pack(tensors, {"sign": "bits"}))
+    return Frame("up", {"round": 3, "samples": 41, "loss": 0.25, "note": "a{b"}, pack(tensors, {"sign": Bits()}))
 
 
 def mutate(data, other, rng):
