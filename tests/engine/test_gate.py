@@ -47,7 +47,7 @@ def run_with(method, change, rounds=3, **settings):
     return lab.play(method, wrap={"change": change}, rounds=rounds, **settings)
 
 
-@pytest.mark.parametrize("method", [*SENDING, Median()], ids=str)
+@pytest.mark.parametrize("method", [*tiered(SENDING, FIRST), Median()], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_client_that_sends_nan_is_a_client_that_was_not_there(method, value):
     bad, twin = run_with(method, spoil(one_entry(value))), run_with(method, without)

@@ -438,5 +438,5 @@ def _with(context: ClientContext, data: Any, name: str, numbers: LaneNumbers) ->
         counts=data["counts"],
         state=State(data["states"][name]),
         down_payload=State(data["payloads"].get(name, {})),
-        tools=numbers,
+        _tools=numbers,
     )

@@ -18,7 +18,7 @@ from fedstrata.core.network import Batch
 from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import ClientContext, Outcome, Reply
 from fedstrata.core.plan import Phase
-from fedstrata.core.state import ClientState, State
+from fedstrata.core.state import ClientState, State, state_tensors
 
 
 class ClientUpdate:
@@ -64,7 +64,7 @@ class ClientUpdate:
             first_time=task.client_state is None,
             loss=worker.plain_loss,
             gradient=self._plain_gradient,
-            tools=self.tools,
+            _tools=self.tools,
         )
 
     def _plain_gradient(self, p: Params, batch: Batch) -> Params:
@@ -73,7 +73,7 @@ class ClientUpdate:
     def at(self, name: str, **changes: Any) -> ClientContext:
         """Return the context of one piece."""
         payload = State(self.task.down_payload.get(name, {}))
-        return replace(self.context, state=self.states[name], down_payload=payload, piece=name, **changes)
+        return replace(self.context, state=self.states[name], down_payload=payload, _piece=name, **changes)
 
     # ---- the turn
 
@@ -124,7 +124,7 @@ class ClientUpdate:
         )
         payloads: dict[str, State] = {}
         for name, piece in worker.method.named.items():
-            delta, payload, state = piece.upload(delta, self.at(name, outcome=outcome))
+            delta, payload, state = piece.upload(delta, self.at(name, _outcome=outcome))
             self.states[name] = State(state)
             if payload:
                 payloads[name] = State(payload)
@@ -149,24 +149,24 @@ class ClientUpdate:
         owner = method.owner("compress")
         if not owner.overrides("compress"):
             return delta
-        sent = owner.compress(delta, self.at(owner.name, outcome=outcome))
+        sent = owner.compress(delta, self.at(owner.name, _outcome=outcome))
         for name, piece in method.named.items():
             if piece.overrides("feedback"):
-                self.states[name] = State(piece.feedback(delta, sent, self.at(name, outcome=outcome)))
+                self.states[name] = State(piece.feedback(delta, sent, self.at(name, _outcome=outcome)))
         return sent
 
     def _stored(self, end: Model) -> ClientState:
         local = self.task.plan.client_local
         tensors = {n: end[n].detach().clone() for n in end if n in local}
         tensors |= {n: t.clone() for n, t in end.statistics.views.items() if n in local}
-        return ClientState({n: s.tensors() for n, s in self.states.items() if s}, tensors)
+        return ClientState({n: state_tensors(s) for n, s in self.states.items() if s}, tensors)
 
     def settle(self, reply: Reply, new: Model) -> ClientState:
         """Return a participant's state after the merge of the same round."""
         pieces = dict(reply.client_state.pieces)
         for name, piece in self.worker.method.named.items():
             if piece.overrides("settle"):
-                pieces[name] = {**pieces.get(name, {}), **State(piece.settle(new, self.at(name))).tensors()}
+                pieces[name] = {**pieces.get(name, {}), **state_tensors(piece.settle(new, self.at(name)))}
         return replace(reply.client_state, pieces=pieces)
 
     def personal(self) -> Model:

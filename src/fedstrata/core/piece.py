@@ -8,7 +8,7 @@ as ``ctx.state`` and leaves as a returned value, so that it is checkpointed and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -20,7 +20,7 @@ from fedstrata.common.errors import ConfigError
 from fedstrata.core.codec import Codec
 from fedstrata.core.layout import Layout, Names
 from fedstrata.core.network import Batch, Net
-from fedstrata.core.params import Model, Params, Spec
+from fedstrata.core.params import Model, Params
 from fedstrata.core.plan import ClientQuery, CohortSlot, Phase, Plan, QueryResult, Setup
 from fedstrata.core.state import ClientState, State
 
@@ -55,9 +55,6 @@ class ClientContext:
         first_time: the client has not taken part yet; nothing of it is stored.
         loss: the plain one, mean over a batch.
         gradient: at any parameters, of the chain's loss during training and of the plain loss elsewhere.
-        tools: what the engine does for a piece.
-        outcome: of local training; only in ``upload`` and ``settle``.
-        piece: the name of the piece that is called.
     """
 
     setup: Setup
@@ -75,9 +72,9 @@ class ClientContext:
     first_time: bool
     loss: Loss
     gradient: Gradient
-    tools: Tools
-    outcome: Outcome | None = None
-    piece: str = ""
+    _tools: Tools
+    _outcome: Outcome | None = None
+    _piece: str = ""
 
     @property
     def layout(self) -> Layout:
@@ -87,8 +84,8 @@ class ClientContext:
     @property
     def trained(self) -> Outcome:
         """The outcome of local training; it exists in ``upload``."""
-        assert self.outcome is not None, "the outcome of training is known in `upload`"
-        return self.outcome
+        assert self._outcome is not None, "the outcome of training is known in `upload`"
+        return self._outcome
 
     def noise(self, name: str, shape: Sequence[int], kind: Literal["uniform", "normal"] = "uniform") -> Tensor:
         """Draw numbers of this client, round, piece and name, and inside a local step of that step: U[0, 1) or N(0, 1).
@@ -96,15 +93,15 @@ class ClientContext:
         The same call gives the same numbers. Uniform numbers with a shorter first axis are the first of those with a
         longer one.
         """
-        return self.tools.noise(f"{self.piece}.{name}", shape, kind)
+        return self._tools.noise(f"{self._piece}.{name}", shape, kind)
 
     def fit(self, start: Model, purpose: str, **options: Any) -> Model:
         """Train privately with the engine's loop; see :class:`Tools`."""
-        return self.tools.fit(start, f"{self.piece}.{purpose}", **options)
+        return self._tools.fit(start, f"{self._piece}.{purpose}", **options)
 
     def scan(self, function: Callable[[Any, Batch], Any], carry: Any, purpose: str, **options: Any) -> Any:
         """Fold a function over batches of this client's samples; see :class:`Tools`."""
-        return self.tools.scan(function, carry, f"{self.piece}.{purpose}", **options)
+        return self._tools.scan(function, carry, f"{self._piece}.{purpose}", **options)
 
 
 @dataclass(frozen=True)
@@ -214,11 +211,6 @@ class Reply(Contribution):
     client_state: ClientState = field(default_factory=ClientState)
     activation_cache_use: Mapping[str, int] = field(default_factory=dict)
 
-    def without_tensors(self) -> Reply:
-        """Return this reply without its update and payload, once they are summed."""
-        nothing = Params(self.delta.flat.new_empty(0), Spec((), ()))  # a slice would keep the vector
-        return replace(self, delta=nothing, statistics=nothing, up_payload={})
-
 
 @dataclass(frozen=True)
 class ServerContext:
@@ -236,7 +228,6 @@ class ServerContext:
         contributions: of the accepted replies, in cohort order.
         sent: in ``screen``, ``observe`` and ``reduce``, what each accepted client was sent.
         payload_sums: in ``merge``, sums of this piece's payload over the accepted replies, by name.
-        make_rng: makes the derived generator of this piece and round (in ``send``, of the cohort index too).
     """
 
     setup: Setup
@@ -245,7 +236,7 @@ class ServerContext:
     round: int
     lr: float
     plan: Plan
-    make_rng: Callable[[], Generator] = field(repr=False)
+    _make_rng: Callable[[], Generator] = field(repr=False)
     answers: QueryResult | None = None
     slot: CohortSlot = OUTSIDE
     contributions: Sequence[Contribution] = ()
@@ -259,8 +250,8 @@ class ServerContext:
 
     @cached_property
     def rng(self) -> Generator:
-        """A derived random generator; each context begins its stream anew."""
-        return self.make_rng()
+        """A derived generator of this piece and round (in ``send``, of the cohort index too); each context begins it anew."""
+        return self._make_rng()
 
 
 # ---- the piece ------------------------------------------------------------------------------------------------------

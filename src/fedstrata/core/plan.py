@@ -65,10 +65,6 @@ class Plan:
         changes = self.per_client.get(cohort_index)
         return replace(self, **changes, per_client={}) if changes else self
 
-    def change_at(self, cohort_index: int, **changes: Any) -> Plan:
-        """Return a plan in which these fields differ for one client of the cohort."""
-        return self.change_each({cohort_index: changes})
-
     def change_each(self, changes: Mapping[int, Mapping[str, Any]]) -> Plan:
         """Return a plan in which fields differ for several clients, by cohort index."""
         merged = {index: {**self.per_client.get(index, {}), **fields} for index, fields in changes.items()}

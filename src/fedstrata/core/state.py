@@ -39,32 +39,30 @@ class State(dict[str, "Params | Tensor"]):
         assert isinstance(value, Tensor), f"{name} is parameters"
         return value
 
-    def flat(self) -> dict[str, Params | Tensor]:
-        """Return the state with the statistics of its models as separate entries."""
-        entries: dict[str, Params | Tensor] = {}
-        for name, value in self.items():
-            entries[name] = value
-            if isinstance(value, Model) and len(value.statistics):
-                entries[name + STATISTICS] = value.statistics
-        return entries
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the vectors and tensors of :meth:`flat`."""
-        return {name: value.flat if isinstance(value, Params) else value for name, value in self.flat().items()}
+def state_tensors(state: Mapping[str, Params | Tensor]) -> dict[str, Tensor]:
+    """Return the vectors and tensors of a state by name, statistics of models as separate entries."""
+    tensors: dict[str, Tensor] = {}
+    for name, value in state.items():
+        tensors[name] = value.flat if isinstance(value, Params) else value
+        if isinstance(value, Model) and len(value.statistics):
+            tensors[name + STATISTICS] = value.statistics.flat
+    return tensors
 
-    def filled(self, tensors: Mapping[str, Tensor]) -> State:
-        """Return a state like this one with the values of ``tensors``, as :meth:`tensors` gave them."""
-        filled = State()
-        for name, value in self.items():
-            tensor = tensors[name]
-            if isinstance(value, Model):
-                statistics = value.statistics
-                if len(statistics):
-                    statistics = statistics.new(tensors[name + STATISTICS])
-                filled[name] = Model(Params(tensor, value.spec), statistics)
-            else:
-                filled[name] = Params(tensor, value.spec) if isinstance(value, Params) else tensor
-        return filled
+
+def fill_state(template: State, tensors: Mapping[str, Tensor]) -> State:
+    """Return a state like the template with the values that :func:`state_tensors` gave."""
+    filled = State()
+    for name, value in template.items():
+        tensor = tensors[name]
+        if isinstance(value, Model):
+            statistics = value.statistics
+            if len(statistics):
+                statistics = statistics.new(tensors[name + STATISTICS])
+            filled[name] = Model(Params(tensor, value.spec), statistics)
+        else:
+            filled[name] = Params(tensor, value.spec) if isinstance(value, Params) else tensor
+    return filled
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class ClientState:
     """What one client stores between the rounds that it takes part in.
 
     Attributes:
-        pieces: tensors of each piece's state, by piece and name; see :meth:`State.tensors`.
+        pieces: tensors of each piece's state, by piece and name; see :func:`state_tensors`.
         tensors: tensors of the model that stay with the client, by name.
     """
 
@@ -84,7 +82,7 @@ class ClientState:
 
     def piece(self, name: str, template: State) -> State:
         """Return the state of one piece; the template gives names, shapes and, where nothing is stored, values."""
-        return template.filled(self.pieces[name]) if name in self.pieces else State(template)
+        return fill_state(template, self.pieces[name]) if name in self.pieces else State(template)
 
     def flat(self) -> dict[str, Tensor]:
         """Return all tensors under flat names, for storage and transport."""

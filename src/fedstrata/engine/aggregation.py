@@ -10,7 +10,7 @@ trains the folded clients again: an update is a pure function of its task, so th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from fedstrata.core.layout import Layout
 from fedstrata.core.params import Model, Params, Spec, mean_over_senders, sum_over_senders
 from fedstrata.core.piece import Contribution, Reply, move_of
 from fedstrata.core.plan import Plan
-from fedstrata.core.state import State
+from fedstrata.core.state import State, state_tensors
 
 HELD = 32e6
 """Bytes of replies that wait before they are folded; a cohort that fits is never trained again."""
@@ -86,7 +86,7 @@ class Fold:
         if piece not in self.payloads:
             self.payloads[piece] = State({name: value.clone() for name, value in payload.items()})
             return
-        totals, added = self.payloads[piece].tensors(), payload.tensors()
+        totals, added = state_tensors(self.payloads[piece]), state_tensors(payload)
         if {n: t.shape for n, t in totals.items()} != {n: t.shape for n, t in added.items()}:
             raise MethodError(
                 f"{piece}: clients send payloads of different shapes, so they cannot be summed as they arrive. Read "
@@ -243,11 +243,17 @@ class Collector:
         return self.fold.result()
 
 
+def without_tensors(reply: Reply) -> Reply:
+    """Return a reply without its update and payload, once they are summed."""
+    nothing = Params(reply.delta.flat.new_empty(0), Spec((), ()))  # a slice would keep the vector
+    return replace(reply, delta=nothing, statistics=nothing, up_payload={})
+
+
 def size_of(reply: Reply) -> int:
     """Count the bytes of a reply's tensors, client state apart."""
     total = sum(p.flat.numel() * p.flat.element_size() for p in (reply.delta, reply.statistics))
     return total + sum(
-        t.numel() * t.element_size() for state in reply.up_payload.values() for t in state.tensors().values()
+        t.numel() * t.element_size() for state in reply.up_payload.values() for t in state_tensors(state).values()
     )
 
 

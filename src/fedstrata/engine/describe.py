@@ -18,7 +18,7 @@ from fedstrata.config.config import Config
 from fedstrata.core.layout import Names
 from fedstrata.core.network import Batch
 from fedstrata.core.piece import Piece
-from fedstrata.core.state import State
+from fedstrata.core.state import State, state_tensors
 from fedstrata.engine.assembly import PROBE_SAMPLES, RunComponents, assemble, traced_of
 from fedstrata.engine.server import RoundPlan, Server, plan_round
 from fedstrata.methods import source_of
@@ -251,4 +251,4 @@ def _update(worker: Worker, turn: RoundPlan) -> ClientUpdate:
 
 
 def _bytes(state: State) -> int:
-    return sum(t.numel() * t.element_size() for t in state.tensors().values())
+    return sum(t.numel() * t.element_size() for t in state_tensors(state).values())

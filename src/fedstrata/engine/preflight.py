@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fedstrata.core.state import State
+from fedstrata.core.state import State, state_tensors
 from fedstrata.engine.assembly import RunComponents
 from fedstrata.engine.server import Server, context
 from fedstrata.storage import preflight
@@ -24,7 +24,7 @@ def preflight_states(parts: RunComponents) -> None:
         if not piece.overrides("query"):  # a plan that depends on answers is not known yet
             plan = piece.plan(plan, context(server, rules, piece, f"plan.{name}"))
     templates = [State(piece.init_client(setup)) for piece in parts.method.pieces]
-    size = sum(t.numel() * t.element_size() for state in templates for t in state.tensors().values())
+    size = sum(t.numel() * t.element_size() for state in templates for t in state_tensors(state).values())
     size += sum(4 * setup.layout.entries[n].shape.numel() for n in plan.at(0).client_local)
     if size:
         most = min(len(setup.eligible), setup.cohort * setup.rounds)

@@ -17,7 +17,7 @@ from fedstrata.core.piece import Contribution, Piece, Reply
 from fedstrata.core.plan import Plan, QueryResult
 from fedstrata.core.state import ClientState
 from fedstrata.diagnostics.base import RoundSnapshot, defined
-from fedstrata.engine.aggregation import Aggregate, Collector, Fold, foldable
+from fedstrata.engine.aggregation import Aggregate, Collector, Fold, foldable, without_tensors
 from fedstrata.engine.assembly import RunComponents
 from fedstrata.engine.evaluation import Evaluator
 from fedstrata.engine.gate import Gate
@@ -199,7 +199,7 @@ class Engine:
             return
         assert isinstance(answer, Reply)
         collector.accept(answer)
-        light[index] = answer.without_tensors()
+        light[index] = without_tensors(answer)
 
     def _steps(self, task: ClientTask) -> int:
         setup, samples = self.parts.setup, self.parts.setup.samples.size(task.client)
@@ -278,5 +278,6 @@ class Engine:
 
 def sound(server: Server) -> bool:
     """Say whether the model, its statistics and the models that pieces keep are finite."""
-    states = [v.flat for state in server.states.values() for v in state.flat().values() if isinstance(v, Params)]
+    models = [value for state in server.states.values() for value in state.values() if isinstance(value, Params)]
+    states = [m.flat for m in models] + [m.statistics.flat for m in models if isinstance(m, Model)]
     return all(finite(tensor) for tensor in (server.model.flat, server.model.statistics.flat, *states))

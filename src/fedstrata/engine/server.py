@@ -100,7 +100,7 @@ def context(
         state=server.states.get(piece.name, State()),
         round=server.round,
         lr=setup.local.lr if lr is None else lr,
-        make_rng=rng,
+        _make_rng=rng,
         **fields,  # type: ignore[arg-type]
     )
 

@@ -85,7 +85,7 @@ ROW = Row(
         Rule(
             "later",
             advice.label_skew_on_images,
-            advice.LABELS + ": clients start from mutations of the model, so that it ends in a flat minimum",
+            advice.LABELS + ": clients start from mutations of the model, which then ends in a flat minimum",
         ),
     ),
     rank=230,

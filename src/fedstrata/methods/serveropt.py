@@ -119,7 +119,7 @@ class FedYogi(_Moments):
 
 
 REDDI = "Reddi et al., ICLR 2021, Alg. 2"
-ALWAYS_DIVIDED = "the step is always divided by its own size"
+ALWAYS_DIVIDED = "the step is always divided by its size"
 
 ROWS = (
     Row(

@@ -11,6 +11,7 @@ from fedstrata.common.errors import StateError
 from fedstrata.config.config import Config
 from fedstrata.core.chain import Method
 from fedstrata.core.params import Model, Params
+from fedstrata.core.state import fill_state, state_tensors
 from fedstrata.data.federation import Federation
 from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.engine.ledger import Cost
@@ -150,7 +151,7 @@ def tensors_of(server: Server) -> dict[str, Tensor]:
     """Return what a checkpoint keeps of a server: parameters, statistics and the pieces' states by name."""
     tensors = {"params": server.model.flat, "statistics": server.model.statistics.flat}
     for piece, state in server.states.items():
-        tensors |= {f"state/{piece}/{name}": tensor for name, tensor in state.tensors().items()}
+        tensors |= {f"state/{piece}/{name}": tensor for name, tensor in state_tensors(state).items()}
     return tensors
 
 
@@ -162,5 +163,5 @@ def _server(checkpoint: Checkpoint, template: Server) -> Server:
     for piece, state in template.states.items():
         prefix = f"state/{piece}/"
         mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        states[piece] = state.filled(mine)
+        states[piece] = fill_state(state, mine)
     return Server(checkpoint.round + 1, model, states)

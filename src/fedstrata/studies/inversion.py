@@ -325,7 +325,7 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
     outcome = Trained(received.new(received.flat + delta.flat), opt_state=None, loss=0.0)
     for name, piece in chain.named.items():
         try:
-            delta, _, state = piece.upload(delta, update.at(name, outcome=outcome))
+            delta, _, state = piece.upload(delta, update.at(name, _outcome=outcome))
             update.states[name] = State(state)
         except KeyError as error:
             raise ConfigError(
@@ -333,7 +333,7 @@ def encoded(run: Finished, text: str, gradient: Mapping[str, Tensor], client: in
                 " codec."
             ) from None
     owner = chain.owner("compress")
-    delta = owner.compress(delta, update.at(owner.name, outcome=outcome)) if owner.overrides("compress") else delta
+    delta = owner.compress(delta, update.at(owner.name, _outcome=outcome)) if owner.overrides("compress") else delta
     if delta.spec == plain.spec and torch.equal(delta.flat, plain.flat):
         raise ConfigError(
             f"inversion.codec is {text!r}, which sends this update unchanged; name a method that changes it, or leave"

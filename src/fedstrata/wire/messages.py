@@ -18,7 +18,7 @@ from fedstrata.core.layout import Layout
 from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Direction, Reply
 from fedstrata.core.plan import Plan
-from fedstrata.core.state import State
+from fedstrata.core.state import State, state_tensors
 from fedstrata.wire.codec import Codecs, pack, packed_shapes
 from fedstrata.wire.frame import Frame, Kind, MessageSize, Value, size
 
@@ -145,7 +145,7 @@ def _payload(prefix: str, states: Mapping[str, State]) -> dict[str, Tensor]:
     return {
         f"{prefix}/{piece}/{name}": tensor.detach()
         for piece, state in states.items()
-        for name, tensor in state.tensors().items()
+        for name, tensor in state_tensors(state).items()
     }
 
 
