@@ -103,11 +103,10 @@ def cache_use(pieces, toy="layer", **settings):
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("name", "group"),
     tiered([(m, g) for m in MODELS for g in groups_of(m)], [(m, groups_of(m)[-2]) for m in MODELS]),
 )
-def test_weights_equal_those_without_it_to_1e_5_for_every_group(case):
-    name, group = case
+def test_weights_equal_those_without_it_to_1e_5_for_every_group(name, group):
     task = MODELS[name]
     first = group == groups_of(name)[0]
     for optimizer, lr in (("sgd", 0.1), ("adam", 1e-3)):

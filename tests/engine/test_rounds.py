@@ -193,10 +193,10 @@ def go_on(tmp_path, name="run", **options):
 @every_example
 @pytest.mark.parametrize("store", tiered(["memory", "mapped"], ["mapped"]))
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, example, store):
-    whole = in_folder(tmp_path, "whole", example, rows=store)
+    whole = in_folder(tmp_path, "whole", example, client_state=store)
     done = iter([False, True])
     with pytest.raises(Stopped):
-        in_folder(tmp_path, "halves", example, stop=lambda: next(done), rows=store)
+        in_folder(tmp_path, "halves", example, stop=lambda: next(done), client_state=store)
     halves = go_on(tmp_path, "halves")
     assert halves.summary["model_sha256"] == whole.summary["model_sha256"]
     volatile = {"seconds", "eval_seconds"}

@@ -91,7 +91,7 @@ def test_rows_in_memory_and_on_disk_give_the_same_model(tmp_path: Path, method: 
             cohort=4,
             rounds=4,
             method=method,
-            rows=rows,
+            client_state=rows,
             model="mlp(hidden=8)",
             out=str(tmp_path),
             name=rows,

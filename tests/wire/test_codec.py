@@ -145,4 +145,4 @@ def test_a_codec_whose_names_do_not_begin_with_its_name_is_refused():
 
 
 def test_codecs_are_known_by_their_names():
-    assert all(codec().name == name for name, codec in CODECS.items())
+    assert all(codec().name == name for name, codec in CODECS.items().items())

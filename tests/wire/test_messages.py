@@ -13,6 +13,7 @@ import torch
 
 from fedstrata.core.params import Model, Params
 from fedstrata.core.piece import Piece
+from fedstrata.core.state import fill_state, state_tensors
 from fedstrata.testing.laws import digests
 from fedstrata.wire import Bits, decode, encode, messages, unpack
 from helpers import lab
@@ -51,7 +52,7 @@ def filled(p, tensors, prefix):
 def states(before, tensors, prefix):
     """Return the pieces' payloads from the message; names and shapes are those from before."""
     return {
-        piece: state.filled({name: tensors[f"{prefix}/{piece}/{name}"] for name in state.tensors()})
+        piece: fill_state(state, {name: tensors[f"{prefix}/{piece}/{name}"] for name in state_tensors(state)})
         for piece, state in before.items()
     }
 
@@ -171,7 +172,7 @@ import torch
 from fedstrata.wire import CODECS, decode, unpack
 folder = Path(sys.argv[1])
 for number, (forms, names) in enumerate(json.loads((folder / "shapes.json").read_text())):
-    codecs = {tensor: CODECS[name]() for tensor, name in names.items()}
+    codecs = {tensor: CODECS.find(name)() for tensor, name in names.items()}
     shapes = {n: (tuple(s), getattr(torch, d)) for n, (s, d) in forms.items()}
     tensors = unpack(decode((folder / str(number)).read_bytes()).tensors, shapes, codecs)
     form = lambda t: f"{t.dtype}{tuple(t.shape)}".encode() + t.contiguous().numpy().tobytes()

@@ -79,7 +79,7 @@ class Stack:
         self.samples = [sum(len(positions) for _, positions in o) for o in orders]
         sizes = pad_sequence([torch.tensor([len(p) for _, p in o]) for o in orders])  # [T, C]
         each = pad_sequence([p for o in orders for _, p in o], batch_first=True)  # [steps of all clients, B]
-        index = pad_sequence(torch.split(each, lengths))  # [T, C, B]
+        index = pad_sequence(list(torch.split(each, lengths)))  # [T, C, B]
         weights = (torch.arange(index.shape[-1]) < sizes.unsqueeze(-1)).to(self.flat.dtype)  # [T, C, B]
         for step in range(lengths[0]):
             active = sum(1 for n in lengths if n > step)
