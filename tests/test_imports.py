@@ -1,4 +1,4 @@
-"""Imports point one way, and starting the command loads little. Read from the source, so that lazy imports count too."""
+"""Imports point one way, and the command loads little. Read from the source, so lazy imports count too."""
 
 import ast
 import os

@@ -71,7 +71,7 @@ def resume(
     stop: Callable[[], bool] | None = None,
     progress: bool | None = None,
 ) -> Result:
-    """Go on with an interrupted run, to the model that it would have reached: on the same kind of processor, bit for bit.
+    """Continue an interrupted run, to the same model bit for bit on the same kind of processor.
 
     Args:
         folder: the run folder.

@@ -102,8 +102,8 @@ method, cohort = sys.argv[1], int(sys.argv[2])
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(8000, 64)).astype(np.float32), rng.integers(10, size=8000)
 data = Federation.of(x, y, client=np.repeat(np.arange(1000), 8), testing="server", test=(x[:100], y[:100]))
-config = Config(**{"method": method, "model": "mlp(hidden=[200, 200])", "rounds": 2, "cohort": cohort, "client_state": "mapped",
-                   "local.epochs": 1, "local.batch": 8, "eval.every": 2})
+config = Config(**{"method": method, "model": "mlp(hidden=[200, 200])", "rounds": 2, "cohort": cohort,
+                   "client_state": "mapped", "local.epochs": 1, "local.batch": 8, "eval.every": 2})
 engine = Engine(assemble(config, data), "loop", 1)
 for row in engine.rounds():
     pass

@@ -76,9 +76,16 @@ def hostile():
     facts = replace(base.facts, name=EVIL[0], law=EVIL[1], names=names, labels=tuple(EVIL), notes=EVIL)
     results = {key: replace(run, notes=EVIL) for key, run in base.results.items()}
     return replace(
-        base, entries=entries, facts=facts, results=results, command=EVIL[1], machine={EVIL[0]: EVIL[1]}, config={"data": EVIL[0], EVIL[2]: EVIL[3]},
-        failures={(EVIL[0], 9): EVIL[1]}, screening=Screening((2, 4), {EVIL[1]: 2}, (EVIL[1],), (EVIL[1],), 1.0, 0.2, 1.0),
-    )  # fmt: skip
+        base,
+        entries=entries,
+        facts=facts,
+        results=results,
+        command=EVIL[1],
+        machine={EVIL[0]: EVIL[1]},
+        config={"data": EVIL[0], EVIL[2]: EVIL[3]},
+        failures={(EVIL[0], 9): EVIL[1]},
+        screening=Screening((2, 4), {EVIL[1]: 2}, (EVIL[1],), (EVIL[1],), 1.0, 0.2, 1.0),
+    )
 
 
 CASES = {

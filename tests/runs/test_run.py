@@ -21,7 +21,8 @@ import fedstrata
 from fedstrata.data import DataSpec, load
 for name in sys.argv[1].split(","):
     load(DataSpec(data=name, clients=4, partition="iid"))
-settings = {"rounds": 2, "clients": 6, "cohort": 3, "local.epochs": 1, "executor": "loop", "model": "mlp(hidden=8, dropout=0.2)"}
+settings = {"rounds": 2, "clients": 6, "cohort": 3, "local.epochs": 1, "executor": "loop"}
+settings["model"] = "mlp(hidden=8, dropout=0.2)"
 print(fedstrata.run(method="scaffold", seed=5, **settings).summary["model_sha256"])
 """
 

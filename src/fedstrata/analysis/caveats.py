@@ -93,7 +93,8 @@ def _uninformative(comparison: Comparison, findings: Findings) -> Iterator[Flag]
         return
     score = findings.headline[0]
     text = (
-        f"{base.label} has {base.scores[score].mean:.3f} {score_label(score)} where chance is {findings.chance:.3f}: under"
+        f"{base.label} has {base.scores[score].mean:.3f} {score_label(score)} where chance is {findings.chance:.3f}:"
+        " under"
         f" {threshold_text(findings.chance)}"
     )
     yield Flag(
@@ -112,7 +113,8 @@ def _floors(_comparison: Comparison, findings: Findings) -> Iterator[Flag]:
         if spread is None or line.shared_unused or spread.mean >= floor - _error(spread):
             continue
         reached = (
-            f"{line.label} has {spread.mean:.3f} {score_label(findings.headline[0])}, under the {floor:.3f} of always naming"
+            f"{line.label} has {spread.mean:.3f} {score_label(findings.headline[0])}, under the {floor:.3f} of always"
+            " naming"
             " the commonest class"
         )
         yield Flag("implausible", f"{reached}: something is wrong with it.")
@@ -134,7 +136,8 @@ def _local_on_iid(comparison: Comparison, findings: Findings) -> Iterator[Flag]:
         values = f"{mine.scores[score].mean:.3f} against {best.scores[score].mean:.3f} of {best.label}"
         yield Flag(
             "implausible",
-            f"On iid data, clients that train alone have the best {score_label(score)} ({values}): methods that share are set"
+            f"On iid data, clients that train alone have the best {score_label(score)} ({values}): methods that share"
+            " are set"
             " up badly.",
         )
 
@@ -171,7 +174,8 @@ def _screened(comparison: Comparison, _findings: Findings) -> Iterator[Flag]:
     if screening.share is not None and screening.low is not None and screening.high is not None:
         wrong = f"{len(screening.wrongly)} of {len(screening.audited)}"
         text += (
-            f" Of those trained to the end anyway, {wrong} would have been kept ({screening.share:.0%}, between {screening.low:.0%}"
+            f" Of those trained to the end anyway, {wrong} would have been kept ({screening.share:.0%}, between"
+            f" {screening.low:.0%}"
             f" and {screening.high:.0%})."
         )
     else:
@@ -397,7 +401,7 @@ def skew_flags(by_skew: Sequence[tuple[float, Findings]]) -> tuple[Flag, ...]:
     The baseline replaces FedAvg where FedAvg is not compared.
 
     Args:
-        by_skew: (skew number, findings) of comparisons that differ in their partition only; a larger number is more skew.
+        by_skew: (skew number, findings) of comparisons that differ only in partition; a larger number is more skew.
     Returns:
         a flag for each neighbouring pair in which the mean rises by more than 0.01 (1 % of an error) and by more than
         two standard errors.
@@ -415,7 +419,8 @@ def skew_flags(by_skew: Sequence[tuple[float, Findings]]) -> tuple[Flag, ...]:
         rise = (b.mean - a.mean) if after.larger else (a.mean - b.mean)
         if rise > max(0.01 if after.larger else 0.01 * abs(a.mean), _error(a, b)):
             text = (
-                f"{one.label} gets better with more skew: {a.mean:.3f} {score_label(score)} at {low:.3g}, {b.mean:.3f} at"
+                f"{one.label} gets better with more skew: {a.mean:.3f} {score_label(score)} at {low:.3g}, {b.mean:.3f}"
+                " at"
                 f" {high:.3g}."
             )
             result.append(

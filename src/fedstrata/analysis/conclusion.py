@@ -48,7 +48,8 @@ def _claim(findings: Findings, score: str, ranked: Sequence[Line]) -> str:
         return f"{best.label} has {best_text}; there is no other result to compare it with"
     if all(score not in line.differences for line in others):
         return (
-            f"{best.label} has the best mean, {best_text}, but {base}, the baseline, has no result on a common seed, so no"
+            f"{best.label} has the best mean, {best_text}, but {base}, the baseline, has no result on a common seed, so"
+            " no"
             " difference can be computed"
         )
     if best.label == base:
@@ -83,7 +84,8 @@ def _challenger(findings: Findings, score: str, best: Line, others: Sequence[Lin
         lead = f"{best.label} has the best mean, {best_text}{distance}, but nothing can be concluded about it ({why})"
         return "; ".join(filter(None, [lead, rest]))
     if it.verdict == "better":
-        lead = f"{best.label} has the best {_model_name(score)}: {best_text}, {_difference(it)} {base} ({_p(it, findings, score)})"
+        gap = f"{_difference(it)} {base} ({_p(it, findings, score)})"
+        lead = f"{best.label} has the best {_model_name(score)}: {best_text}, {gap}"
         return "; ".join(filter(None, [lead, _rival(best, score, base, larger=findings.larger), rest]))
     whom = (
         "shown to differ from"
@@ -91,7 +93,8 @@ def _challenger(findings: Findings, score: str, best: Line, others: Sequence[Lin
         else "shown to be better than"
     )
     if any(_verdict(line, score) == "better" for line in others):
-        lead = f"{best.label} has the best mean, {best_text}, but is not shown to be better than {base}: {_difference(it)} it"
+        gap = f"is not shown to be better than {base}: {_difference(it)} it"
+        lead = f"{best.label} has the best mean, {best_text}, but {gap}"
         return f"{lead} ({_p(it, findings, score)}); {rest}"
     lead = f"no method is {whom} {base} in its {_model_name(score)}: the best mean is {best.label}'s, {best_text}"
     return "; ".join(filter(None, [f"{lead}, {_difference(it)} {base} ({_p(it, findings, score)})", rest]))
@@ -140,7 +143,8 @@ def _others(others: Sequence[Line], score: str, base: str, *, quiet: bool = Fals
         named = [_label_text(line, score) for line in others if _verdict(line, score) == verdict]
         if named:
             parts.append(
-                f"{_labels_text(named, len(others), quiet=quiet)} {'is' if len(named) == 1 else 'are'} shown to be {verdict}"
+                f"{_labels_text(named, len(others), quiet=quiet)} {'is' if len(named) == 1 else 'are'} shown to be"
+                f" {verdict}"
                 f" than {base}"
             )
     if parts or quiet:

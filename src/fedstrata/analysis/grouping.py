@@ -21,8 +21,8 @@ FEDERATION = ("data", "partition", "test", "validation", "heldout", "clients", "
 def group_runs(results: Sequence[Result], facts: Facts | None = None) -> Comparison:
     """Group runs into a comparison.
 
-    Runs with the same method and the same settings are one entry; a second run of it with the same seed is an entry of
-    its own, called after its folder. The first FedAvg is the baseline, or else the first entry.
+    Runs with the same method and the same settings are one entry; a second run of it with the same seed is a
+    separate entry, named after its folder. The first FedAvg is the baseline, or else the first entry.
 
     Args:
         results: at least one, finished or not.
@@ -99,7 +99,8 @@ def _difference_notes(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         return ()
     return (
         (
-            f"The runs differ in {', '.join(keys)}: they belong to different federations, so their scores do not compare"
+            f"The runs differ in {', '.join(keys)}: they belong to different federations, so their scores do not"
+            " compare"
             " methods. The first run's federation is shown."
         ),
     )

@@ -160,7 +160,7 @@ def share_interval(hits: int, trials: int, level: float = LEVEL) -> tuple[float,
 
 
 def first_reaching(values: Sequence[float | None], target: float, *, larger: bool = True) -> int | None:
-    """Return the index of the first value at or beyond the target; missing values reach nothing; None where none does."""
+    """Return the index of the first value at or beyond the target, or None; missing values do not count."""
     for index, value in enumerate(values):
         if value is not None and math.isfinite(value) and (value >= target if larger else value <= target):
             return index

@@ -214,7 +214,8 @@ def _budget(command_words: dict[str, str]) -> Budget | None:
     }
     if len(command_words) > 1:
         raise ConfigError(
-            f"{' and '.join(name for kind, name in names.items() if kind in command_words)} each end a run; give one of them."
+            f"{' and '.join(name for kind, name in names.items() if kind in command_words)} each end a run; give one of"
+            " them."
         )
     for kind, name in names.items():
         if kind not in command_words:

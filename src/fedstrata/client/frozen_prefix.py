@@ -184,7 +184,7 @@ def cut(traced: Traced, bound: BoundModel, names: Names) -> NetworkCut | NotCach
     inside: set[fx.Node] = set()
     entries: set[fx.Node] = set()
     left = [_output(traced.graph)]
-    while left:  # sizes, positions and the like depend on no sample: they are computed anew, from what they are of
+    while left:  # sizes and positions depend on no sample: they are computed again from their operands
         node = left.pop()
         if node.op == "placeholder" or (node not in moving and node in traced.rows):
             entries.add(node)

@@ -56,9 +56,9 @@ class RoundDone:
 
     Keys: round, cohort (ids), replies (accepted), refused ([client, code, message]), loss, bytes_up, bytes_down,
         framing_up, framing_down, flops,
-    seconds (training), activation_cache (how often activations of frozen layers were cached, or why not; null where there is
-    nothing to say), eval_seconds, weights_used, and after an evaluation: accuracy, validation, personal, personal_std,
-    metrics, ...; null where not evaluated.
+    seconds (training), activation_cache (how often activations of frozen layers were cached, or why not; null where
+        there is nothing to report), eval_seconds, weights_used, and after an evaluation: accuracy, validation,
+        personal, personal_std, metrics, ...; null where not evaluated.
     """
 
     row: Mapping[str, Any]

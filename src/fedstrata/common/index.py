@@ -1,6 +1,6 @@
 """The index of everything built in: lists and citations, read without loading the registries (which load torch).
 
-``index.json`` is made from the registries by ``python -m fedstrata.cli.build_index``; a test holds that it is up to date.
+``python -m fedstrata.cli.build_index`` makes ``index.json`` from the registries; a test checks that it is up to date.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def compare(
     observers are made in this process, one after another.
 
     Args:
-        methods: texts, ``"fedprox(mu=0.1) | local.lr=0.05"`` with its settings after a bar, or pieces of your
-            own.
+        methods: texts, ``"fedprox(mu=0.1) | local.lr=0.05"`` with its settings after a bar,
+            or pieces.
         seeds: of the runs; differences are taken seed by seed. With fewer than three nothing can be concluded.
         baseline: label or method that differences are taken to; default fedavg where it takes part, otherwise the
             first.
@@ -110,7 +110,8 @@ def run_comparison(
         executor.run_set.write("finished", outcome)
         if not executor.run_set.done:
             raise MethodError(
-                f"all {len(executor.run_set.failures)} runs failed; the first: {next(iter(executor.run_set.failures.values()))}"
+                f"all {len(executor.run_set.failures)} runs failed; the first:"
+                f" {next(iter(executor.run_set.failures.values()))}"
             )
     _tidy(request.folder)
     comparison = comparison_file.read(request.folder)

@@ -169,7 +169,8 @@ def _record(path: Path) -> dict[str, Any]:
         )
     if record.get("format") != FORMAT:
         raise StateError(
-            f"{path} has format {record.get('format')!r}, and this version of fedstrata reads {FORMAT}; run the comparison again."
+            f"{path} has format {record.get('format')!r}, and this version of fedstrata reads {FORMAT}; run the"
+            " comparison again."
         )
     return record
 
@@ -209,7 +210,8 @@ def _refuse_gone(folder: Path, missing: list[Any]) -> None:
     if missing:
         raise StateError(
             f"{len(missing)} finished runs of {folder} are missing (the first was in"
-            f" {os.path.normpath(folder / missing[0]['folder'])}); put the cache back beside the comparison, or call the"
+            f" {os.path.normpath(folder / missing[0]['folder'])}); put the cache back beside the comparison, or call"
+            " the"
             " same `fedstrata compare` again."
         )
 

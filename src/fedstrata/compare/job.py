@@ -54,6 +54,6 @@ def reason(error: Exception) -> str:
 
 
 Notify: TypeAlias = Callable[[Job, Mapping[str, Any]], None]
-"""Receives what happens in a run: {"event": "started" | "round" | "waiting" | "aside" | "again" | "finished" | "paused" |
-"stopped" | "failed", ...}.
+"""Receives what happens in a run: {"event": "started" | "round" | "waiting" | "aside" | "again" | "finished" |
+"paused" | "stopped" | "failed", ...}.
 """

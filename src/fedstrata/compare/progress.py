@@ -83,7 +83,8 @@ class ProgressBoard:
             self.say(f"{name}: waiting, as {message['why']}")
         elif event == "aside":
             self.say(
-                f"{name}: the cached run was damaged ({message['why']}); it was moved to {message['place']}, and the run"
+                f"{name}: the cached run was damaged ({message['why']}); it was moved to {message['place']}, and the"
+                " run"
                 " starts again"
             )
         elif event == "again":

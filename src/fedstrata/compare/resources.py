@@ -11,7 +11,7 @@ import psutil
 from fedstrata.common.units import size
 from fedstrata.config.config import Config
 
-GROWTH = 2  # until a run has reported its peak, it is assumed to need this much of what the parent, with the same data, has now
+GROWTH = 2  # times the parent's memory, with the same data: assumed for a run until it reports its peak
 RESERVE = 1.1  # what must be free for another run, in units of what it needs
 _CGROUP = Path("/sys/fs/cgroup")
 

@@ -38,7 +38,8 @@ def rungs(request: ComparisonRequest) -> tuple[int, ...]:
         )
     if config.eval.every > result[0]:
         raise ConfigError(
-            f"screening looks at round {result[0]}, and eval.every is {config.eval.every}; use eval.every={result[0]} or"
+            f"screening looks at round {result[0]}, and eval.every is {config.eval.every}; use eval.every={result[0]}"
+            " or"
             " less."
         )
     return result

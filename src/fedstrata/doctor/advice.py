@@ -139,7 +139,7 @@ def _with_costs(advice: Advice, parts: RunComponents, module: nn.Module | None) 
 
 
 def config_for(config: Config, federation: Federation) -> Config:
-    """Return the configuration for loaded data: data settings take their defaults, and what followed from them is set."""
+    """Return the configuration for loaded data: data settings take their defaults, derived ones are set."""
     plain = {name: KEYS[name].default for name in ("data", "augment", "partition", "test", "heldout", "clients")}
     return config.replace(model=config.model_for(federation.task), validation=federation.validation, **plain)
 

@@ -77,7 +77,7 @@ def examine(
 
 
 def _copies(seen: Survey) -> Duplicates:
-    """Look for duplicates; clients that are derived lazily overlap by intent, so they are not compared with each other."""
+    """Look for duplicates; clients that are derived lazily overlap by intent, so they are not compared."""
     return duplicates(
         seen.federation, () if seen.federation.partition.lazy else seen.ids[spaced(len(seen.ids), WALKED)].tolist()
     )

@@ -132,7 +132,8 @@ def _small(case: Case) -> Iterator[Problem]:
     if small.size:
         weight: Weight = "look" if small.size * 2 > len(sizes) else "note"
         text = (
-            f"{case.clients(small.tolist())} fewer training samples than a batch of {setup.local.batch}: one short step a"
+            f"{case.clients(small.tolist())} fewer training samples than a batch of {setup.local.batch}: one short step"
+            " a"
             " pass"
         )
         yield Problem(
@@ -166,7 +167,8 @@ def _labels(case: Case) -> Iterator[Problem]:
         tested += np.bincount(federation.test.y.numpy(), minlength=federation.task.classes)
     if seen.whole and (lost := np.flatnonzero((seen.counts.sum(0) == 0) & (tested > 0))).size:
         names = ", ".join(printable(federation.task.labels[c]) for c in lost[:NAMED].tolist())
-        text = f"{lost.size} classes ({names}{', ...' if lost.size > NAMED else ''}) are tested, but no client trains on them"
+        shown = f"{names}{', ...' if lost.size > NAMED else ''}"
+        text = f"{lost.size} classes ({shown}) are tested, but no client trains on them"
         yield Problem("serious", "untrained-classes", text, "another partition, or more clients", lost.size)
 
 

@@ -19,7 +19,8 @@ LONG = 3600.0  # seconds from which a cheaper way is shown
 MOST_SOURCES = 2  # methods refused for one reason whose publications are still shown
 UNITS = {"bytes": size, "flops": work, "seconds": duration}
 CAVEAT = (
-    "This is advice before measurement: rules about numbers of the data, not results. It names methods that deserve a run;"
+    "This is advice before measurement: rules about numbers of the data, not results. It names methods that deserve a"
+    " run;"
     " only the comparison shows which is better here, and the answer may be none."
 )
 
@@ -47,7 +48,8 @@ def _last_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """Write the last lines; the command ends them, so it can be copied."""
     if diagnosis.left_out:
         yield (
-            f"candidates beyond a first comparison: {', '.join(diagnosis.left_out)}; add them to --methods if the time is"
+            f"candidates beyond a first comparison: {', '.join(diagnosis.left_out)}; add them to --methods if the time"
+            " is"
             " there"
         )
     if diagnosis.seconds:

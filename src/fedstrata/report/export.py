@@ -113,7 +113,7 @@ def write_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], path: P
 
 
 def write_parquet(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], path: Path) -> Path:
-    """Write rows as parquet; a column holds numbers, truth values or text, as its values do; numbers where it is empty."""
+    """Write rows as parquet; a column holds numbers, truth values or text; an empty one holds numbers."""
     import pyarrow as pa  # optional  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
 

@@ -19,7 +19,8 @@ def result_html(result: Result) -> str:
         f"<tr><th scope='row' style='text-align:left'>{escape(name)}</th><td>{escape(value)}</td></tr>"
         for name, value in facts_of_run(result)
     )
-    return f"<table><caption>{escape(title_of_run(result.summary))}</caption><tbody>{rows}</tbody></table>{_notes(result.notes)}"
+    caption = escape(title_of_run(result.summary))
+    return f"<table><caption>{caption}</caption><tbody>{rows}</tbody></table>{_notes(result.notes)}"
 
 
 def comparison_html(comparison: Comparison, findings: Findings) -> str:

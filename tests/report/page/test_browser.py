@@ -154,12 +154,14 @@ def test_every_column_sorts_both_ways(shown, name):
 SORTED = """
 const read = (table, column, words) => [...table.tBodies[0].rows].map((row) => row.cells[column]).map((cell) =>
   words ? cell.textContent.trim().toLowerCase() : cell.dataset.v === undefined ? null : Number(cell.dataset.v));
-return [...document.querySelectorAll('table.sort')].flatMap((table) => [...table.tHead.rows[0].cells].map((head, column) => {
+return [...document.querySelectorAll('table.sort')].flatMap((table) =>
+            [...table.tHead.rows[0].cells].map((head, column) => {
   const words = head.classList.contains('w');
   const before = read(table, column, words);
   const pressed = [0, 1].map(() => {
     head.querySelector('button').click();
-    const others = [...table.querySelectorAll('th[aria-sort]')].filter((h) => h.getAttribute('aria-sort') !== 'none').length;
+    const others = [...table.querySelectorAll('th[aria-sort]')]
+                .filter((h) => h.getAttribute('aria-sort') !== 'none').length;
     return [head.getAttribute('aria-sort'), others, read(table, column, words)];
   });
   return [words, before, pressed];
@@ -238,8 +240,10 @@ def test_the_button_works_where_nothing_can_be_remembered(shown):
 
 
 CONTRASTS = """
-const rgb = (text) => { const m = text.match(/[\\d.]+/g).map(Number); return [m[0], m[1], m[2], m[3] === undefined ? 1 : m[3]]; };
-const lum = ([r, g, b]) => { const f = (v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
+const rgb = (text) => { const m = text.match(/[\\d.]+/g).map(Number);
+            return [m[0], m[1], m[2], m[3] === undefined ? 1 : m[3]]; };
+const lum = ([r, g, b]) => {
+            const f = (v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
   return 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b); };
 const behind = (e) => {
   for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor); if (c[3] > 0) return c; }
@@ -254,7 +258,8 @@ while (walk.nextNode()) {
   const style = getComputedStyle(e);
   const ink = rgb(e instanceof SVGElement ? style.fill : style.color);
   const [a, b] = [lum(ink), lum(behind(e))].sort((x, y) => y - x);
-  found.push([(a + 0.05) / (b + 0.05), walk.currentNode.textContent.trim().slice(0, 40), e.tagName, e.className.baseVal || e.className]);
+  found.push([(a + 0.05) / (b + 0.05), walk.currentNode.textContent.trim().slice(0, 40),
+                e.tagName, e.className.baseVal || e.className]);
 }
 return found.sort((x, y) => x[0] - y[0]);
 """

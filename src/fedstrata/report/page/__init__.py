@@ -131,7 +131,8 @@ def _subtitle(context: PageContext) -> str:
         else f"{len(seeds)} seeds"
     )
     return (
-        f"{counted(runs, 'finished run')}, {seed_text}, on the same clients, initial weights and order of data for every"
+        f"{counted(runs, 'finished run')}, {seed_text}, on the same clients, initial weights and order of data for"
+        " every"
         " method of a seed"
         if not context.alone
         else f"{counted(runs, 'run')}, {seed_text}"

@@ -217,7 +217,8 @@ def _screening_text(context: PageContext) -> str:
     if setting_text.share is None or setting_text.low is None or setting_text.high is None:
         return text + " None of them was trained to the end to see whether that was right."
     share = (
-        f"{len(setting_text.wrongly)} of {len(setting_text.audited)} ({setting_text.share:.0%}, 95 % interval {setting_text.low:.0%} to"
+        f"{len(setting_text.wrongly)} of {len(setting_text.audited)} ({setting_text.share:.0%}, 95 % interval"
+        f" {setting_text.low:.0%} to"
         f" {setting_text.high:.0%})"
     )
     return f"{text} Of those trained to the end anyway, {share} would have been kept."

@@ -119,9 +119,15 @@ def _draw_front(
     for index, (x, y) in points.items():
         stroke, filled = context.strokes[index], index in on
         axes.plot(
-            [x], [y], stroke.marker, color=stroke.hex, markersize=9 if filled else 8, markerfacecolor=stroke.hex if filled else "none",
-            markeredgewidth=1.8, gid=f"series-{index}-dot",
-        )  # fmt: skip
+            [x],
+            [y],
+            stroke.marker,
+            color=stroke.hex,
+            markersize=9 if filled else 8,
+            markerfacecolor=stroke.hex if filled else "none",
+            markeredgewidth=1.8,
+            gid=f"series-{index}-dot",
+        )
         _whisker(axes, context, index, key, x)
     axes.margins(x=0.16, y=0.16)
     if len(points) <= DIRECT:
@@ -153,9 +159,18 @@ def _direct(axes: Axes, context: PageContext, points: Mapping[int, tuple[float, 
         leader = {"arrowstyle": "-", "color": LIGHT["edge"], "linewidth": 0.7, "shrinkA": 0, "shrinkB": 5}
         beside = (across + (-0.06 if side else 0.06), heights[index])
         axes.annotate(
-            tags[index], (across, up), beside, "axes fraction", "axes fraction", leader if moved else None, annotation_clip=False, fontsize=10,
-            ha="right" if side else "left", va="center", gid=f"series-{index}-name",
-        )  # fmt: skip
+            tags[index],
+            (across, up),
+            beside,
+            "axes fraction",
+            "axes fraction",
+            leader if moved else None,
+            annotation_clip=False,
+            fontsize=10,
+            ha="right" if side else "left",
+            va="center",
+            gid=f"series-{index}-name",
+        )
 
 
 def _apart(spots: Mapping[int, tuple[float, float]], gap: float = 0.075) -> dict[int, float]:
@@ -224,13 +239,20 @@ def _differences(context: PageContext, key: str, rows: Mapping[int, Difference])
         ],
     )
     note = (
-        f"Mean over seeds of the paired difference in {score_label(key)}, with its 95 % interval. Filled: shown to differ,"
+        f"Mean over seeds of the paired difference in {score_label(key)}, with its 95 % interval. Filled: shown to"
+        " differ,"
         " corrected for many methods."
     )
     return Picture(
-        f"difference-{key.replace('_', '-')}", title, alt, partial(_draw_differences, context=context, rows=rows, base=base), table,
-        (WIDTH, 1.0 + ROW * len(rows)), note, tuple(rows),
-    )  # fmt: skip
+        f"difference-{key.replace('_', '-')}",
+        title,
+        alt,
+        partial(_draw_differences, context=context, rows=rows, base=base),
+        table,
+        (WIDTH, 1.0 + ROW * len(rows)),
+        note,
+        tuple(rows),
+    )
 
 
 def _draw_differences(figure: Figure, *, context: PageContext, rows: Mapping[int, Difference], base: str) -> None:

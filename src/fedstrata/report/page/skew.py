@@ -10,7 +10,7 @@ from fedstrata.report.page.text import loose
 
 
 def skew_table(facts: Facts) -> DataTable | None:
-    """Return the skew statistics with their meaning and, where known, their value by chance; None without statistics."""
+    """Return the skew statistics with their meaning and, where known, their value by chance, or None."""
     names = [name for name in facts.skew if not name.endswith(CHANCE)]
     if not names:
         return None

@@ -74,7 +74,8 @@ def opening(event: Event) -> list[str]:
         measured = ", ".join(f"{name} {rate:,.0f}" for name, rate in event.measured.items())
         return [
             (
-                f"executor: {event.executor}, {event.workers} worker{'s' if event.workers != 1 else ''} (samples a second:"
+                f"executor: {event.executor}, {event.workers} worker{'s' if event.workers != 1 else ''} (samples a"
+                " second:"
                 f" {measured})"
             )
         ]
