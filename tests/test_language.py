@@ -36,21 +36,6 @@ BANNED = {
     re.compile(rf"\b(?:{phrase})\b".replace(" ", r"[\s#]+"), re.IGNORECASE): better for phrase, better in BETTER.items()
 }
 SOURCES = sorted((ROOT / "src" / "fedstrata").rglob("*.py"))
-CLEAN = (
-    "backends",
-    "bench",
-    "citations",
-    "data",
-    "diagnostics",
-    "inference",
-    "methods",
-    "models",
-    "studies",
-    "testing",
-    "trackers",
-    "wire",
-)  # folders of src that hold to it already
-CHECKED = [path for path in SOURCES if path.relative_to(ROOT / "src" / "fedstrata").parts[0] in CLEAN]
 PYTHON = [*SOURCES, *(path for name in ("tests", "bench", "docs") for path in sorted((ROOT / name).rglob("*.py")))]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "bench").glob("*.md"))]
 PRAGMA = re.compile(r"  # (?:noqa|type: ignore)\b.*")
@@ -96,7 +81,7 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", CHECKED, ids=named)
+@pytest.mark.parametrize("path", SOURCES, ids=named)
 def test_code_is_in_plain_language(path):
     assert not problems(named(path), prose_of_python(path.read_text(encoding="utf-8")))
 
@@ -115,7 +100,7 @@ def test_help_is_in_plain_language():
 def test_lines_of_python_end_at_120_characters():
     long = [
         f"{named(path)}:{number}: {len(line)} characters"
-        for path in CHECKED
+        for path in PYTHON
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if len(PRAGMA.sub("", line)) > WIDTH
     ]

@@ -422,5 +422,7 @@ def test_one_field_says_how_steps_may_be_stacked():
         def gradient(self, gradient, ctx):
             return lambda p, b: 0.5 * gradient(p, b)
 
-    looped, stacked = play(Method((Shrink(),))), play(Method((Shrink(),)), executor="batched")
-    torch.testing.assert_close(stacked.model.flat, looped.model.flat, rtol=1e-5, atol=1e-6)
+    looped = play(Method((Shrink(),)))
+    for workers in (1, 2):  # one stack holds a client with less than a batch
+        stacked = play(Method((Shrink(),)), executor="batched", workers=workers)
+        torch.testing.assert_close(stacked.model.flat, looped.model.flat, rtol=1e-5, atol=1e-6)

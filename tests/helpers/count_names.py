@@ -48,5 +48,6 @@ if __name__ == "__main__":
     for label, mine in names.items():
         print(f"{label:15} {len(mine):4}  {', '.join(mine)}")
     print(
-        f"{'all':15} {sum(map(len, names.values())):4}, {len({n for mine in names.values() for n in mine})} of them different"
+        f"{'all':15} {sum(map(len, names.values())):4},"
+        f" {len({n for mine in names.values() for n in mine})} of them different"
     )

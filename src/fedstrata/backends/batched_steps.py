@@ -78,8 +78,8 @@ class Stack:
         assert lengths == sorted(lengths, reverse=True), "clients of a stack are sorted by steps"
         self.samples = [sum(len(positions) for _, positions in o) for o in orders]
         sizes = pad_sequence([torch.tensor([len(p) for _, p in o]) for o in orders])  # [T, C]
-        each = pad_sequence([p for o in orders for _, p in o], batch_first=True)  # [steps of all clients, B]
-        index = pad_sequence(list(torch.split(each, lengths)))  # [T, C, B]
+        widest = max(len(p) for o in orders for _, p in o)  # a client may hold less than a batch
+        index = pad_sequence([torch.stack([_padded(p, widest) for _, p in o]) for o in orders])  # [T, C, B]
         weights = (torch.arange(index.shape[-1]) < sizes.unsqueeze(-1)).to(self.flat.dtype)  # [T, C, B]
         for step in range(lengths[0]):
             active = sum(1 for n in lengths if n > step)
@@ -100,6 +100,10 @@ class Stack:
             yield Batch(x.view(active, width, *x.shape[1:]), y.view(active, width), weight)
         for update in self.updates:
             update.tools.now = ()
+
+
+def _padded(positions: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(positions, (0, width - len(positions)))
 
 
 def _pad(t: Tensor, width: int) -> Tensor:

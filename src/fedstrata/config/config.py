@@ -1,4 +1,4 @@
-"""One frozen record of everything a run is told. Names are the same in TOML, on the command line and in Python."""
+"""Hold every setting of a run in one frozen record; names are the same in TOML, on the command line and in Python."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 EXCLUSIVE = (("local.epochs", "local.steps"), ("finetune.epochs", "finetune.steps"))
 TESTS = ("server", "client", "both", "own")
-CLASS_PARTITION = "dirichlet(alpha=0.3)"  # what "auto" means for classes without clients of their own
+CLASS_PARTITION = "dirichlet(alpha=0.3)"  # what "auto" means for classes if the data have no clients
 NON_RESULT_SETTINGS = frozenset(
     {"data.root", "executor", "workers", "client_state", "checkpoint.every", "out", "name", "track"}
 )  # where and how, not what
@@ -69,7 +69,7 @@ Other data: transformer for tokens, cnn for images of 28 pixels or more, otherwi
 
 
 class Config(Section):
-    """Everything a run is told; see ``fedstrata run --help``.
+    """Every setting of a run; see ``fedstrata run --help``.
 
     Keyword arguments may be nested (``local={"lr": 0.05}``), dotted (``**{"local.lr": 0.05}``) or, as Python names have
     no dots, written with an underscore for the dot (``local_lr=0.05``, ``data_root="data"``).
@@ -396,7 +396,7 @@ def _unknown(name: str, source: str) -> str:
 
 
 def _known(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The settings themselves, if every name is one; "none" is read as no value where that may be meant."""
+    """Return the settings if every name is known; "none" is read as no value where that is valid."""
     for name in settings:
         if name not in KEYS:
             raise ConfigError(_unknown(name, source))

@@ -58,7 +58,7 @@ class Key:
         text: whether any text is accepted.
         choices: words accepted.
         optional: whether "none" may be given.
-        default: what holds when nobody says anything.
+        default: the value if the setting is not given.
         meaning: one line.
     """
 
@@ -101,7 +101,7 @@ class Key:
         raise ConfigError(self.refusal(text))
 
     def refusal(self, value: object, source: str = "") -> str:
-        """A sentence on a value that cannot be meant."""
+        """Describe an invalid value in a sentence."""
         near = suggestion(value, self.choices) if isinstance(value, str) else ""
         return f"{self.name} is {_shown(value)}{f' ({source})' if source else ''}; it is {self.wanted}.{near}"
 

@@ -11,7 +11,7 @@ from fedstrata.common.errors import ConfigError
 
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
-Parallel: TypeAlias = Annotated[int, Field(ge=1, le=1024)]  # threads or processes; above that a machine stands still
+Parallel: TypeAlias = Annotated[int, Field(ge=1, le=1024)]  # threads or processes; more would block a machine
 Auto: TypeAlias = Literal["auto"]
 
 
@@ -61,7 +61,7 @@ class LocalSettings(Section):
         _one_of(self.epochs, self.steps, "local", needed=True)
         if self.momentum and self.optimizer != "sgd":
             raise ConfigError(
-                f"local.momentum is {self.momentum}, but {self.optimizer} has moments of its own; leave it out, or set"
+                f"local.momentum is {self.momentum}, but {self.optimizer} has separate moments; leave it out, or set"
                 " local.optimizer=sgd."
             )
         return self

@@ -250,7 +250,7 @@ class ServerContext:
 
     @cached_property
     def rng(self) -> Generator:
-        """A derived generator of this piece and round (in ``send``, of the cohort index too); each context begins it anew."""
+        """Derive the generator of this piece and round (in ``send``, of the slot too); each context begins it anew."""
         return self._make_rng()
 
 
