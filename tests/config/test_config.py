@@ -289,7 +289,7 @@ def test_steps_on_the_command_line_replace_epochs_of_the_file(tmp_path):
     [
         (["cohort=5", "clients=4"], "more clients than there are"),
         (["workers=2", "executor=loop"], "one client at a time"),
-        (["local.optimizer=adam", "local.momentum=0.9"], "moments of its own"),
+        (["local.optimizer=adam", "local.momentum=0.9"], "separate moments"),
         (["finetune.lr=0.1"], "no effect"),
         (["local.epochs=none"], "give one of the two"),
         (["rounds=1", "rounds=2"], "given twice"),

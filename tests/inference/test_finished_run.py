@@ -113,7 +113,7 @@ def test_a_summary_of_another_model_is_refused(tmp_path):
 
 def test_what_was_given_from_python_must_be_given_again_and_be_the_same(tmp_path):
     folder, _, given = toy_run(tmp_path, "fedavg", "layer")
-    with pytest.raises(StateError, match="federation of your own; give it again"):
+    with pytest.raises(StateError, match="federation from Python; give it again"):
         load(folder)
     with pytest.raises(StateError, match="the model is not what the run began with"):
         load(folder, federation=given["federation"], module=torch.nn.Sequential(torch.nn.Linear(6, 3)))
