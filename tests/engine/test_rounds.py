@@ -237,7 +237,7 @@ def test_another_federation_at_resume_is_refused(tmp_path):
     _, module = lab.TOYS["layer"]()
     with pytest.raises(StateError, match="data or partition is not"):
         resume(tmp_path / "run", federation=lab.federation(seed=5), module=module)
-    with pytest.raises(StateError, match="federation of your own"):
+    with pytest.raises(StateError, match="a federation from Python"):
         resume(tmp_path / "run", module=module)
     with pytest.raises(StateError, match="model is not"):
         resume(tmp_path / "run", federation=lab.federation(), module=lab.small("batch"))
@@ -267,7 +267,7 @@ def test_pieces_that_are_not_registered_run_and_are_given_again_at_resume(tmp_pa
     mine = fedstrata.run(Gentle(mu=0.5), name="mine", **settings)
     theirs = fedstrata.run("fedprox(mu=0.5)", name="theirs", **settings)
     assert mine.summary["model_sha256"] == theirs.summary["model_sha256"]
-    with pytest.raises(StateError, match="method of your own"):
+    with pytest.raises(StateError, match="a method from Python"):
         fedstrata.resume(tmp_path / "mine")
     assert fedstrata.resume(tmp_path / "mine", method=Gentle(mu=0.5)).summary["rounds"] == 2
 
