@@ -167,7 +167,7 @@ class Shaky(Piece):
 
     def objective(self, loss, ctx):
         push = ctx.noise("push", (5,)).mean()
-        return lambda p, b: loss(p, b) + 0.1 * (push + ctx.noise("pull", (len(b.y),)).sum()) * p["head.bias"].sum()
+        return lambda p, b: loss(p, b) + 0.1 * (push + b.mean(ctx.noise("pull", (len(b.y),)))) * p["head.bias"].sum()
 
     def gradient(self, gradient, ctx):
         return lambda p, b: gradient(p, b) + p.new(0.01 * ctx.noise("shake", p.flat.shape, "normal"))
