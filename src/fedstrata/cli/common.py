@@ -17,6 +17,7 @@ from fedstrata.cli.interrupt import Interrupt
 from fedstrata.common.errors import ConfigError
 from fedstrata.common.suggest import suggestion
 from fedstrata.config.config import KEYS, Config
+from fedstrata.runs.version import check_version
 
 if TYPE_CHECKING:
     from fedstrata.common.events import Observer
@@ -113,6 +114,7 @@ def run_config(folder: Path) -> Config:
     if not (folder / "config.toml").is_file():
         near = sorted(str(p.parent) for p in folder.parent.glob("*/config.toml")) if folder.parent.is_dir() else []
         raise ConfigError(f"{str(folder)!r} is no run folder: it has no config.toml.{suggestion(str(folder), near)}")
+    check_version(folder)
     return Config.read(folder / "config.toml")
 
 

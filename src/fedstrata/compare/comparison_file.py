@@ -29,7 +29,7 @@ from fedstrata.storage.atomic_files import make_folder, read_file, sync_folder, 
 from fedstrata.storage.container import read_json
 
 FILE = "comparison.json"
-FORMAT = 1
+FORMAT = 2
 
 
 def write(

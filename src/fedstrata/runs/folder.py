@@ -19,10 +19,9 @@ from fedstrata.common.errors import StateError
 from fedstrata.common.processor import processor
 from fedstrata.config.config import Config
 from fedstrata.engine.assembly import RunComponents
+from fedstrata.runs.version import MANIFEST, check_version
 from fedstrata.storage import sha256_of
 from fedstrata.storage.atomic_files import make_folder
-
-MANIFEST = "manifest.json"
 
 
 def new_folder(config: Config, data: str) -> Path:
@@ -103,6 +102,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise StateError(
             f"{folder} is no run folder: it has no {MANIFEST}. `fedstrata run` prints the folder of a run."
         )
+    check_version(folder)
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         for key, kind in KINDS.items():

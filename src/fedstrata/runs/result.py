@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from fedstrata.common.errors import StateError
 from fedstrata.core.params import Params
+from fedstrata.runs.version import check_version
 
 if TYPE_CHECKING:
     from fedstrata.data.federation import Federation
@@ -51,6 +52,7 @@ class Result:
         folder = Path(folder)
         if not folder.is_dir():
             raise StateError(f"there is no run folder {str(folder)!r}; `fedstrata run` prints the folder at its end.")
+        check_version(folder)
         rounds, notes = _rows(folder / "rounds.jsonl")
         summary = _object(folder / "summary.json")
         if summary is None:
