@@ -22,7 +22,7 @@ from fedstrata.common.errors import ConfigError, StateError, WireError
 from fedstrata.config.config import Config
 from fedstrata.core.chain import Method
 from fedstrata.models import find
-from fedstrata.runs.folder import MANIFEST
+from fedstrata.runs.version import MANIFEST
 from fedstrata.storage import lock
 from fedstrata.storage.atomic_files import DamagedError, Stamp, make_folder, read_file, sync_folder, verify, write_file
 from fedstrata.storage.container import read_json

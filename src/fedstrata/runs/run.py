@@ -19,10 +19,11 @@ from fedstrata.core.params import Model
 from fedstrata.data.federation import Federation
 from fedstrata.engine.assembly import RunComponents, assemble
 from fedstrata.engine.rounds import Engine
-from fedstrata.runs.folder import MANIFEST, as_json, discard, manifest_of, new_folder, read_manifest
+from fedstrata.runs.folder import as_json, discard, manifest_of, new_folder, read_manifest
 from fedstrata.runs.restore import CHECKPOINTS, SUMMARY, identity, recalled, refuse_another, take_up, tensors_of
 from fedstrata.runs.result import Result
 from fedstrata.runs.summary import summarise
+from fedstrata.runs.version import MANIFEST
 from fedstrata.storage import (
     Checkpoint,
     append_line,
