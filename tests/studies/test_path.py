@@ -243,7 +243,7 @@ def test_networks_that_compute_differently_with_the_same_tensors_are_refused(tmp
 
 
 def test_dropout_makes_no_difference_to_the_line(tmp_path, runs):
-    other = trained(tmp_path, "dropout", "dropout")
+    other = trained(tmp_path, "dropout", (lab.federation(), lab.small("layer", drop=0.3)))
     assert "layer1 to dropout" in SMALL.study({"layer1": runs["layer1"], "dropout": other}).numbers["pairs"]
 
 
