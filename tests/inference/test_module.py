@@ -53,7 +53,7 @@ def test_shared_and_personal_models_of_every_method_are_those_of_its_evaluation(
     assert near(found.module()(x), said(live, live.serving.model(), x))
     for client in range(4):
         assert near(found.module(client)(x), said(live, lab.client_model(live, client), x)), client
-    if live.parts.method.has("personalise") or live.plan.client_local:
+    if live.parts.method.has("personal_model", "refine") or live.plan.client_local:
         assert any(not near(found.module(client)(x), found.module()(x)) for client in range(4)), (
             "a personal model is not the shared one"
         )
