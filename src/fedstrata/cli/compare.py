@@ -45,9 +45,7 @@ AUDITED = "0.25"
 
 
 class Several(TyperCommand):
-    """A command whose ``--methods a b c`` and ``--seeds 0 1 2`` take several values after one flag, and whose
-    ``--screen`` may have none.
-    """
+    """A command whose ``--methods`` and ``--seeds`` take several values after one flag; ``--screen`` may have none."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite the words so that click understands them; the only place where they are looked at."""
@@ -56,8 +54,9 @@ class Several(TyperCommand):
 
 
 def spread(words: Sequence[str]) -> Iterator[str]:
-    """``--methods a b rounds=5`` as ``--methods a --methods b rounds=5``, and ``--screen`` as ``--screen 0.25`` unless
-    a number follows.
+    """Write ``--methods a b`` as ``--methods a --methods b``.
+
+    ``--screen`` becomes ``--screen 0.25`` unless a number follows.
 
     >>> list(spread(["mine.toml", "--methods", "fedavg", "fedprox(mu=1)", "rounds=5", "--screen"]))
     ['mine.toml', '--methods', 'fedavg', '--methods', 'fedprox(mu=1)', 'rounds=5', '--screen', '0.25']
@@ -142,8 +141,9 @@ def compare(
     as_json: AsJson = False,  # flags of a command line  # noqa: FBT002
     plain: Plain = False,  # noqa: FBT002
 ) -> None:
-    """Train several methods with several seeds on the same data, and write a report. Called again, also after a kill,
-    it makes only what is missing.
+    """Train several methods with several seeds on the same data, and write a report.
+
+    A second call, also after a kill, trains only what is missing.
 
     After --methods and --seeds, all words up to the next option are methods and seeds, except key=value settings and
     the .toml file.

@@ -20,8 +20,9 @@ def cite(
     settings: Settings = None,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """BibTeX of the parts that a run uses: FedAvg, the method's pieces, the model, the data, the partition law, and
-    fedstrata.
+    """Print BibTeX of the parts that a run uses.
+
+    They are FedAvg, the method's pieces, the model, the data, the partition law, and fedstrata.
     """
     config = read_for(method, settings)
     from fedstrata.citations.cite import cite as find  # noqa: PLC0415
@@ -43,9 +44,7 @@ def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the class: letters and digits, such as FedMine.")],
     folder: Annotated[Path, typer.Option(help="Where the package's folder goes.")] = Path(),
 ) -> None:
-    """Write a package with a method (data set, measure) that already runs, its tests, and the entry point
-    that names it.
-    """
+    """Write a package with a method (data set, measure) that already runs, its tests, and its entry point."""
     from fedstrata.templates.generate import new as write  # noqa: PLC0415
 
     target = write(kind, name, folder)

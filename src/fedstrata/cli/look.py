@@ -163,9 +163,7 @@ def _refuse(folders: Sequence[Path], out: Path | None) -> None:
 
 
 def _report_comparisons(folders: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
-    """The reports of ``fedstrata compare`` anew, from what its folders hold, and what only several of them together
-    show.
-    """
+    """Write the reports of ``fedstrata compare`` again, from its folders; several folders give a joint part."""
     if out is not None:
         raise ConfigError(
             f"--out is for runs; the report of a comparison goes into its own folder {str(folders[0])!r}. Leave it out."

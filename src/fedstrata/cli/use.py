@@ -40,8 +40,9 @@ def predict(
     root: Root = None,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """Predict: a line a sample with its class and probabilities, or its number; a score too, where the data carry
-    labels.
+    """Predict: one line a sample with its class and probabilities, or its number.
+
+    Where the data carry labels, a score follows.
 
     Samples are prepared as those that the model was trained on. Pixels of arrays are uint8; floats are read as the
     model reads them.
@@ -89,8 +90,9 @@ def export(
     root: Root = None,
     as_json: AsJson = False,  # noqa: FBT002
 ) -> None:
-    """Export: model.safetensors, signature.json, MODEL_CARD.md, and a program that needs nothing of ours (model.pt2,
-    model.onnx).
+    """Export model.safetensors, signature.json, MODEL_CARD.md, and a program that needs no fedstrata.
+
+    The program is model.pt2 or model.onnx.
     """
     _one_of("format", kind, ("safetensors", "torch-export", "onnx", "all"))
     from fedstrata.inference import export as write  # torch would slow every --help down  # noqa: PLC0415

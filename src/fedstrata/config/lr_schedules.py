@@ -38,8 +38,9 @@ def linear(final: float = 0.0) -> Shape:
 
 
 def step(rounds: tuple[int, ...], factor: float = 0.1) -> Shape:
-    """Times ``factor`` from each of the given zero-based rounds on: rounds=[160, 240] changes rounds 160 to 239 once
-    and those from 240 on twice.
+    """Multiply by ``factor`` from each of the given zero-based rounds on.
+
+    rounds=[160, 240] changes rounds 160 to 239 once and those from 240 on twice.
 
     Source: FedFN, whose server steps in this way.
     """

@@ -43,8 +43,9 @@ class Result:
 
     @classmethod
     def read(cls, folder: str | Path) -> Self:
-        """A run from its folder. Rounds are there for unfinished runs too; their summary holds what the last round
-        knows.
+        """Read a run from its folder.
+
+        An unfinished run has rounds, too; its summary holds what the last round knows.
 
         Raises:
             StateError: no run there, or files that are damaged.

@@ -104,8 +104,9 @@ def resume(
     observers: Sequence[Observer] = (),
     stop: Callable[[], bool] | None = None,
 ) -> Result:
-    """Continue a run from its last committed round to the model that an uninterrupted run would have reached, bit for
-    bit.
+    """Continue a run from its last committed round to the model that an uninterrupted run reaches, bit for bit.
+
+    On another kind of processor the model may differ in last bits; a note says so.
 
     Args:
         folder: of the run.

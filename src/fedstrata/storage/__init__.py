@@ -1,6 +1,4 @@
-"""What outlives a round: checkpoints that are whole or absent, rows kept for clients, lines of results, and the lock of
-a run folder.
-"""
+"""What outlives a round: whole checkpoints, clients' states, lines of results, and the lock of a run folder."""
 
 from fedstrata.storage.atomic_files import crash_point
 from fedstrata.storage.checkpoint import Checkpoint, committed, load, save

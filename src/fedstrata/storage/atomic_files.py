@@ -34,8 +34,9 @@ _REMEDIES = {
 
 
 def crash_point(name: str) -> None:
-    """A named place where a test may kill the process; without the environment variable FEDSTRATA_CRASH nothing
-    happens.
+    """Mark a named point at which a test may kill the process.
+
+    Without the environment variable FEDSTRATA_CRASH nothing happens.
 
     ``FEDSTRATA_CRASH=name:count`` sends SIGKILL to this process when it passes that name for the count-th time;
     ``*:count`` counts all names together, and a count of 0 never kills, so that :func:`passed` tells how many points a

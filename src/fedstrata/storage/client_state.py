@@ -139,8 +139,9 @@ class _Rows(ABC):
             raise DamagedError(f"{folder}: the rows files hold {len(self._where)} clients; {part['seen']} were saved.")
 
     def _emptied(self, name: str) -> list[str]:
-        """Files whose living rows move into the next one: mostly dead ones, one of the same name, and the smaller half
-        of too many.
+        """Return the files whose living rows move into the next one.
+
+        They are mostly dead ones, one of the same name, and the smaller half of too many.
         """
         chosen = [n for n, f in self._files.items() if f.living < (1 - STALE) * len(f.clients) or n == name]
         rest = sorted((n for n in self._files if n not in chosen), key=lambda n: self._files[n].living)

@@ -108,8 +108,9 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 def sha256_of(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 over the little-endian bytes of the tensors in the order given (model_sha256: parameters, then buffers,
-    in layout order).
+    """Return SHA-256 over the little-endian bytes of the tensors in the order given.
+
+    ``model_sha256`` is that of parameters, then buffers, in layout order.
     """
     digest = hashlib.sha256()
     for tensor in tensors:
