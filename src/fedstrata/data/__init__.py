@@ -10,12 +10,13 @@ from fedstrata.data.location import Place, Reader
 from fedstrata.data.partition.base import Partition
 from fedstrata.data.partition.client_tests import ClientTests
 from fedstrata.data.registry import Row, datasets, partitions, register_dataset, register_law
+from fedstrata.data.source import Source
 from fedstrata.data.sources.arrays import source_of
 from fedstrata.data.statistics.duplicates import Copy, Duplicates, duplicates
 from fedstrata.data.statistics.facts import Facts, facts_of
 from fedstrata.data.statistics.plot import label_table, partition_picture
 from fedstrata.data.task_kinds import TaskKind, find_task, task_kinds
-from fedstrata.data.types import Groups, Source, Task
+from fedstrata.data.types import Groups, Task
 
 __all__ = [
     "Augment",

@@ -16,11 +16,12 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedstrata.common.call_syntax import parse_call
+from fedstrata.common.errors import DataError
 from fedstrata.common.random_streams import stream
 from fedstrata.data.augmentation import Augment, parse_augment
 from fedstrata.data.inputs import InputPreprocessor
-from fedstrata.data.io.checks import check_samples
-from fedstrata.data.io.samples import Samples
+from fedstrata.data.io.checks import finite_features
+from fedstrata.data.io.samples import Samples, Tensors
 from fedstrata.data.loading import (
     DataSpec,
     check_spec,
@@ -36,8 +37,9 @@ from fedstrata.data.location import Place
 from fedstrata.data.partition.base import Partition, check_client
 from fedstrata.data.partition.client_tests import ClientTests, kept_out
 from fedstrata.data.registry import find_law
+from fedstrata.data.source import Source
 from fedstrata.data.sources.arrays import source_of
-from fedstrata.data.types import Groups, Ints, Source, Task
+from fedstrata.data.types import Groups, Ints, Task
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -306,3 +308,23 @@ def _fingerprint(
         digest.update(repr((key, group.names)).encode())
         digest.update(group.train.astype("<i8").tobytes())
     return digest.hexdigest()
+
+
+def check_samples(samples: Samples, task: Task, where: str) -> None:
+    """Check a data set: as many samples as labels, valid targets, and finite features of the task's shape.
+
+    Raises:
+        DataError: see :func:`class_labels` and :func:`finite_features`.
+    """
+    y = samples.y
+    if len(y) != len(samples) or not len(y):
+        raise DataError(
+            f"{where}: {len(samples)} samples with {len(y)} labels; it must have at least one sample, and one label for"
+            " each."
+        )
+    task.definition.check_targets(y, task.classes, where)
+    if isinstance(samples, Tensors):
+        finite_features(samples.x, where)
+    first = samples.take(torch.zeros(1, dtype=torch.int64))
+    if tuple(first.shape[1:]) != task.shape:
+        raise DataError(f"{where}: a sample has shape {tuple(first.shape[1:])}, and the task says {task.shape}.")

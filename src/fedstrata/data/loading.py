@@ -17,7 +17,8 @@ from fedstrata.data.location import Reader
 from fedstrata.data.partition.base import ExplicitPartition, LabelView, Partition
 from fedstrata.data.partition.client_tests import ClassMix, ClientTests, ClientTestSplit, OwnSplit, PartitionedTest
 from fedstrata.data.registry import find_dataset, find_law
-from fedstrata.data.types import Groups, Ints, Source
+from fedstrata.data.source import Source
+from fedstrata.data.types import Groups, Ints
 
 CONVENTIONS = ("server", "client", "both", "own")
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from fedstrata.common.call_syntax import shown
 from fedstrata.common.errors import DataError
-from fedstrata.data.types import Source
+from fedstrata.data.source import Source
 
 VARIABLE = "FEDSTRATA_DATA"
 

@@ -20,8 +20,9 @@ from fedstrata.data.io.formats import read_npz
 from fedstrata.data.io.samples import Samples
 from fedstrata.data.location import Place
 from fedstrata.data.registry import datasets, find_dataset
+from fedstrata.data.source import Source
 from fedstrata.data.sources.folders import PICTURES, children
-from fedstrata.data.types import Source, Task
+from fedstrata.data.types import Task
 from fedstrata.inference.finished_run import Finished
 from fedstrata.runs.folder import read_manifest
 

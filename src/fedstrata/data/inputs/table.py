@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,8 @@ from fedstrata.common.suggest import suggestion
 from fedstrata.data.inputs.base import InputPreprocessor, Numbers, PreparedInputs, Unknown, prepare
 from fedstrata.data.io.checks import finite_features, float32
 from fedstrata.data.io.columns import Column, Columns, column
+from fedstrata.data.io.encoding import Encoding
 from fedstrata.data.io.normalization import Floats, Scaling
-
-if TYPE_CHECKING:
-    from fedstrata.data.sources.tables import Encoding
 
 MISSING_LEVEL = "(missing)"  # the level of a missing word
 

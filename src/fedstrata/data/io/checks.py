@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstrata.common.errors import DataError
-from fedstrata.data.io.samples import Samples, Tensors
-
-if TYPE_CHECKING:
-    from fedstrata.data.types import Ints, Task
 
 
 def class_labels(values: NDArray[Any], classes: int, where: str) -> Tensor:
@@ -76,27 +72,7 @@ def float32(values: NDArray[Any]) -> NDArray[np.float32]:
         return np.ascontiguousarray(values, dtype=np.float32)
 
 
-def check_samples(samples: Samples, task: Task, where: str) -> None:
-    """Check a data set: as many samples as labels, valid targets, and finite features of the task's shape.
-
-    Raises:
-        DataError: see :func:`class_labels` and :func:`finite_features`.
-    """
-    y = samples.y
-    if len(y) != len(samples) or not len(y):
-        raise DataError(
-            f"{where}: {len(samples)} samples with {len(y)} labels; it must have at least one sample, and one label for"
-            " each."
-        )
-    task.definition.check_targets(y, task.classes, where)
-    if isinstance(samples, Tensors):
-        finite_features(samples.x, where)
-    first = samples.take(torch.zeros(1, dtype=torch.int64))
-    if tuple(first.shape[1:]) != task.shape:
-        raise DataError(f"{where}: a sample has shape {tuple(first.shape[1:])}, and the task says {task.shape}.")
-
-
-def stratified(labels: Ints, share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+def stratified(labels: NDArray[np.int64], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
     """Mark int(share * n_c + 0.5) samples of every class, drawn by ``rng``, in a mask [N].
 
     A class with one sample has none marked.
@@ -104,7 +80,7 @@ def stratified(labels: Ints, share: float, rng: np.random.Generator) -> NDArray[
     return mask_by(labels, lambda n: min(int(share * n + 0.5), n - 1), rng)
 
 
-def mask_by(codes: Ints, count: Callable[[int], int], rng: np.random.Generator) -> NDArray[np.bool_]:
+def mask_by(codes: NDArray[np.int64], count: Callable[[int], int], rng: np.random.Generator) -> NDArray[np.bool_]:
     """Mark ``count(n)`` random members of every code with n members."""
     mask = np.zeros(len(codes), dtype=np.bool_)
     for code in np.unique(codes):

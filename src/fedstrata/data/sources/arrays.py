@@ -16,8 +16,9 @@ from fedstrata.data.inputs import InputPreprocessor, Numbers, Pictures
 from fedstrata.data.inputs.base import tokens
 from fedstrata.data.io.checks import float32
 from fedstrata.data.io.samples import Images, Samples, Tensors
+from fedstrata.data.source import Source
 from fedstrata.data.task_kinds import TaskKind, find_task
-from fedstrata.data.types import Groups, Source, Task
+from fedstrata.data.types import Groups, Task
 
 Given = Tensor | ArrayLike
 

@@ -11,10 +11,12 @@ from fedstrata.common.random_streams import stream
 from fedstrata.data.inputs import Pictures
 from fedstrata.data.io.checks import stratified
 from fedstrata.data.io.columns import Column
+from fedstrata.data.io.encoding import Encoding, Kind
 from fedstrata.data.io.samples import Tensors
 from fedstrata.data.location import Place
-from fedstrata.data.sources.tables import Encoding, Kind, encode
-from fedstrata.data.types import Source, Task
+from fedstrata.data.source import Source
+from fedstrata.data.sources.tables import encode
+from fedstrata.data.types import Task
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from fedstrata.data.io.checks import mask_by
 from fedstrata.data.io.formats import required
 from fedstrata.data.io.normalization import Norm, affine, black_value, channel_norm
 from fedstrata.data.location import Place, written
+from fedstrata.data.source import Source
 from fedstrata.data.sources.images import checked_side, image_source, read_packs
-from fedstrata.data.types import Groups, Source, Task
+from fedstrata.data.types import Groups, Task
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 Layout = Literal["class/file", "client/class/file", "domain/class/file", "domain/images/class/file"]

@@ -22,16 +22,18 @@ from fedstrata.common.suggest import suggestion
 from fedstrata.data.inputs.text import Words
 from fedstrata.data.io.checks import class_labels
 from fedstrata.data.io.columns import Column, arrow_columns
+from fedstrata.data.io.encoding import Encoding
 from fedstrata.data.io.normalization import Norm
 from fedstrata.data.io.samples import Tensors
 from fedstrata.data.location import VARIABLE, Place
 from fedstrata.data.partition.base import ExplicitPartition, LabelView, Partition
 from fedstrata.data.partition.laws import CLIENTS
+from fedstrata.data.source import Source
 from fedstrata.data.sources.images import groups_by, image_set, image_source
-from fedstrata.data.sources.tables import Encoding, encode, stacked
+from fedstrata.data.sources.tables import encode, stacked
 from fedstrata.data.sources.text import build_vocabulary, tokenize
 from fedstrata.data.sources.text import encode as encode_text
-from fedstrata.data.types import Groups, Source, Task
+from fedstrata.data.types import Groups, Task
 
 
 def extra(module: str, what: str) -> Any:

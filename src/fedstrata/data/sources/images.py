@@ -19,7 +19,8 @@ from fedstrata.data.io.formats import Bytes, Table, packed_pictures, read_cifar,
 from fedstrata.data.io.normalization import Norm, black_value, channel_norm
 from fedstrata.data.io.samples import Images
 from fedstrata.data.location import Place
-from fedstrata.data.types import Groups, Source, Task
+from fedstrata.data.source import Source
+from fedstrata.data.types import Groups, Task
 
 DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")
 IDX = {

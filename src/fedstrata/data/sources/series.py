@@ -14,7 +14,8 @@ from fedstrata.data.io.columns import column, read_columns
 from fedstrata.data.io.normalization import Floats, Scaling, Sums
 from fedstrata.data.io.samples import Windows
 from fedstrata.data.location import Place, written
-from fedstrata.data.types import Groups, Ints, Source, Task
+from fedstrata.data.source import Source
+from fedstrata.data.types import Groups, Ints, Task
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from fedstrata.common.random_streams import stream
 from fedstrata.data.inputs import Numbers
 from fedstrata.data.io.samples import Tensors
 from fedstrata.data.location import Place
-from fedstrata.data.types import Groups, Ints, Source, Task
+from fedstrata.data.source import Source
+from fedstrata.data.types import Groups, Ints, Task
 
 Floats = NDArray[np.float64]
 FEATURES, CLASSES, CLIENTS, MOST = 60, 10, 30, 10_000

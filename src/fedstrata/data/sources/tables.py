@@ -16,40 +16,17 @@ from fedstrata.common.suggest import suggestion
 from fedstrata.data.inputs.table import MISSING_LEVEL, Rows
 from fedstrata.data.io.checks import class_labels, float32, mask_by
 from fedstrata.data.io.columns import Column, Columns, column, read_columns
+from fedstrata.data.io.encoding import Encoding, Kind, Missing
 from fedstrata.data.io.normalization import Floats, Scaling, Sums
 from fedstrata.data.io.samples import Tensors
 from fedstrata.data.location import Place, written
+from fedstrata.data.source import Source
 from fedstrata.data.sources.images import groups_by
-from fedstrata.data.types import Groups, Ints, Source, Task
+from fedstrata.data.types import Groups, Ints, Task
 
 LEVELS = 1000  # a column of more words than this is an identifier
 CLASSES = 100  # whole numbers of more values than this are a quantity
-Kind = Literal["auto", "classification", "regression"]
-Missing = Literal["refuse", "impute"]
 Mask = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """The role of each column.
-
-    Attributes:
-        label: the column to predict.
-        client: the column that names the holder of a row, or None.
-        kind: auto is classification for words and for at most 100 different whole numbers, regression otherwise.
-        missing: refuse, or impute: numbers by the training mean, words as a separate level.
-        categorical: columns of numbers that are names.
-        drop: columns that are not used.
-        target: regression targets in standard deviations of the training targets, or raw.
-    """
-
-    label: str
-    client: str | None = None
-    kind: Kind = "auto"
-    missing: Missing = "refuse"
-    categorical: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    target: Literal["standard", "raw"] = "standard"
 
 
 @dataclass(frozen=True)

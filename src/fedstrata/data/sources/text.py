@@ -21,7 +21,8 @@ from fedstrata.data.io.checks import class_labels
 from fedstrata.data.io.columns import arrow
 from fedstrata.data.io.samples import Tensors, Windows
 from fedstrata.data.location import Place
-from fedstrata.data.types import Groups, Source, Task
+from fedstrata.data.source import Source
+from fedstrata.data.types import Groups, Task
 
 UNKNOWN, PAD = 0, 1
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
