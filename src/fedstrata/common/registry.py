@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Generic, TypeVar, cast
 
-from fedstrata.common import plugins
+from fedstrata.common import index, plugins
 from fedstrata.common.errors import ConfigError
 from fedstrata.common.suggest import suggestion
 
 T = TypeVar("T")
+_REGISTERED: dict[plugins.Kind, list[str]] = {}
 
 
 class Registry(Generic[T]):
@@ -56,11 +57,13 @@ class Registry(Generic[T]):
         if not self._accepts(entry):
             raise ConfigError(f"{self.noun} {name!r} is {plugins.described(entry)}; it must be {self.wanted}.")
         self._entries[name] = entry
+        _REGISTERED.setdefault(self.kind, []).append(name)
         return entry
 
     def unregister(self, name: str) -> None:
         """Remove an entry."""
         del self._entries[name]
+        _REGISTERED[self.kind].remove(name)
 
     def find(self, name: str) -> T:
         """Return an entry, built in, registered, or of an installed package, which is imported then.
@@ -102,3 +105,12 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries or name in self.plugins()
+
+
+def known_names(kind: plugins.Kind) -> tuple[str, ...]:
+    """Return every name of a kind that ``fedstrata list`` shows, and those registered from Python.
+
+    The registry itself, which may load torch, is not imported.
+    """
+    listed = (next(iter(row.values())) for row in index.built_in(kind))
+    return (*listed, *_REGISTERED.get(kind, ()), *plugins.installed(kind))

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 
 from fedstrata.common.call_syntax import parse_call, parse_calls
 from fedstrata.common.errors import ConfigError
+from fedstrata.common.registry import known_names
 from fedstrata.common.suggest import near, suggestion
 from fedstrata.config import toml_files
 from fedstrata.config.fields import NULL_WORDS, Key, flatten, table
@@ -44,10 +45,6 @@ CLASS_PARTITION = "dirichlet(alpha=0.3)"  # what "auto" means for classes if the
 NON_RESULT_SETTINGS = frozenset(
     {"data.root", "executor", "workers", "client_state", "checkpoint.every", "out", "name", "track"}
 )  # where and how, not what
-
-ADDED_SETTINGS: Mapping[str, Any] = {
-    "local.activation_cache_mb": 256
-}  # settings that came later, and what folders from before mean by saying nothing
 
 MODELS: Mapping[str, str] = {
     "digits": "mlp",
@@ -78,48 +75,53 @@ class Config(Section):
         ConfigError: an unknown key, a wrong type, a value out of range, or settings that exclude each other.
     """
 
-    method: str = Field(default="fedavg", description="method, or a chain of them: fedprox(mu=0.01) + fedavgm")
+    method: str = Field(default="fedavg", description="method, or a chain of methods: fedprox(mu=0.01) + fedavgm")
     data: str = Field(default="digits", description="data set: fedstrata list datasets")
     data_root: str | None = Field(
-        default=None, alias="data.root", description="folder that holds the data; none is $FEDSTRATA_DATA"
+        default=None, alias="data.root", description="folder of the data; none reads $FEDSTRATA_DATA"
     )
-    augment: str = Field(default="none", description="changes to training images, seeded: crop(pad=4) + flip")
+    augment: str = Field(default="none", description="augmentation of training images: crop(pad=4) + flip")
     partition: str = Field(
         default="auto",
         description=(
-            "how samples are dealt to clients; auto: natural where the data have clients, otherwise"
+            "how samples are assigned to clients; auto: natural if the data have clients, otherwise"
             " dirichlet(alpha=0.3)"
         ),
     )
     test: str = Field(
         default="server",
         description=(
-            "who tests: server (its test set), client (a split of that set for each), both; own(share=0.2): samples"
-            " that each keeps"
+            "test data: server (one test set), client (a split of it for each client), both; own(share=0.2): each"
+            " client keeps a share of its samples"
         ),
     )
     validation: float = Field(
-        default=0.0, ge=0, lt=1, description="share of each client's samples kept to choose the round by"
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of each client's samples for validation, which selects the best round",
     )
-    heldout: float = Field(default=0.0, ge=0, lt=1, description="share of the clients kept out of training")
+    heldout: float = Field(default=0.0, ge=0, lt=1, description="share of the clients excluded from training")
     clients: Count | Auto = Field(
-        default="auto", description="clients registered; auto: as many as the data have, otherwise 20"
+        default="auto", description="number of clients; auto: as many as the data have, otherwise 20"
     )
     cohort: Count | Auto = Field(
-        default="auto", description="clients that train in a round; auto: 10, or all where there are fewer"
+        default="auto", description="clients that train in a round; auto: 10, or all if there are fewer"
     )
-    rounds: Count = Field(default=100, description="rounds")
-    model: str = Field(default="auto", description="model: fedstrata list models; auto: chosen by the data set")
+    rounds: Count = Field(default=100, description="number of rounds")
+    model: str = Field(default="auto", description="model: fedstrata list models; auto: depends on the data set")
     norm: Literal["auto", "batch", "group", "none"] = Field(
-        default="auto", description="norm layers; auto: as the model was published"
+        default="auto", description="normalization layers; auto: those of the published model"
     )
     bn: Literal["share", "local", "server", "trained", "batch"] = Field(
         default="share",
         description=(
-            "batch-norm statistics: averaged, each client's own, the server's, the trained groups', or of the batch"
+            "batch-norm statistics: averaged, each client's, the server's, those of trained groups, or of the batch"
         ),
     )
-    weighting: Literal["samples", "uniform"] = Field(default="samples", description="how clients count in averages")
+    weighting: Literal["samples", "uniform"] = Field(
+        default="samples", description="weights of clients: by samples, or equal"
+    )
     local: LocalSettings = LocalSettings()
     schedule: str = Field(
         default="constant",
@@ -131,35 +133,34 @@ class Config(Section):
     measures: str = Field(
         default="auto",
         description=(
-            "looks at training, kept with evaluated rounds: fedstrata list measures; auto: those that the method"
-            " brings; none"
+            "diagnostics of evaluated rounds: fedstrata list measures; auto: those that the method brings; none"
         ),
     )
     stop: StopSettings = StopSettings()
     quorum: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = Field(
         default=0,
-        description="good replies that a round needs: a count (5), or with a point a share of the cohort (0.5)",
+        description="accepted replies that a round needs: a number (5), or a share of the cohort (0.5)",
     )
     max_update_norm: Positive | None = Field(
-        default=None, description="largest accepted norm of an update; none accepts every finite one"
+        default=None, description="largest norm of an update that is accepted; none accepts every finite one"
     )
-    seed: int = Field(default=0, ge=0, description="of all random numbers")
+    seed: int = Field(default=0, ge=0, description="seed of all random numbers")
     executor: str = Field(
         default="auto",
         description=(
-            "auto, loop, threads, processes, batched, or one of a package; auto is the fastest of the bit-equal ones"
+            "how clients are trained: fedstrata list executors; auto: the fastest of those with bit-equal results"
         ),
     )
-    workers: Parallel | Auto = Field(default="auto", description="clients trained at a time; auto: one a core")
+    workers: Parallel | Auto = Field(default="auto", description="clients trained in parallel; auto: one per core")
     client_state: Literal["memory", "mapped"] = Field(
-        default="memory", description="where client state is stored: memory, or a file mapped into memory"
+        default="memory", description="where client states are stored: in memory, or in a memory-mapped file"
     )
     checkpoint: Checkpoint = Checkpoint()
     track: str = Field(
         default="none",
-        description="where curves go while training: tensorboard + mlflow; fedstrata list trackers shows all",
+        description="trackers that receive the curves: tensorboard + mlflow; fedstrata list trackers",
     )
-    out: str = Field(default="runs", description="folder for run folders")
+    out: str = Field(default="runs", description="folder in which run folders are created")
     name: str = Field(default="auto", description="name of the run folder; auto: made from the configuration")
 
     def __init__(self, _sources: Mapping[str, str] | None = None, /, **settings: Any) -> None:
@@ -167,12 +168,20 @@ class Config(Section):
         try:
             super().__init__(**_nested(_over({}, given, "")))
         except ValidationError as error:
-            raise ConfigError(_said(error, given, _sources or {})) from error
+            raise ConfigError(_message(error, given, _sources or {})) from error
 
     @field_validator("method", "augment", "partition", "model", "data", "measures", "track", "executor")
     @classmethod
     def _call(cls, text: str, info: ValidationInfo) -> str:
         (parse_calls if info.field_name in ("method", "augment", "measures", "track") else parse_call)(text)
+        return text
+
+    @field_validator("executor")
+    @classmethod
+    def _executor(cls, text: str) -> str:
+        name, names = parse_call(text).name, known_names("executors")
+        if name not in names:
+            raise ConfigError(f"executor is {text!r}; it is one of {', '.join(names)}.{suggestion(name, names)}")
         return text
 
     @field_validator("test")
@@ -220,17 +229,15 @@ class Config(Section):
             )
         return self
 
-    # ---- reading
-
     @classmethod
     def read(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
-        """The configuration that a file and a command line mean: command line over file over default.
+        """Read a configuration: the command line overrides the file, which overrides the defaults.
 
         Args:
             path: a TOML file, which may name a ``base`` beside it; None is defaults only.
             overrides: "key=value" texts.
         Raises:
-            ConfigError: with the key, the value, where it was said, and what would be right.
+            ConfigError: names the key, the value, its source, and what would be right.
         """
         layers = [
             (name, _known(settings, name))
@@ -245,43 +252,35 @@ class Config(Section):
         return cls(sources, **merged)
 
     def replace(self, **changes: Any) -> Config:
-        """A copy with other values, checked anew; names as in the constructor."""
+        """Return a copy with other values, which are validated; names as in the constructor."""
         return Config(**_over(self.flat(), _known(_dotted(changes), ""), ""))
 
-    # ---- writing
-
     def flat(self) -> dict[str, Any]:
-        """Every key with its value, by public name, in the documented order."""
+        """Return every setting with its value, by public name, in the documented order."""
         return {name: _at(self, key.path) for name, key in KEYS.items()}
 
     def to_toml(self) -> str:
-        """The whole configuration; reading it gives an equal one. "none" stands for no value."""
+        """Return the whole configuration as TOML; "none" is no value. Reading it gives an equal one."""
         return toml_files.write(
             ((name,) if len(KEYS[name].path) == 1 else KEYS[name].path, value) for name, value in self.flat().items()
         )
 
     def digest(self) -> str:
-        """SHA-256 (hex) over what decides the result; where and by whom it is computed (PLACEMENT) does not count."""
-        meant = {
-            n: v
-            for n, v in self.flat().items()
-            if n not in NON_RESULT_SETTINGS and not (n in ADDED_SETTINGS and v == ADDED_SETTINGS[n])
-        }
-        return hashlib.sha256(json.dumps(meant, sort_keys=True, allow_nan=False).encode()).hexdigest()
+        """Return the SHA-256 (hex) of all settings that decide the result; NON_RESULT_SETTINGS do not."""
+        deciding = {name: value for name, value in self.flat().items() if name not in NON_RESULT_SETTINGS}
+        return hashlib.sha256(json.dumps(deciding, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
     def differences(self, other: Config) -> tuple[Difference, ...]:
-        """Field by field, what differs; PLACEMENT included."""
+        """Return the settings that differ; NON_RESULT_SETTINGS included."""
         ours, theirs = self.flat(), other.flat()
         return tuple(Difference(name, ours[name], theirs[name]) for name in KEYS if ours[name] != theirs[name])
 
-    # ---- what "auto" means
-
     def federation(self) -> Federation:
-        """Read the data and deal them to clients.
+        """Read the data and assign them to clients.
 
         Raises:
             ConfigError: an unknown data set, partition or setting.
-            DataError: data that are missing, damaged, or cannot be dealt so.
+            DataError: data that are missing, damaged, or cannot be assigned this way.
         """
         from fedstrata.data.federation import load  # torch takes seconds to load  # noqa: PLC0415
         from fedstrata.data.loading import DataSpec  # noqa: PLC0415
@@ -301,7 +300,7 @@ class Config(Section):
         return load(spec)
 
     def cohort_of(self, clients: int) -> int:
-        """Clients a round, out of those that may train.
+        """Return the number of clients a round, of those that may train.
 
         Raises:
             ConfigError: more than there are.
@@ -315,7 +314,7 @@ class Config(Section):
         return self.cohort
 
     def needed(self, cohort: int) -> int:
-        """Good replies that a round of ``cohort`` clients needs, at least 1."""
+        """Return the accepted replies that a round of ``cohort`` clients needs, at least 1."""
         wanted = math.ceil(self.quorum * cohort) if isinstance(self.quorum, float) else self.quorum
         if wanted > cohort:
             raise ConfigError(
@@ -325,7 +324,7 @@ class Config(Section):
         return max(1, wanted)
 
     def worker_count(self) -> int:
-        """Clients trained at a time: as set, or one a usable core."""
+        """Return the clients trained in parallel: as set, or one per usable core."""
         if self.workers != "auto":
             return self.workers
         return (
@@ -333,7 +332,7 @@ class Config(Section):
         )  # Linux alone tells usable ones
 
     def model_for(self, task: Task) -> str:
-        """The model in call syntax: as set, or chosen by data set (MODELS), or by what a sample looks like."""
+        """Return the model in call syntax: as set, or by data set (MODELS), or by the shape of a sample."""
         if self.model != "auto":
             return self.model
         name = parse_call(self.data).name
@@ -363,7 +362,7 @@ _SPELLINGS = {name.replace(".", "_"): name for name in KEYS if "." in name}
 
 
 def command_line(texts: Iterable[str]) -> dict[str, Any]:
-    """Settings from "key=value" texts, read by the type of the key.
+    """Read settings from "key=value" texts, by the type of the key.
 
     Raises:
         ConfigError: text without =, an unknown key, a key given twice, or a value that the key does not take.
@@ -404,25 +403,25 @@ def _known(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """``above`` holds over ``below``; choosing one of two exclusive settings unsets the other below."""
+    """Merge two layers; ``above`` overrides ``below``, and one of two exclusive settings unsets the other."""
     for pair in EXCLUSIVE:
-        said = [name for name in pair if above.get(name) is not None]
-        if len(said) == 2:
-            both = " and ".join(f"{name} is {above[name]!r}" for name in said)
+        chosen = [name for name in pair if above.get(name) is not None]
+        if len(chosen) == 2:
+            both = " and ".join(f"{name} is {above[name]!r}" for name in chosen)
             where = f" ({source})" if source else ""
             raise ConfigError(f"{both}{where}; they exclude each other: give one of the two.")
-        if said:
+        if chosen:
             below = {name: value for name, value in below.items() if name not in pair}
     return {**below, **above}
 
 
 def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Python's keyword arguments by public name."""
+    """Return Python's keyword arguments by public name."""
     return flatten({_SPELLINGS.get(name, name): value for name, value in settings.items()})
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted names as the model's own nesting."""
+    """Nest dotted names as the sections do."""
     nested: dict[str, Any] = {}
     for name, value in flat.items():
         *sections, last = KEYS[name].path
@@ -433,19 +432,21 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _said(error: ValidationError, flat: Mapping[str, Any], sources: Mapping[str, str]) -> str:
-    """A pydantic error in our words: each wrong key once, with its value, where it was said and what would be right."""
-    said: dict[str, str] = {}
+def _message(error: ValidationError, flat: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    """Write a pydantic error in our words: each wrong key once, with its value, its source and what is right."""
+    messages: dict[str, str] = {}
     for problem in error.errors():
         cause = problem.get("ctx", {}).get("error")
         key = _key_at(problem["loc"])
         if isinstance(cause, ConfigError):
-            said.setdefault(str(cause), f"{key.name}: {cause}" if key and key.name not in str(cause) else str(cause))
+            messages.setdefault(
+                str(cause), f"{key.name}: {cause}" if key and key.name not in str(cause) else str(cause)
+            )
         elif key:
-            said.setdefault(key.name, key.refusal(flat.get(key.name, problem["input"]), sources.get(key.name, "")))
+            messages.setdefault(key.name, key.refusal(flat.get(key.name, problem["input"]), sources.get(key.name, "")))
         else:
-            said.setdefault(problem["msg"], f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}.")
-    return " ".join(said.values())
+            messages.setdefault(problem["msg"], f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}.")
+    return " ".join(messages.values())
 
 
 def _key_at(loc: tuple[int | str, ...]) -> Key | None:

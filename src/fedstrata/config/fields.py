@@ -1,6 +1,6 @@
-"""Settings by their public, dotted names: what each accepts, how text is read, and which name was probably meant.
+"""Describe settings by their public, dotted names: what each accepts and how text is read.
 
-Made from a pydantic model.
+The table is made from a pydantic model.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Range:
     open: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
-        said = []
+        limits = []
         if self.low is not None:
-            said.append(f"{'above' if 'low' in self.open else 'at least'} {self.low:g}")
+            limits.append(f"{'above' if 'low' in self.open else 'at least'} {self.low:g}")
         if self.high is not None:
-            said.append(f"{'below' if 'high' in self.open else 'at most'} {self.high:g}")
+            limits.append(f"{'below' if 'high' in self.open else 'at most'} {self.high:g}")
         name = "an integer" if self.kind is int else "a number"
-        return f"{name}, {' and '.join(said)}" if said else name
+        return f"{name}, {' and '.join(limits)}" if limits else name
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Key:
 
     @property
     def wanted(self) -> str:
-        """What would be right, as the end of a sentence: "an integer, at least 1, or auto"."""
+        """What the setting accepts, as the end of a sentence: "an integer, at least 1, or auto"."""
         parts = [*map(str, self.numbers), *(["text"] if self.text else [])]
         words = [*self.choices, *(["none"] if self.optional else [])]
         if not parts and len(words) > 1:
@@ -81,7 +81,7 @@ class Key:
         return ", or ".join([*parts, *words])
 
     def read(self, text: str) -> Any:
-        """The value that a text means; nothing is evaluated.
+        """Parse the value of a text; nothing is evaluated.
 
         Raises:
             ConfigError: text that is none of the accepted kinds.
@@ -119,7 +119,7 @@ def _shown(value: object, limit: int = 200) -> str:
 
 
 def table(model: type[BaseModel]) -> dict[str, Key]:
-    """All settings of a model by public name, in the order of its fields; nested models give dotted names."""
+    """Return all settings of a model by public name, in the order of its fields; nested models give dotted names."""
     return {key.name: key for key in _walk(model, (), ())}
 
 
@@ -141,7 +141,7 @@ def _key(name: str, path: tuple[str, ...], info: FieldInfo) -> Key:
 
 
 def _parts(annotation: Any, rules: Iterable[Any]) -> Iterable[tuple[Any, list[Any]]]:
-    """Plain types and Literals of an annotation, each with its rules."""
+    """Yield the plain types and Literals of an annotation, each with its rules."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
         inner, *extra = typing.get_args(annotation)
@@ -169,7 +169,7 @@ def _range(kind: type, rules: Iterable[Any]) -> Range:
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted names.
+    """Flatten nested tables to dotted names.
 
     Raises:
         ConfigError: one name spelt twice, as a table and with a dot.

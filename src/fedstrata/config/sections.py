@@ -1,4 +1,4 @@
-"""Groups of settings, checked by pydantic."""
+"""Define groups of settings, validated by pydantic."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Auto: TypeAlias = Literal["auto"]
 
 
 class Section(BaseModel):
-    """Strict, closed and frozen: no value is converted, no name is added, nothing changes later."""
+    """A strict, closed and frozen group: no value is converted, no name is added, nothing changes."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
 
 
 def _one_length(given: Any, other: str = "epochs") -> Any:
-    """``steps`` alone means that the default number of epochs does not hold."""
+    """Drop the default number of epochs if ``steps`` is given alone."""
     if isinstance(given, Mapping) and given.get("steps") is not None and other not in given:
         return {**given, other: None}
     return given
@@ -31,27 +31,28 @@ def _one_length(given: Any, other: str = "epochs") -> Any:
 class LocalSettings(Section):
     """Training on a client."""
 
-    epochs: Count | None = Field(default=5, description="passes over the client's samples a round; or local.steps")
+    epochs: Count | None = Field(default=5, description="epochs of a client in a round; or local.steps")
     steps: Count | None = Field(default=None, description="mini-batches a round, instead of local.epochs")
     draw: Literal["cycle", "fresh", "replace"] = Field(
-        default="cycle", description="how mini-batches are drawn: shuffled order, anew each pass, with replacement"
+        default="cycle",
+        description="mini-batches: from a new shuffled order each epoch, drawn anew each step, or with replacement",
     )
     batch: Count = Field(default=16, description="samples in a mini-batch")
     lr: Positive = Field(default=0.1, description="learning rate")
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
-        default="sgd", description="local optimiser; its state is made anew each round"
+        default="sgd", description="local optimizer; its state is reset each round"
     )
-    momentum: float = Field(default=0.0, ge=0, lt=1, description="of sgd")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of sgd")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 term (sgd, adam) or decoupled (adamw)")
-    clip: Positive | None = Field(default=None, description="largest norm of a gradient")
+    clip: Positive | None = Field(default=None, description="largest norm of a gradient, by clipping; none is off")
     precision: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="of forward and backward passes; parameters stay float32"
+        default="float32", description="precision of forward and backward passes; parameters stay float32"
     )
     activation_cache_mb: Annotated[int, Field(ge=0)] = Field(
         default=256, description="activation cache for frozen layers, in MB per client; 0 disables it"
     )
     threads: Parallel = Field(
-        default=1, description="intra-op threads of one client; changes float sums, so it belongs to the run"
+        default=1, description="intra-op threads of one client; they change float sums, so they decide the result"
     )
 
     _steps = model_validator(mode="before")(_one_length)
@@ -75,11 +76,11 @@ class Finetune(Section):
 
     epochs: Count | None = Field(
         default=None,
-        description="passes of each client over its own samples before its personal accuracy is measured; none is off",
+        description="fine-tuning epochs of each client before its personal accuracy is measured; none is off",
     )
     steps: Count | None = Field(default=None, description="mini-batches, instead of finetune.epochs")
     lr: Positive | None = Field(default=None, description="learning rate; none is local.lr")
-    groups: str = Field(default="all", description="what is fine-tuned: a selector such as role:head")
+    groups: str = Field(default="all", description="layers that are fine-tuned: a selector such as role:head")
 
     @model_validator(mode="after")
     def _meant(self) -> Self:
@@ -121,19 +122,19 @@ class NewClients(Section):
 
 
 class StopSettings(Section):
-    """Ends before the last round: with the first round that reaches an amount."""
+    """End a run early, with the first round that reaches an amount."""
 
     bytes: Count | None = Field(
-        default=None, description="payload up and down that ends the run, with the round that reaches it; none is off"
+        default=None, description="payload in bytes, up and down, after which the run ends; none is off"
     )
-    flops: Positive | None = Field(default=None, description="FLOPs of clients' training that end the run; none is off")
+    flops: Positive | None = Field(default=None, description="training FLOPs after which the run ends; none is off")
     seconds: Positive | None = Field(
-        default=None, description="seconds of training rounds that end the run (not repeatable); none is off"
+        default=None, description="seconds of training after which the run ends (not repeatable); none is off"
     )
     accuracy: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None,
         description=(
-            "accuracy that ends the run: on validation data where there are some, otherwise on test data; none is off"
+            "accuracy at which the run ends: on validation data if there are any, otherwise on test data; none is off"
         ),
     )
 
