@@ -14,6 +14,7 @@ import pytest
 from fedstrata.common.errors import StateError
 from fedstrata.compare import read
 from fedstrata.compare.comparison import REPORT
+from fedstrata.compare.comparison_file import FORMAT
 from fedstrata.runs.result import Result
 from helpers.comparisons import WORDS
 
@@ -169,10 +170,10 @@ def test_out_that_is_a_file_is_refused(call, tmp_path):
         "",
         "{",
         "[]",
-        '{"format": 1}',
         '{"format": 2}',
-        '{"format": 1, "runs": [], "entries": [{}]}',
-        '{"format": 1, "runs": 3, "screening": null}',
+        '{"format": 1}',
+        '{"format": 2, "runs": [], "entries": [{}]}',
+        '{"format": 2, "runs": 3, "screening": null}',
     ],
 )
 def test_a_damaged_record_is_named_and_no_crash(tmp_path, text):
@@ -194,7 +195,7 @@ def test_a_damaged_record_is_named_and_no_crash(tmp_path, text):
 )
 def test_a_record_with_values_that_no_comparison_has_says_which(tmp_path, changed, said):
     record = {
-        "format": 1,
+        "format": FORMAT,
         "seeds": [0],
         "runs": [],
         "entries": [{"label": "fedavg", "method": "fedavg", "settings": {}}],
@@ -247,7 +248,7 @@ def test_sweep_chooses_on_validation_and_prints_the_comparison_of_the_chosen(cal
         ([*SOME, "--vary", "local.lr=0.1,0.2", "--trials", "3"], "use --trials 2"),
         ([*SOME, "--vary", "local.lr=0.1,0.2", "--trials", "0"], "at least 1, or auto"),
         ([*SOME, "--vary", "local.lr=0.1,0.2", "--trials", "few"], "is no whole number"),
-        (["--methods", "fedavg | local.lr=0.3", "--vary", "local.lr=0.1,0.2"], "has one of its own"),
+        (["--methods", "fedavg | local.lr=0.3", "--vary", "local.lr=0.1,0.2"], "sets it too"),
         ([*SOME, "validation=0", "--vary", "local.lr=0.1,0.2"], "validation is 0"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedstrata.common.errors import StateError
-from fedstrata.compare.comparison_file import FILE, read
+from fedstrata.compare.comparison_file import FILE, FORMAT, read
 from helpers.comparisons import asked, make
 
 
@@ -25,7 +25,7 @@ def test_the_same_call_mends_a_damaged_record_as_its_message_promises(tmp_path, 
 def test_a_record_of_another_comparison_is_still_refused(tmp_path):
     planned = asked(tmp_path, seeds=(0,))
     planned.folder.mkdir()
-    (planned.folder / FILE).write_text(json.dumps({"format": 1, "digest": "another"}))
+    (planned.folder / FILE).write_text(json.dumps({"format": FORMAT, "digest": "another"}))
     with pytest.raises(StateError, match="another comparison"):
         make(planned)
     assert (planned.folder / FILE).exists()

@@ -350,7 +350,7 @@ def test_pieces_and_federations_from_python_are_cached_by_their_source_and_setti
         "validation": 0.0,
         "test": "server",
     }  # what is said of data has no effect, so nothing is said
-    how = {"own": PythonInputs(federation)}
+    how = {"python_inputs": PythonInputs(federation)}
     methods = [Slower(), Slower(0.25), "fedavg"]
     grid, started = make(asked(tmp_path, methods, seeds=(0,), how=how, **settings))
     assert (started, len(grid.done)) == (0, 3)
@@ -364,7 +364,7 @@ def test_pieces_and_federations_from_python_are_cached_by_their_source_and_setti
 
 
 def test_a_module_from_python_has_no_identity_and_is_not_cached(tmp_path):
-    how = {"own": PythonInputs(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10)))}
+    how = {"python_inputs": PythonInputs(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10)))}
     for number in (1, 2):
         grid, _ = make(asked(tmp_path, ["fedavg"], seeds=(0,), how=how, model="auto"))
         assert grid.jobs["fedavg", 0].folder.parent == grid.request.folder / "runs"

@@ -28,23 +28,24 @@ def run(tmp_path):
     return folder
 
 
-def test_every_room_of_the_package_is_sorted_in():
-    rooms = {path.relative_to(run_cache.PACKAGE).with_suffix("").parts[0] for path in run_cache.PACKAGE.rglob("*.py")}
-    assert rooms <= run_cache.DECIDES | run_cache.APART, (
-        "say in compare/cache.py whether the new room may change what a run comes to"
+def test_every_folder_of_the_package_decides_results_or_presents_them():
+    folders = {path.relative_to(run_cache.PACKAGE).with_suffix("").parts[0] for path in run_cache.PACKAGE.rglob("*.py")}
+    folders -= {"__init__", "__main__", "_version"}
+    assert folders <= run_cache.RESULT_PACKAGES | run_cache.PRESENTATION_PACKAGES, (
+        "say in compare/run_cache.py whether the new folder may change a run's result"
     )
-    assert not run_cache.DECIDES & run_cache.APART
+    assert not run_cache.RESULT_PACKAGES & run_cache.PRESENTATION_PACKAGES
 
 
-def test_the_code_version_changes_with_rooms_that_decide_and_with_no_other(tmp_path):
+def test_the_code_version_changes_with_folders_that_decide_results_and_with_no_other(tmp_path):
     copy = tmp_path / "fedstrata"
     shutil.copytree(run_cache.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     before = run_cache.code_version.__wrapped__(copy)
     assert before == run_cache.code_version.__wrapped__(run_cache.PACKAGE)
-    (copy / "report" / "tables.py").write_text("# another table\n")
+    (copy / "report" / "terminal.py").write_text("# another table\n")
     (copy / "cli" / "train.py").unlink()
     assert run_cache.code_version.__wrapped__(copy) == before
-    for name in ("round.py", "methods/fedprox.py", "data/load.py"):
+    for name in ("client/update.py", "methods/fedprox.py", "data/loading.py"):
         original = (copy / name).read_text()
         (copy / name).write_text(original + "\n")
         assert run_cache.code_version.__wrapped__(copy) != before, name

@@ -122,7 +122,7 @@ def test_what_was_dropped_and_not_audited_has_no_result(tmp_path):
 def test_a_run_that_is_not_cached_goes_on_after_its_pause(tmp_path):
     torch.manual_seed(0)  # otherwise the network hangs on which tests ran before, and with some of them all methods tie
     python_inputs = {
-        "own": PythonInputs(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10))),
+        "python_inputs": PythonInputs(module=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10))),
         "screen": 1.0,
     }
     rounds = []

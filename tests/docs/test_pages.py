@@ -186,7 +186,7 @@ def test_a_page_that_is_wrong_fails(tmp_path, forks):
         assert child.exitcode == 1, source
 
 
-@pytest.mark.parametrize("name", [*MODULES, "reader"])
+@pytest.mark.parametrize("name", [*MODULES, "helpers.doc_reader"])
 def test_examples_in_docstrings_run(name):
     found = doctest.testmod(importlib.import_module(name))
     assert found.failed == 0

@@ -72,7 +72,7 @@ def test_the_program_of_a_changed_model_holds_the_change(tmp_path):
     run, live, given = toy_run(tmp_path, Unit(), "batch")
     made = export(run, tmp_path / "out", **given)
     x = given["federation"].test.x
-    wanted = live.evaluator.predict(live.kit, live.served(), given["federation"].test, torch.arange(30))
+    wanted = live.evaluator.predict(live.worker, live.serving.model(), given["federation"].test, torch.arange(30))
     assert torch.allclose(torch.export.load(str(made.folder / "model.pt2")).module()(x), wanted, atol=1e-5)
     assert json.loads((made.folder / "signature.json").read_text())["changed_by"] == ["unit"]
     assert "the weights alone are not the model" in (made.folder / "MODEL_CARD.md").read_text()

@@ -38,7 +38,7 @@ class Unit(Piece):
 
 def said(live, params, x):
     """What the engine's evaluation says of samples."""
-    return live.evaluator.predict(live.kit, params, Tensors(x, torch.zeros(len(x))), torch.arange(len(x)))
+    return live.evaluator.predict(live.worker, params, Tensors(x, torch.zeros(len(x))), torch.arange(len(x)))
 
 
 def near(a, b):
@@ -50,10 +50,10 @@ def near(a, b):
 def test_shared_and_personal_models_of_every_method_are_those_of_its_evaluation(tmp_path, method, toy):
     folder, live, given = toy_run(tmp_path, method, toy, cohort=2)
     x, found = given["federation"].test.x, open_run(folder, **given)
-    assert near(found.module()(x), said(live, live.served(), x))
+    assert near(found.module()(x), said(live, live.serving.model(), x))
     for client in range(4):
-        assert near(found.module(client)(x), said(live, lab.own_model(live, client), x)), client
-    if live.parts.method.has("personalise") or live.plan.client_local:
+        assert near(found.module(client)(x), said(live, lab.client_model(live, client), x)), client
+    if live.parts.method.has("personal_model", "refine") or live.plan.client_local:
         assert any(not near(found.module(client)(x), found.module()(x)) for client in range(4)), (
             "a personal model is not the shared one"
         )
@@ -63,8 +63,8 @@ def test_shared_and_personal_models_of_every_method_are_those_of_its_evaluation(
 def test_norms_stand_as_the_run_evaluated_them(tmp_path, bn):
     folder, live, given = toy_run(tmp_path, "fedavg", "batch", bn=bn)
     x, found = given["federation"].test.x, open_run(folder, **given)
-    assert near(found.module()(x), said(live, live.served(), x))
-    assert near(found.module(2)(x), said(live, lab.own_model(live, 2), x))
+    assert near(found.module()(x), said(live, live.serving.model(), x))
+    assert near(found.module(2)(x), said(live, lab.client_model(live, 2), x))
     module = found.module()
     assert module.norm.track_running_stats == (bn != "batch")
     assert near(module(x[:5]), module(x)[:5]) == (bn != "batch"), (
@@ -79,7 +79,7 @@ def test_what_a_method_changes_in_the_model_holds(tmp_path, client, bn):
     folder, live, given = toy_run(tmp_path, lab.parse("fedper(personal='name:norm.*')") + Unit(), "batch", bn=bn)
     x = given["federation"].test.x
     module = load(folder, client, **given)
-    values = live.served() if client is None else lab.own_model(live, client)
+    values = live.serving.model() if client is None else lab.client_model(live, client)
     assert near(module(x), said(live, values, x))
     names = dict(module.named_parameters())
     assert set(names) == set(values.spec.names)
@@ -172,7 +172,7 @@ def test_tied_weights_stay_tied(tmp_path, method):
     folder, live, given = toy_run(tmp_path, method, (lab.federation(), lab.filled(Tied())))
     module = load(folder, **given)
     assert module.first.weight is module.second.weight
-    assert near(module(given["federation"].test.x), said(live, live.served(), given["federation"].test.x))
+    assert near(module(given["federation"].test.x), said(live, live.serving.model(), given["federation"].test.x))
 
 
 def test_the_head_of_fedbabu_is_the_one_that_was_never_trained(tmp_path):
@@ -180,4 +180,4 @@ def test_the_head_of_fedbabu_is_the_one_that_was_never_trained(tmp_path):
     module = load(folder, **given)
     assert torch.equal(module.head.weight, given["module"].head.weight)
     assert not torch.equal(module.first.weight, given["module"].first.weight)
-    assert near(module(given["federation"].test.x), said(live, live.served(), given["federation"].test.x))
+    assert near(module(given["federation"].test.x), said(live, live.serving.model(), given["federation"].test.x))

@@ -152,7 +152,7 @@ def change(frame, how):
     ("how", "said"),
     [
         ("no column", r"has no column 'income'"),
-        ("gap", r"column 'age', row 2 is missing; the model was trained without gaps"),
+        ("gap", r"column 'age', row 2 is missing; the model was trained without missing values"),
         ("word for a number", r"column 'age', row 4 is 'forty'; in training it held numbers"),
         ("strange label", r"label 'ill', row 1 is 'maybe'; the model's classes are no, yes"),
         ("half labelled", r"label 'ill', row 1 is missing; label every row for a score"),
@@ -246,7 +246,7 @@ def test_a_single_picture_of_any_size_and_a_folder_without_classes(painted, tmp_
     assert "1 files are not images" in told.notes[0]
     (tmp_path / "red").mkdir()
     (tmp_path / "40.jpg").rename(tmp_path / "red" / "40.jpg")
-    assert "2 of 3 pictures are in no folder named after a class" in " ".join(predict(run, tmp_path).notes)
+    assert "2 of 3 images are in no folder named after a class" in " ".join(predict(run, tmp_path).notes)
 
 
 def test_damaged_pictures_links_and_empty_folders_are_refused(painted, tmp_path):
@@ -368,7 +368,7 @@ def test_a_federation_from_python_is_asked_by_its_name_and_by_arrays(tmp_path):
     data = Federation.of(x.numpy(), y.numpy(), client=client.numpy(), testing="own")
     folder, live, given = toy_run(tmp_path, "fedper", (data, lab.small()), cohort=6)
     own = predict(folder, "arrays", 2, split="test", **given)
-    wanted = live.evaluator.client(live.kit, live.work_of(2, live.served()), live.served())[0]
+    wanted = live.evaluator.client(live.worker, live.serving.task_of(2, live.serving.model()), live.serving.model())[0]
     assert own.score["accuracy"] == pytest.approx(wanted, abs=1e-12)
     with pytest.raises(DataError, match="pooled its test set; give --client"):
         predict(folder, "arrays", split="test", **given)
@@ -379,7 +379,7 @@ def test_with_norms_of_the_batch_it_is_said_that_predictions_hang_together(tmp_p
     folder, live, given = toy_run(tmp_path, "fedavg", "batch", bn="batch")
     x = given["federation"].test.x
     told = predict(folder, x, **given)
-    wanted = live.evaluator.predict(live.kit, live.served(), given["federation"].test, torch.arange(30))
+    wanted = live.evaluator.predict(live.worker, live.serving.model(), given["federation"].test, torch.arange(30))
     assert torch.allclose(told.values, wanted.softmax(1).double(), atol=1e-6)
     assert "norms look at the batch" in told.notes[-1]
     assert predict(folder, x[:1], **given).values.isfinite().all(), (

@@ -242,9 +242,9 @@ def test_networks_that_compute_differently_with_the_same_tensors_are_refused(tmp
         SMALL.study({"layer1": runs["layer1"], "group": other})
 
 
-def test_dropout_makes_no_difference_to_the_line(tmp_path, runs):
-    other = trained(tmp_path, "dropout", "dropout")
-    assert "layer1 to dropout" in SMALL.study({"layer1": runs["layer1"], "dropout": other}).numbers["pairs"]
+def test_dropout_makes_no_difference_to_the_line(tmp_path):
+    one, other = (trained(tmp_path, f"drop{p}", (lab.federation(), lab.small("layer", drop=p))) for p in (0.1, 0.3))
+    assert "one to other" in SMALL.study({"one": one, "other": other}).numbers["pairs"]
 
 
 def test_norms_that_look_at_the_batch_in_one_run_alone_are_refused(tmp_path, runs):

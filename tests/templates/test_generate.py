@@ -97,7 +97,7 @@ def test_the_list_says_of_a_method_what_its_row_says(here):
 def test_a_method_is_written_with_public_names_only_and_refuses_like_ours(here):
     from fedmine import FedMine  # noqa: PLC0415
 
-    with pytest.raises(ConfigError, match=r"fedmine\.reach is 0; it is how far"):
+    with pytest.raises(ConfigError, match=r"fedmine\.reach is 0; it is the factor on the mean update"):
         FedMine(reach=0)
     for node in ast.walk(ast.parse(Path(sys.modules["fedmine"].__file__).read_text())):
         if isinstance(node, ast.ImportFrom) and node.module.startswith("fedstrata"):

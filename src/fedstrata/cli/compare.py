@@ -59,9 +59,8 @@ def spread(words: Sequence[str]) -> Iterator[str]:
     """``--methods a b rounds=5`` as ``--methods a --methods b rounds=5``, and ``--screen`` as ``--screen 0.25`` unless
     a number follows.
 
-    >>> list(spread(["mine.toml", "--methods", "fedavg", "fedprox(mu=1)", "rounds=5", "--seeds", "0", "1", "--screen"]))
-    ['mine.toml', '--methods', 'fedavg', '--methods', 'fedprox(mu=1)', 'rounds=5', '--seeds', '0', '--seeds', '1',
-    '--screen', '0.25']
+    >>> list(spread(["mine.toml", "--methods", "fedavg", "fedprox(mu=1)", "rounds=5", "--screen"]))
+    ['mine.toml', '--methods', 'fedavg', '--methods', 'fedprox(mu=1)', 'rounds=5', '--screen', '0.25']
     """
     option, taken, place = "", 0, 0
     while place < len(words):

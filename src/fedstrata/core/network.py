@@ -152,6 +152,7 @@ class BoundModel:
 
     def __init__(self, module: nn.Module, head: str) -> None:
         self._base = {id(p): p for p in module.parameters() if not p.requires_grad}
+        self.frozen = frozenset(n for n, p in module.named_parameters() if not p.requires_grad)
         self.body = copy.deepcopy(module, dict(self._base))
         self.head_name = head
         self.entries = tuple(entries_of(self.body, head))

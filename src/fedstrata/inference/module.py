@@ -58,7 +58,7 @@ def network(bound: BoundModel, task: Task) -> nn.Module:
         part.__dict__.pop("channels_last", None)  # a hint to the engine
         part._buffers = {n: None if b is None else b.detach().clone() for n, b in part._buffers.items()}
     for name, parameter in body.named_parameters():
-        if name in bound.spec.index:  # a frozen base stays frozen
+        if name not in bound.frozen:
             parameter.requires_grad_()
     return body
 

@@ -236,7 +236,7 @@ def test_a_loss_that_diverged_does_not_press_the_others_flat():
     drawn = {p.name: p for p in pictures(PageContext(comparison, page_cases.findings(comparison)), ())}[
         "loss-by-rounds"
     ]
-    assert "are off the picture" in drawn.note
+    assert "are outside the picture" in drawn.note
     figure = Figure()
     drawn.draw(figure)
     bottom, top = figure.axes[0].get_ylim()
