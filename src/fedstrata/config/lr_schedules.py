@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the round. Several are joined by ``+`` and their factors multiply."""
+"""Define learning-rate schedules: pure functions of the round. Joined by ``+``, their factors multiply."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Shape: TypeAlias = Callable[[int, int], float]
 
 
 def constant() -> Shape:
-    """The learning rate as it is, in every round."""
+    """Keep the learning rate in every round."""
     return lambda _now, _rounds: 1.0
 
 
 def cosine(final: float = 0.0) -> Shape:
-    """Half a cosine from 1 to ``final``, which the round after the last would reach.
+    """Follow half a cosine from 1 to ``final``, which the round after the last would reach.
 
     Source: Loshchilov and Hutter 2017 (SGDR), one period, as torch's CosineAnnealingLR with T_max = rounds.
     """
@@ -32,7 +32,7 @@ def cosine(final: float = 0.0) -> Shape:
 
 
 def linear(final: float = 0.0) -> Shape:
-    """A straight line from 1 to ``final``, which the round after the last would reach."""
+    """Follow a straight line from 1 to ``final``, which the round after the last would reach."""
     _share(final, "linear.final")
     return lambda now, rounds: 1 - (1 - final) * now / rounds
 
@@ -40,7 +40,7 @@ def linear(final: float = 0.0) -> Shape:
 def step(rounds: tuple[int, ...], factor: float = 0.1) -> Shape:
     """Multiply by ``factor`` from each of the given zero-based rounds on.
 
-    rounds=[160, 240] changes rounds 160 to 239 once and those from 240 on twice.
+    ``rounds=[160, 240]`` changes rounds 160 to 239 once and those from 240 on twice.
 
     Source: FedFN, whose server steps in this way.
     """
@@ -55,14 +55,14 @@ def step(rounds: tuple[int, ...], factor: float = 0.1) -> Shape:
 
 
 def exponential(rate: float) -> Shape:
-    """Times ``rate`` after every round: rate ** round."""
+    """Multiply by ``rate`` after every round: rate ** round."""
     if not 0 < rate <= 1:
         raise ConfigError(f"schedule exponential.rate is {rate}; it is above 0 and at most 1, such as 0.99.")
     return lambda now, _rounds: math.pow(rate, now)
 
 
 def warmup(rounds: int) -> Shape:
-    """A rise over the first ``rounds`` rounds: (round + 1) / rounds, then 1.
+    """Rise over the first ``rounds`` rounds: (round + 1) / rounds, then 1.
 
     Joined with another: "warmup(rounds=5) + cosine".
     """
@@ -93,7 +93,7 @@ SCHEDULES: Registry[Callable[..., Shape]] = Registry(
 
 
 def schedule(text: str, rounds: int) -> Schedule:
-    """The factor on the local learning rate, by zero-based round.
+    """Return the factor on the local learning rate, by zero-based round.
 
     Args:
         text: call syntax, "cosine(final=0.01)" or "warmup(rounds=5) + step(rounds=[160, 240])"; factors multiply.
