@@ -227,6 +227,7 @@ class ServerContext:
         slot: in ``send``, the position of the client in the cohort.
         contributions: of the accepted replies, in cohort order.
         sent: in ``screen``, ``observe`` and ``reduce``, what each accepted client was sent.
+        weights: in ``observe`` and ``merge``, those of the accepted replies, [C] or [C, M] float64; empty before.
         payload_sums: in ``merge``, sums of this piece's payload over the accepted replies, by name.
     """
 
@@ -241,6 +242,7 @@ class ServerContext:
     slot: CohortSlot = OUTSIDE
     contributions: Sequence[Contribution] = ()
     sent: Sequence[Model] = ()
+    weights: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     payload_sums: State = field(default_factory=State)
 
     @property

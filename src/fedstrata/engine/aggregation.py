@@ -33,11 +33,13 @@ class Aggregate:
     """What a round's replies amount to.
 
     Attributes:
+        weights: of the clients, [C] or [C, M].
         step: of the aggregated parameters; with weights [C, M], a leading axis of models.
         statistics: aggregated norm statistics; names that no client sent are left out.
         payload_sums: of the pieces' payloads, by piece.
     """
 
+    weights: Tensor
     step: Params
     statistics: Params
     payload_sums: Mapping[str, State]
@@ -100,7 +102,7 @@ class Fold:
         assert self.total is not None, "a round without replies is not aggregated"
         assert self.position == len(self.weights), "every contributor is added"
         statistics = Params(self.statistics, self.statistics_spec) if self.statistics is not None else _NOTHING
-        return Aggregate(Params(self.total, self.spec), statistics, self.payloads)
+        return Aggregate(self.weights, Params(self.total, self.spec), statistics, self.payloads)
 
 
 def sums(
@@ -124,7 +126,7 @@ def sums(
     else:
         step = mean_over_senders(list(moves), weights.tolist(), spec)
     statistics = aggregate_statistics(replies, statistics_shares(weights), statistics_spec)
-    return Aggregate(step, statistics, payload_sums(replies, layout.spec))
+    return Aggregate(weights, step, statistics, payload_sums(replies, layout.spec))
 
 
 def weighted_sum(moves: Iterable[Tensor], weights: Tensor) -> Tensor:

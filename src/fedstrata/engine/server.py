@@ -332,19 +332,20 @@ def finish_round(
     if folded is None:
         replies, sent = _screened(server, rules, turn, replies, lr)
         contributions = replies
-        known = {"contributions": contributions, "sent": sent}
+        weights = weights_of(server, rules, turn, contributions, lr)
+        known = {"contributions": contributions, "sent": sent, "weights": weights}
         for name, piece in method.named.items():
             if piece.overrides("observe"):
                 ctx = server_context(server, rules, turn, piece, lr, **known)
                 states[name] = State(piece.observe(replies, ctx))
-        weights = weights_of(server, rules, turn, contributions, lr)
         folded, states = _reduced(server, rules, turn, weights, replies, sent, states)
     step = folded.step
     for name, piece in reversed(list(method.named.items())):
         if not piece.overrides("merge"):
             continue
         payload = folded.payload_sums.get(name, State())
-        ctx = server_context(server, rules, turn, piece, lr, contributions=contributions, payload_sums=payload)
+        known = {"contributions": contributions, "weights": folded.weights, "payload_sums": payload}
+        ctx = server_context(server, rules, turn, piece, lr, **known)
         ctx = replace(ctx, state=states[name])
         step, state = piece.merge(step, ctx)
         states[name] = State(state)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from fedstrata.common import plugins
+from fedstrata.common.errors import ConfigError
 from fedstrata.common.registry import Registry
 from fedstrata.core import chain
 from fedstrata.core.chain import Method
@@ -23,8 +24,23 @@ from fedstrata.methods.parts.rows import Family, NoLimit, Row
 def _built_in() -> Iterator[Row]:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if not module.ispkg and module.name != "registry":
-            methods = import_module(f"fedstrata.methods.{module.name}")
-            yield from (methods.ROW,) if hasattr(methods, "ROW") else methods.ROWS
+            yield from _rows_of(module.name)
+
+
+def _rows_of(name: str) -> tuple[Row, ...]:
+    """Return the rows of one file.
+
+    Raises:
+        ConfigError: the file cannot be imported, or has no row; one line names it.
+    """
+    try:
+        methods = import_module(f"fedstrata.methods.{name}")
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        raise ConfigError(f"methods/{name}.py cannot be imported ({reason}). Mend it, or move it elsewhere.") from error
+    if not hasattr(methods, "ROW") and not hasattr(methods, "ROWS"):
+        raise ConfigError(f"methods/{name}.py has no ROW; a file of this folder registers a method.")
+    return (methods.ROW,) if hasattr(methods, "ROW") else tuple(methods.ROWS)
 
 
 def _is_row(offered: object) -> bool:
