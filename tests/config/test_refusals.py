@@ -90,7 +90,7 @@ def test_a_batch_of_one_is_trained_where_a_norm_sees_several_pixels(tmp_path):
     [
         ({"workers": 0}, "at least 1"),
         ({"workers": -1}, "at least 1"),
-        ({"executor": "nosuch"}, "Known are auto, loop, threads"),
+        ({"executor": "nosuch"}, "it is one of auto, loop, threads"),
     ],
 )
 def test_a_resume_takes_no_executor_or_workers_that_do_not_exist(tmp_path, given, says):
